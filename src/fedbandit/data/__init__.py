@@ -1,0 +1,45 @@
+"""Data: federated data sets on disk, importers for the sources people have, and two embedded sets."""
+
+import importlib
+import os
+from pathlib import Path
+
+from fedbandit.data.dataset import FederatedDataset
+from fedbandit.errors import DataError
+
+EMBEDDED = {"glyphs": 1, "topics": 1}  # name -> version; a new version when what it generates changes
+
+__all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "open_dataset"]
+
+
+def open_dataset(source: str | Path) -> FederatedDataset:
+    """An embedded data set by name (made on first use, then kept), or a folder made by `fedbandit data import`."""
+    if str(source) in EMBEDDED:
+        return FederatedDataset.open(_embedded(str(source)))
+    if not Path(source).exists():
+        raise DataError(f"data.source: {source} is neither a folder nor an embedded data set ({', '.join(EMBEDDED)})")
+    return FederatedDataset.open(source)
+
+
+def cache_folder() -> Path:
+    """Where embedded data sets and pre-trained models are kept: $FEDBANDIT_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("FEDBANDIT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbandit"
+
+
+def _embedded(name: str) -> Path:
+    module = importlib.import_module(f"fedbandit.data.{name}")
+    folder = cache_folder() / "data" / f"{name}-v{EMBEDDED[name]}"
+    if not (folder / "header.json").exists():
+        # Two processes may make it at once: each under a name of its own, and the first to finish is kept.
+        made = module.generate(folder.with_name(f"{folder.name}-{os.getpid()}"))
+        try:
+            made.rename(folder)
+        except OSError:
+            if not (folder / "header.json").exists():
+                raise
+            import shutil
+
+            shutil.rmtree(made)
+    return folder

@@ -1,0 +1,221 @@
+"""The examples of one split on their way to disk: raw files in the order they came, regrouped by client at the end.
+
+What stays in memory is proportional to the runs (stretches of rows of one client), not to the rows or features.
+"""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import dtype_to_descr, write_array_header_1_0
+
+from fedbandit.data.dataset import Log
+from fedbandit.data.ragged import Ragged
+from fedbandit.errors import DataError
+
+_BLOCK_BYTES = 8 << 20  # gathered at a time when a split is completed
+_LONGEST_ID = 256  # ids are stored in columns of one width, so one absurd id would inflate them all
+
+
+class Spool:
+    """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client."""
+
+    def __init__(
+        self, folder: Path, *, sparse: bool, shape: tuple[int, ...], actions: int, dtype: np.dtype, logged: bool
+    ) -> None:
+        folder.mkdir()
+        self._folder, self._sparse, self._shape, self._actions, self._logged = folder, sparse, shape, actions, logged
+        self.examples = 0
+        self.action_counts = np.zeros(actions, np.int64)  # as labels, or as logged actions
+        self._codes: dict[str, int] = {}  # client id -> number, in order of appearance
+        self._run_codes: list[np.ndarray] = []
+        self._run_rows: list[np.ndarray] = []
+        self._columns: dict[str, _Column] = {}
+        layout: dict[str, Any] = {"label_length": np.int32, "label_ids": np.int32}
+        if sparse:
+            layout |= {"feature_length": np.int32, "feature_ids": np.int32, "feature_values": np.float32}
+        else:
+            layout |= {"features": dtype}
+        if logged:
+            layout |= {"actions": np.int32, "rewards": np.float32, "propensities": np.float32}
+        for name, kind in layout.items():
+            self._columns[name] = _Column(folder / name, np.dtype(kind))
+
+    @property
+    def clients(self) -> int:
+        return len(self._codes)
+
+    def close(self) -> None:
+        for column in self._columns.values():
+            column.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def add_many(
+        self, clients: Iterable[str], features: np.ndarray | Ragged, labels: Ragged, log: Log | None = None
+    ) -> None:
+        """Append rows; within a batch they are grouped by client, keeping each client's order."""
+        clients = [str(client) for client in clients]
+        self._check(clients, features, labels, log)
+        codes = np.array([self._codes.setdefault(client, len(self._codes)) for client in clients], np.int32)
+        if not len(codes):
+            return
+        order = np.argsort(codes, kind="stable")
+        codes = codes[order]
+        starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+        ends = np.append(starts[1:], len(codes))
+        self._run_codes.append(codes[starts])
+        self._run_rows.append(ends - starts)
+        self._add_ragged("label", labels.take(order), starts, ends)
+        if isinstance(features, Ragged):
+            self._add_ragged("feature", features.take(order), starts, ends)
+        else:
+            width = int(np.prod(self._shape, dtype=np.int64))
+            self._columns["features"].append(features[order], (ends - starts) * width)
+        if log is None:
+            self.action_counts += np.bincount(labels.ids, minlength=self._actions)
+        else:
+            self._add_log(log, order, starts, ends)
+        self.examples += len(codes)
+
+    def _add_ragged(self, name: str, rows: Ragged, starts: np.ndarray, ends: np.ndarray) -> None:
+        entries = rows.offsets[ends] - rows.offsets[starts]
+        self._columns[f"{name}_length"].append(np.diff(rows.offsets), ends - starts)
+        self._columns[f"{name}_ids"].append(rows.ids, entries)
+        if rows.values is not None:
+            self._columns[f"{name}_values"].append(rows.values, entries)
+
+    def _add_log(self, log: Log, order: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
+        rows = ends - starts
+        for name in ("actions", "rewards", "propensities"):
+            self._columns[name].append(getattr(log, name)[order], rows)
+        self.action_counts += np.bincount(log.actions, minlength=self._actions)
+        if log.available is not None and "available_ids" not in self._columns:
+            for name in ("available_length", "available_ids"):
+                self._columns[name] = _Column(self._folder / name, np.dtype(np.int32))
+            for earlier in self._run_rows[:-1]:  # rows that came before the first restriction had every action
+                self._add_ragged("available", self._every_action(int(earlier.sum())), *_bounds(earlier))
+        if "available_ids" in self._columns:
+            available = self._every_action(len(order)) if log.available is None else log.available.take(order)
+            self._add_ragged("available", available, starts, ends)
+
+    def _every_action(self, rows: int) -> Ragged:
+        offsets = np.arange(rows + 1, dtype=np.int64) * self._actions
+        return Ragged(offsets, np.tile(np.arange(self._actions, dtype=np.int32), rows))
+
+    def _check(self, clients: list[str], features: np.ndarray | Ragged, labels: Ragged, log: Log | None) -> None:
+        """Refuse what would only hurt later, naming the client and its place in the stream."""
+
+        def refuse(bad: np.ndarray, what: str) -> None:
+            if len(bad):
+                raise DataError(f"client {clients[bad[0]]}, row {self.examples + int(bad[0])}: {what}")
+
+        if (log is not None) != self._logged:
+            raise DataError("a logged data set needs an action, a reward and a propensity for every row; others none")
+        if len(features) != len(clients) or len(labels) != len(clients):
+            raise DataError(f"{len(clients)} client ids for {len(features)} features and {len(labels)} label rows")
+        for row, client in enumerate(clients):
+            if not client or client.endswith("\0") or len(client) > _LONGEST_ID:
+                what = "a client id is empty, ends in a zero byte or is longer than 256 characters"
+                raise DataError(f"row {self.examples + row}: {what}: {client[:40]!r}")
+        if isinstance(features, Ragged):
+            assert features.values is not None
+            wrong = ~np.isfinite(features.values) | (features.ids < 0) | (features.ids >= self._shape[0])
+            refuse(features.row_of_entry()[wrong], "a feature is not finite or outside the vocabulary")
+        else:
+            if features.shape[1:] != self._shape:
+                raise DataError(f"features have shape {features.shape[1:]}, the data set has {self._shape}")
+            finite = np.isfinite(features.reshape(len(features), -1)).all(axis=1)
+            refuse(np.flatnonzero(~finite), "a feature is not finite (NaN or infinity)")
+        outside = (labels.ids < 0) | (labels.ids >= self._actions)
+        refuse(labels.row_of_entry()[outside], f"a label is outside 0..{self._actions - 1}")
+        if log is not None:
+            outside = (log.actions < 0) | (log.actions >= self._actions)
+            refuse(np.flatnonzero(outside), f"the action is outside 0..{self._actions - 1}")
+            refuse(np.flatnonzero(~np.isfinite(log.rewards)), "the reward is not finite")
+            usable = (log.propensities > 0) & (log.propensities <= 1)
+            refuse(np.flatnonzero(~usable), "the propensity is outside (0, 1]")
+
+    def complete(self, folder: Path, digest: Any) -> None:
+        """Write the arrays of the split grouped by client, and feed their bytes to `digest`."""
+        folder.mkdir()
+        ids = sorted(self._codes, key=str.encode)
+        rank = np.empty(len(ids), np.int32)
+        rank[[self._codes[i] for i in ids]] = np.arange(len(ids), dtype=np.int32)
+        client_of_run = rank[np.concatenate(self._run_codes)]
+        order = np.argsort(client_of_run, kind="stable")
+        sizes = np.bincount(client_of_run, np.concatenate(self._run_rows), len(ids)).astype(np.int64)
+        clients = np.array([i.encode() for i in ids], dtype=bytes)
+        for name, array in (("clients", clients), ("offsets", np.concatenate([[0], np.cumsum(sizes)]))):
+            save_blocks(folder / f"{name}.npy", array.shape, array.dtype, [array], digest)
+        for name, column in self._columns.items():
+            blocks = column.gathered(order)
+            if name.endswith("_length"):
+                target = folder / f"{name.removesuffix('_length')}_offsets.npy"
+                save_blocks(target, (self.examples + 1,), np.dtype(np.int64), _running_sum(blocks), digest)
+            else:
+                shape = (self.examples, *self._shape) if name == "features" else (column.entries,)
+                save_blocks(folder / f"{name}.npy", shape, column.dtype, blocks, digest)
+
+
+class _Column:
+    """One raw file; for every run it remembers how many entries the run has in it."""
+
+    def __init__(self, path: Path, dtype: np.dtype) -> None:
+        self.path, self.dtype, self.entries = path, dtype, 0
+        self._counts: list[np.ndarray] = []
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by close()
+
+    def append(self, values: np.ndarray, entries_per_run: np.ndarray) -> None:
+        self._file.write(np.ascontiguousarray(values, self.dtype).data)
+        self._counts.append(entries_per_run)
+        self.entries += values.size
+
+    def close(self) -> None:
+        with suppress(OSError):  # a full disk was already reported by the write that met it
+            self._file.close()
+
+    def gathered(self, order: np.ndarray) -> Iterator[np.ndarray]:
+        """The entries with the runs in the given order, a few megabytes at a time."""
+        self._file.flush()
+        counts = np.concatenate(self._counts)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        filled = np.cumsum(counts[order])
+        limit = max(_BLOCK_BYTES // self.dtype.itemsize, 1)
+        start = 0
+        while start < len(order) and self.entries:
+            done = filled[start - 1] if start else 0
+            stop = max(int(np.searchsorted(filled, done + limit, side="right")), start + 1)
+            # Mapped anew for every block: pages of finished blocks then stop counting as this process's memory.
+            source = np.asarray(np.memmap(self.path, self.dtype, mode="r"))
+            yield Ragged(offsets, source).take(order[start:stop]).ids
+            start = stop
+
+
+def _bounds(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.cumsum(lengths)
+    return ends - lengths, ends
+
+
+def _running_sum(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    total = np.zeros(1, np.int64)
+    yield total
+    for block in blocks:
+        sums = total[-1] + np.cumsum(block, dtype=np.int64)
+        yield sums
+        total = sums[-1:] if len(sums) else total
+
+
+def save_blocks(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any) -> None:
+    """Write a `.npy` file block by block. Plain writes, not a memory map: on a full disk they raise an error."""
+    with open(path, "wb") as file:
+        write_array_header_1_0(file, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+        for block in blocks:
+            data = np.ascontiguousarray(block, dtype).data
+            file.write(data)
+            digest.update(data)
+        file.flush()
+        os.fsync(file.fileno())
