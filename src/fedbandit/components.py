@@ -1,0 +1,75 @@
+"""Building a part of an experiment from a name and parameters: a built-in one, or `my_package.my_module:MyThing`.
+
+A wrong name or parameter is refused with the path of the key, before any work starts.
+"""
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedbandit.errors import ConfigError
+
+
+def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
+    """The built-in thing of that name, or what an import path names."""
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        raise ConfigError(f"{path}: unknown name {name!r}{nearest(name, built_in)}")
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{path}: cannot import {module_name}: {error}") from None
+    except AttributeError:
+        raise ConfigError(f"{path}: {module_name} has no {attribute}") from None
+
+
+def construct(
+    path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any, leave_out: tuple[str, ...] = ()
+) -> Any:
+    """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path."""
+    accepted = list(inspect.signature(make).parameters)[len(leading) :]
+    accepted = [key for key in accepted if key not in leave_out]
+    for key in parameters:
+        if key not in accepted:
+            raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
+    values = {key: _typed(f"{path}.{key}", make, key, value) for key, value in parameters.items()}
+    try:
+        return make(*leading, **values)
+    except TypeError as error:
+        signature = inspect.signature(make).parameters
+        missing = [k for k in accepted if k not in values and signature[k].default is inspect.Parameter.empty]
+        if missing:
+            raise ConfigError(f"{path}.{missing[0]}: missing") from None
+        raise ConfigError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}.{error}") from None
+
+
+def nearest(word: str, known: Any) -> str:
+    """A hint with the nearest known names, to put behind an "unknown" message."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(known)}" if 0 < len(known) <= 12 else ""
+
+
+def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
+    """The value as the type that the signature asks for, or an error with its path."""
+    wanted = inspect.signature(make, eval_str=True).parameters[key].annotation
+    if wanted is inspect.Parameter.empty:
+        return value
+    adapter = TypeAdapter(wanted, config=ConfigDict(strict=False, arbitrary_types_allowed=True))
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None

@@ -1,0 +1,41 @@
+"""The log record of bandit feedback, and drawing actions from probabilities. Knows nothing of how they came about."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbandit.data.dataset import Contexts
+
+
+@dataclass(frozen=True)
+class Events:
+    """What clients log: contexts, actions, rewards, propensities and the model version that chose. One row an event.
+
+    The events of one client stand together: client i owns rows bounds[i]:bounds[i + 1].
+    """
+
+    bounds: np.ndarray  # int64 [clients + 1]
+    contexts: Contexts
+    actions: np.ndarray  # int64 [n]
+    rewards: np.ndarray  # float32 [n]
+    propensities: np.ndarray  # float [n]: the probability with which the action was drawn
+    versions: np.ndarray  # int32 [n]: the deployed model that chose
+    fresh: np.ndarray  # bool [n]: made in the current period; older ones were already counted in the reward
+    targets: np.ndarray | None = None  # float32 [n, K]: every action's reward, where supervision gives it
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Actions [n] and their probabilities [n] for probabilities [n, K] and uniforms [n] in [0, 1).
+
+    An action of probability 0 is never drawn, whatever rounding does.
+    """
+    cumulative = np.cumsum(probabilities, axis=1)
+    threshold = uniforms.astype(cumulative.dtype) * cumulative[:, -1]
+    actions = (cumulative <= threshold[:, None]).sum(axis=1)
+    overshot = np.flatnonzero(actions == probabilities.shape[1])  # the threshold was rounded up to the total
+    for row in overshot:
+        actions[row] = np.flatnonzero(probabilities[row])[-1]
+    return actions, np.take_along_axis(probabilities, actions[:, None], axis=1)[:, 0]

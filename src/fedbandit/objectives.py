@@ -1,0 +1,139 @@
+"""Objectives: logged events in, a loss out. Knows nothing of policies, and of models only their scores.
+
+The built-in ones share one form, which the fast kernels use as it stands: the derivative of the loss with respect to a
+score is `factor · weight · (link(score) - reward)`.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+Reduction = Literal["mean", "half-sum"]
+"""`mean` over the mini-batch without 1/2 (what the published learning rates belong to); `half-sum` as in Alg. 3."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch as an objective sees it; tensors of the scores' dtype and device."""
+
+    actions: "torch.Tensor"  # int64 [b]
+    rewards: "torch.Tensor"  # [b]
+    propensities: "torch.Tensor"  # [b]
+    targets: "torch.Tensor | None" = None  # [b, K], where supervision gives every action's reward
+
+
+class Objective(Protocol):
+    """Anything with `loss`. Your own objective is a class of your own with this one method, differentiable by torch."""
+
+    def loss(self, scores: "torch.Tensor", batch: Batch) -> "torch.Tensor":
+        """A scalar for scores [b, K]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """What the built-in objectives share: a squared or logistic loss, weighted or not, on one action or on all."""
+
+    reduction: Reduction = "mean"
+
+    logistic = False  # cross-entropy on logits in place of squared error
+    supervised = False  # over all actions in place of the chosen one
+
+    @property
+    def importance(self) -> float | None:
+        """An event weighs importance/ρ; None: every event weighs 1."""
+        return None
+
+    def weights(self, propensities: np.ndarray) -> np.ndarray:
+        """The weight of each event: [n] for propensities [n]."""
+        if self.importance is None:
+            return np.ones_like(propensities)
+        return np.asarray(self.importance / propensities, propensities.dtype)
+
+    def factor(self, batch_size: int, num_actions: int) -> float:
+        """The constant in front of `weight · (link(score) - reward)`."""
+        terms = batch_size * (num_actions if self.supervised else 1)
+        if self.reduction == "half-sum":
+            return 1.0
+        return (1.0 if self.logistic else 2.0) / terms
+
+    def loss(self, scores: "torch.Tensor", batch: Batch) -> "torch.Tensor":
+        """The loss itself, for training by automatic differentiation."""
+        import torch
+
+        if self.supervised:
+            assert batch.targets is not None
+            rewards = batch.targets
+        else:
+            scores = scores.gather(1, batch.actions[:, None])[:, 0]
+            rewards = batch.rewards
+        softplus = torch.nn.functional.softplus
+        loss = softplus(scores) - rewards * scores if self.logistic else (scores - rewards) ** 2 / 2
+        if self.importance is not None:
+            loss = loss * (self.importance / batch.propensities)
+        total = loss.sum()
+        if self.reduction == "half-sum":
+            return total
+        return total * ((1 if self.logistic else 2) / scores.numel())
+
+
+@dataclass(frozen=True)
+class Regression(Pointwise):
+    """Squared error of the chosen action's score against its reward (eq. 5)."""
+
+
+@dataclass(frozen=True)
+class WeightedRegression(Pointwise):
+    """Squared error weighted by scale/ρ (eq. 6). `scale` None: what the policy says (ε/K for ε-greedy, else 1)."""
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is not None and not (self.scale > 0 and np.isfinite(self.scale)):
+            raise ValueError(f"scale must be positive, not {self.scale}")
+
+    @property
+    def importance(self) -> float:
+        return 1.0 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Pointwise):
+    """Binary cross-entropy of the chosen action's logit against its reward; rewards must lie in [0, 1]."""
+
+    logistic = True
+
+
+@dataclass(frozen=True)
+class WeightedCrossEntropy(WeightedRegression):
+    """Binary cross-entropy weighted by scale/ρ; rewards must lie in [0, 1]."""
+
+    logistic = True
+
+
+@dataclass(frozen=True)
+class FullInformation(Pointwise):
+    """Squared error over all actions, for supervised pre-training."""
+
+    supervised = True
+
+
+@dataclass(frozen=True)
+class FullInformationCrossEntropy(Pointwise):
+    """Binary cross-entropy over all actions, for supervised pre-training; rewards must lie in [0, 1]."""
+
+    supervised = True
+    logistic = True
+
+
+BUILT_IN = {
+    "regression": Regression,
+    "weighted-regression": WeightedRegression,
+    "cross-entropy": CrossEntropy,
+    "weighted-cross-entropy": WeightedCrossEntropy,
+}
+SUPERVISED = {"full-information": FullInformation, "full-information-cross-entropy": FullInformationCrossEntropy}

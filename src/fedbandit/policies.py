@@ -1,0 +1,142 @@
+"""Exploration: scores of the actions in, a probability for every action out.
+
+A policy is a small frozen value. It knows nothing of models, clients or sampling; numpy is all it needs, so the same
+code runs in a simulation and on a device.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+class Policy(Protocol):
+    """Anything with `probabilities`. Your own policy is a class of your own with this one method."""
+
+    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
+        """Probabilities [..., K] for scores [..., K]; where `available` [..., K] is False the probability is 0."""
+        ...
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Always the action with the best score."""
+
+    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(scores, available)
+        return _one_hot(_best(scores, available), scores)
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """The best action, except with probability epsilon: then any action, each as likely as the next."""
+
+    epsilon: float = 0.05
+
+    def __post_init__(self) -> None:
+        _require("epsilon", self.epsilon, 0 <= self.epsilon <= 1, "between 0 and 1")
+
+    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(scores, available)
+        p = (1 - self.epsilon) * _one_hot(_best(scores, available), scores)
+        if available is None:
+            p += self.epsilon / scores.shape[-1]
+        else:
+            p += self.epsilon * available / available.sum(axis=-1, keepdims=True)
+        return _normalised(p)
+
+    def importance_scale(self, num_actions: int) -> float:
+        """What makes the largest importance weight 1: the smallest probability that is ever logged."""
+        return self.epsilon / num_actions if self.epsilon > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Probabilities proportional to exp(score / beta): near-greedy for small beta, uniform for large."""
+
+    beta: float = 0.05
+
+    def __post_init__(self) -> None:
+        _require("beta", self.beta, self.beta > 0, "positive")
+
+    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(scores, available)
+        if available is not None:
+            scores = np.where(available, scores, -np.inf)
+        p = scores - scores.max(axis=-1, keepdims=True)
+        p /= self.beta
+        np.exp(p, out=p)
+        return _normalised(p)
+
+
+@dataclass(frozen=True)
+class Falcon:
+    """FALCON's inverse-gap weighting: 1 / (mu + gamma * gap) for each other action, the rest for the best one."""
+
+    mu: float = 100.0
+    gamma: float = 1000.0
+
+    def __post_init__(self) -> None:
+        _require("mu", self.mu, self.mu > 0, "positive")
+        _require("gamma", self.gamma, self.gamma >= 0, "not negative")
+
+    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(scores, available)
+        best = _best(scores, available)[..., None]
+        gap = np.take_along_axis(scores, best, axis=-1) - scores
+        if available is not None:
+            gap = np.where(available, gap, 0)  # never looked at, and an overflow there would warn
+        p = 1 / (self.mu + self.gamma * gap)
+        np.put_along_axis(p, best, 0, axis=-1)
+        if available is not None:
+            p *= available
+        others = p.sum(axis=-1, keepdims=True)
+        np.put_along_axis(p, best, np.maximum(1 - others, 0), axis=-1)
+        return _normalised(p)  # also rescales the others to 1 where they sum to more
+
+
+BUILT_IN = {"greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "softmax": Softmax, "falcon": Falcon}
+
+
+def importance_scale(policy: Policy, num_actions: int) -> float:
+    """What importance weights 1/ρ are multiplied with for this policy; 1 unless the policy says otherwise."""
+    scale = getattr(policy, "importance_scale", None)
+    return 1.0 if scale is None else float(scale(num_actions))
+
+
+def _require(name: str, value: float, holds: bool, what: str) -> None:
+    if not (holds and np.isfinite(value)):
+        raise ValueError(f"{name} must be {what}, not {value}")
+
+
+def _checked(scores: np.ndarray, available: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    scores = np.asarray(scores)
+    if scores.dtype.kind != "f":
+        scores = scores.astype(np.float64)
+    if available is None:
+        if not np.isfinite(scores).all():
+            raise ValueError("scores must be finite")
+        return scores, None
+    available = np.broadcast_to(np.asarray(available, bool), scores.shape)
+    if not available.any(axis=-1).all():
+        raise ValueError("at least one action must be available")
+    if not np.isfinite(scores[available]).all():
+        raise ValueError("scores must be finite")
+    return scores, available
+
+
+def _best(scores: np.ndarray, available: np.ndarray | None) -> np.ndarray:
+    """The best available action, the lowest index among equals: int [...]."""
+    return np.argmax(scores if available is None else np.where(available, scores, -np.inf), axis=-1)
+
+
+def _one_hot(best: np.ndarray, like: np.ndarray) -> np.ndarray:
+    p = np.zeros_like(like)
+    np.put_along_axis(p, best[..., None], 1, axis=-1)
+    return p
+
+
+def _normalised(p: np.ndarray) -> np.ndarray:
+    np.maximum(p, 0, out=p)
+    p /= p.sum(axis=-1, keepdims=True)
+    return p
