@@ -1,0 +1,9 @@
+"""Models: `init(seed) -> params` and `scores(params, x) -> [n, K]`, pure functions of a flat dict of tensors.
+
+A model knows nothing of clients, rounds or rewards. Your own is one such function pair in a file of your own.
+"""
+
+from fedbandit.models.base import DataSpec, Layout, Model, Params
+from fedbandit.models.build import BUILT_IN, build_model
+
+__all__ = ["BUILT_IN", "DataSpec", "Layout", "Model", "Params", "build_model"]

@@ -1,0 +1,68 @@
+"""What a model is, what it is told about the data, and how its parameters lie in one flat vector."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedbandit.data.dataset import Header
+
+if TYPE_CHECKING:
+    import torch
+
+Params = dict[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a model needs to know about the data to take its shape from it."""
+
+    kind: Literal["dense", "sparse"]
+    shape: tuple[int, ...]  # of one context; for sparse text (words,)
+    num_actions: int
+
+    @classmethod
+    def of(cls, header: Header) -> "DataSpec":
+        return cls(header.kind, header.shape, header.num_actions)
+
+
+@dataclass(frozen=True)
+class Model:
+    """`init(seed)` makes named arrays; `scores(params, x)` scores all actions with tensors of the same names.
+
+    `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it.
+    """
+
+    init: Callable[[int], dict[str, np.ndarray]]
+    scores: Callable[[Params, Any], "torch.Tensor"]
+    kernel: Literal["sparse-linear"] | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and shapes of parameters in the order in which they lie in one flat vector."""
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, arrays: dict[str, np.ndarray]) -> "Layout":
+        return cls(tuple((name, tuple(array.shape)) for name, array in arrays.items()))
+
+    @property
+    def size(self) -> int:
+        return sum(prod(shape) for _, shape in self.shapes)
+
+    def flatten(self, arrays: dict[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
+        """One vector from named arrays."""
+        return np.concatenate([np.asarray(arrays[name], dtype).reshape(-1) for name, _ in self.shapes])
+
+    def split(self, vector: Any) -> dict[str, Any]:
+        """Named views into a flat vector, of numpy or of torch."""
+        views, start = {}, 0
+        for name, shape in self.shapes:
+            stop = start + prod(shape)
+            views[name] = vector[start:stop].reshape(shape)
+            start = stop
+        return views
