@@ -1,0 +1,41 @@
+"""What clients send: their change of the weights, clipped and summed over a chunk of clients, dense or by rows."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+class UpdateSum(Protocol):
+    """A sum of clipped client updates that can be added to a flat vector."""
+
+    def add_to(self, total: np.ndarray) -> None: ...
+
+
+@dataclass(frozen=True)
+class DenseSum:
+    """A sum that touches every weight."""
+
+    vector: np.ndarray  # [P]
+
+    def add_to(self, total: np.ndarray) -> None:
+        total += self.vector
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """A sum that touches only some rows of a [words, K] matrix, and the bias behind it."""
+
+    rows: np.ndarray  # int32 [R], each once
+    values: np.ndarray  # [R, K]
+    bias: np.ndarray  # [K]
+
+    def add_to(self, total: np.ndarray) -> None:
+        k = len(self.bias)
+        total[:-k].reshape(-1, k)[self.rows] += self.values
+        total[-k:] += self.bias
+
+
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """What a client's update is multiplied with so that its norm is at most the clip norm."""
+    return min(1.0, clip_norm / norm) if norm > 0 else 1.0

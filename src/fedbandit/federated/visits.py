@@ -1,0 +1,141 @@
+"""Which examples a client meets, when, and which deployed model answers: the plan of a chunk before anyone acts.
+
+Simple mode rebuilds a client's log every time it is drawn. Population mode gives every client a capped cache that
+lasts; since all draws are addressed, the cache is a function of (client, period) and need not be stored anywhere.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedbandit.data.dataset import Split
+from fedbandit.randomness import Purpose, bits, uniforms
+
+
+@dataclass(frozen=True)
+class Visits:
+    """One row an event, grouped by client in the order of the chunk, oldest first."""
+
+    bounds: np.ndarray  # int64 [clients + 1]
+    rows: np.ndarray  # int64 [n]: the example of the split
+    clients: np.ndarray  # int64 [n]: the client's index in the split
+    times: np.ndarray  # int64 [n]: the round (simple mode) or period (population mode) that addresses the draw
+    positions: np.ndarray  # int64 [n]: the place within the client's draw of that time
+    versions: np.ndarray  # int32 [n]: the deployed model that chooses
+    fresh: np.ndarray  # bool [n]
+
+
+class VisitPlan(Protocol):
+    """How clients come by their events."""
+
+    def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits: ...
+
+    def oldest_version(self, round_number: int) -> int:
+        """The oldest deployed model that may still be asked for in this round or later."""
+        ...
+
+
+@dataclass(frozen=True)
+class SimpleVisits:
+    """Algorithm 4: a fresh log from the newest deployed model each time a client is drawn."""
+
+    seed: int
+    deploy_every: int
+    max_examples: int | None = None
+
+    def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits:
+        times = np.full(len(clients), round_number)
+        version = period_of(round_number, self.deploy_every)
+        owner, positions, rows = _random_examples(split, clients, times, self.seed, self.max_examples)
+        return Visits(
+            bounds=np.searchsorted(owner, np.arange(len(clients) + 1)),
+            rows=rows,
+            clients=clients[owner],
+            times=times[owner],
+            positions=positions,
+            versions=np.full(len(rows), version, np.int32),
+            fresh=np.ones(len(rows), bool),
+        )
+
+    def oldest_version(self, round_number: int) -> int:
+        return period_of(round_number, self.deploy_every)
+
+
+@dataclass(frozen=True)
+class PopulationVisits:
+    """Algorithm 1 and section 3.2: every client acts in every period and keeps its newest `cache_size` events.
+
+    At the start of a period a client fetches the newest model with probability `pull_probability`, otherwise it keeps
+    the one it has, so models of several ages are in use at once.
+    """
+
+    seed: int
+    deploy_every: int
+    events_per_period: int = 64
+    cache_size: int = 256
+    pull_probability: float = 1.0
+    longest_lag: int = 8  # periods after which every client has fetched a model, so that old ones can be thrown away
+
+    def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits:
+        period = period_of(round_number, self.deploy_every)
+        periods = np.arange(max(0, period - self._remembered() + 1), period + 1)
+        pair_client = np.repeat(np.arange(len(clients)), len(periods))
+        pair_time = np.tile(periods, len(clients))
+        owner, positions, rows = _random_examples(
+            split, clients[pair_client], pair_time, self.seed, self.events_per_period
+        )
+        client, times = pair_client[owner], pair_time[owner]
+        # The newest events of each client: count from its end.
+        ends = np.searchsorted(client, np.arange(1, len(clients) + 1))
+        keep = ends[client] - np.arange(len(client)) <= self.cache_size
+        client, times, positions, rows = client[keep], times[keep], positions[keep], rows[keep]
+        versions = self._versions(clients[pair_client], pair_time)[owner][keep]
+        return Visits(
+            bounds=np.searchsorted(client, np.arange(len(clients) + 1)),
+            rows=rows,
+            clients=clients[client],
+            times=times,
+            positions=positions,
+            versions=versions.astype(np.int32),
+            fresh=times == period,
+        )
+
+    def oldest_version(self, round_number: int) -> int:
+        period = period_of(round_number, self.deploy_every)
+        return max(0, period - self._remembered() + 1 - self.longest_lag)
+
+    def _remembered(self) -> int:
+        """How many periods a cache can reach back, whoever's it is: a client may have a single example a period."""
+        return -(-self.cache_size // self.events_per_period)
+
+    def _versions(self, clients: np.ndarray, periods: np.ndarray) -> np.ndarray:
+        """The model each client holds in each period: that of the last period in which it fetched one."""
+        held = np.maximum(periods - self.longest_lag, 0)
+        for lag in range(self.longest_lag - 1, -1, -1):
+            asked = periods - lag
+            fetched = uniforms(self.seed, Purpose.PULLS, np.maximum(asked, 0), clients) < self.pull_probability
+            held = np.where(fetched & (asked >= 0), asked, held)
+        return held
+
+
+def period_of(round_number: int, deploy_every: int) -> int:
+    """The deployment period of a round (counted from 1), which is also the version of the newest deployed model."""
+    return (round_number - 1) // deploy_every
+
+
+def _random_examples(
+    split: Split, clients: np.ndarray, times: np.ndarray, seed: int, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each (client, time) a random subset in random order: (which pair, position, row of the split) per example."""
+    sizes = split.offsets[clients + 1] - split.offsets[clients]
+    owner = np.repeat(np.arange(len(clients)), sizes)
+    starts = np.cumsum(sizes) - sizes
+    index = np.arange(len(owner)) - starts[owner]
+    keys = bits(seed, Purpose.EXAMPLES, times[owner], clients[owner], index)
+    shuffled = np.lexsort((keys, owner))
+    positions = index  # the sort keeps each pair's block in place, so places within a block are unchanged
+    if limit is not None:
+        kept = positions < limit
+        shuffled, owner, positions = shuffled[kept], owner[kept], positions[kept]
+    return owner, positions, split.offsets[clients[owner]] + index[shuffled]
