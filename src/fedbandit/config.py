@@ -1,0 +1,232 @@
+"""One typed tree for everything a run can be told. Frozen, refuses unknown keys, checked before any work starts.
+
+The names are the ones users type, in TOML and with `--set`.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedbandit.components import nearest
+from fedbandit.errors import ConfigError
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+# Where a run is computed says nothing about what it computes.
+_NOT_IDENTITY = ("threads", "engine", "device")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class _Component(BaseModel):
+    """A name, and whatever parameters the thing of that name takes; those are checked when it is built."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class DataConfig(_Section):
+    """Where the examples come from."""
+
+    source: str = "topics"
+
+
+class ModelConfig(_Component):
+    name: str = "linear"
+
+
+class PolicyConfig(_Component):
+    name: str = "softmax"
+
+
+class ObjectiveConfig(_Component):
+    name: str = "regression"
+
+
+class ClientConfig(_Section):
+    """Local training."""
+
+    learning_rate: Positive = 0.1
+    batch_size: Count = 16
+    epochs: Count = 1
+    max_examples: Count | None = None
+
+
+class ServerConfig(BaseModel):
+    """The server's optimiser; further keys are its own parameters (`momentum`, `epsilon`, ...)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    optimizer: str = "adam"
+    learning_rate: Positive = 0.01
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, **(self.model_extra or {})}
+
+
+class ClippingConfig(_Section):
+    """Adaptive at a quantile, or fixed at a norm; `enabled = false` for none."""
+
+    enabled: bool = True
+    norm: Positive | None = None
+    quantile: Fraction | None = None
+    initial: Positive = 1.0
+    rate: Positive = 0.2
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "ClippingConfig":
+        if self.norm is not None and self.quantile is not None:
+            raise ValueError("either norm (fixed) or quantile (adaptive), not both")
+        return self
+
+
+class PretrainingConfig(_Section):
+    """Supervised pre-training in the `init` scenarios. What is not set is as in the bandit phase."""
+
+    rounds: Count = 100
+    clients: Count = 100
+    seed: Annotated[int, Field(ge=0)] = 0
+    objective: Literal["full-information", "full-information-cross-entropy"] = "full-information"
+    client_learning_rate: Positive | None = None
+    server_learning_rate: Positive | None = None
+    server_optimizer: str | None = None
+
+
+class PopulationConfig(_Section):
+    """How clients live in population mode (`mode = "population"`)."""
+
+    events_per_period: Count = 64
+    cache_size: Count = 256
+    pull_probability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    longest_lag: Count = 8
+
+
+class Config(_Section):
+    """A whole run."""
+
+    scenario: str = "init-shift"
+    mode: Literal["simple", "population"] = "simple"
+    rounds: Count = 1500
+    deploy_every: Count = 200
+    clients_per_round: Count = 64
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    training: bool = True
+    evaluate_every: Count | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    threads: Count | Literal["auto"] = "auto"
+    engine: Literal["threads"] = "threads"
+    device: str = "cpu"
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    policy: PolicyConfig = PolicyConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    client: ClientConfig = ClientConfig()
+    server: ServerConfig = ServerConfig()
+    clipping: ClippingConfig = ClippingConfig()
+    pretraining: PretrainingConfig = PretrainingConfig()
+    population: PopulationConfig = PopulationConfig()
+
+    @classmethod
+    def build(cls, values: Mapping[str, Any], where: str = "") -> "Config":
+        """From nested values, as TOML gives them; a wrong one is refused with its path."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise ConfigError(f"{where}{_first_problem(error)}") from None
+
+    def with_values(self, settings: Mapping[str, Any]) -> "Config":
+        """A copy with dotted keys set: `config.with_values({"policy.beta": 0.1})`."""
+        values = self.model_dump()
+        for key, value in settings.items():
+            values = _set(values, key, value)
+        return Config.build(values)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same run: everything but where it is computed."""
+        return {key: value for key, value in self.model_dump().items() if key not in _NOT_IDENTITY}
+
+    def to_toml(self) -> str:
+        """The whole configuration, defaults included, as TOML."""
+        values = self.model_dump(exclude_none=True)
+        top = [f"{key} = {_toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
+        lines = ["\n".join(top)]
+        for section, entries in values.items():
+            if isinstance(entries, dict):
+                lines.append("\n".join([f"[{section}]", *(f"{k} = {_toml_value(v)}" for k, v in entries.items())]))
+        return "\n\n".join(lines) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The values in a TOML file, not yet checked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words from a command line; values are read as TOML, and as plain text where they are not TOML."""
+    parsed = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set {setting}: expected key=value, for example --set policy.beta=0.1")
+        try:
+            parsed[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed[key.strip()] = text
+    return parsed
+
+
+def _set(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    key, _, rest = dotted.partition(".")
+    if not rest:
+        return {**values, key: value}
+    inner = values.get(key, {})
+    if not isinstance(inner, dict):
+        raise ConfigError(f"{dotted}: {key} is a single value, not a section")
+    inner = _set(inner, rest, value)
+    if rest in ("name", "optimizer") and values.get(key, {}).get(rest) != value:
+        inner = {rest: value, **({"learning_rate": inner["learning_rate"]} if "learning_rate" in inner else {})}
+    if key == "clipping" and rest in ("norm", "quantile"):  # one replaces the other
+        inner = {k: v for k, v in inner.items() if k == rest or k not in ("norm", "quantile")}
+    return {**values, key: inner}
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    path = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{path}: unknown key{nearest(path.rpartition('.')[2], _keys_beside(problem['loc']))}"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if problem["type"].startswith(("value_error",)):
+        return f"{path}: {message}"
+    return f"{path}: should be {message}, not {problem['input']!r}"
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Config
+    for part in location[:-1]:
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)
+
+
+def _toml_value(value: Any) -> str:
+    """JSON's scalars and lists are TOML's, but for the names of numbers that are not finite."""
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value)

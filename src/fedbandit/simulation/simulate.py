@@ -1,0 +1,118 @@
+"""Running a simulation from Python: iterate over rounds, or collect them into arrays to plot."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset, cache_folder, open_dataset
+from fedbandit.engines import Engine, ThreadEngine
+from fedbandit.errors import DataError
+from fedbandit.evaluation.metrics import held_out_metrics
+from fedbandit.simulation.experiment import Experiment, build_experiment
+from fedbandit.simulation.loop import play_round
+from fedbandit.simulation.state import State, load_state, save_state
+from fedbandit.timing import Stopwatch
+
+
+@dataclass
+class Simulation:
+    """A run in progress: iterating over it plays rounds; `state` is all that has to be kept to go on later."""
+
+    experiment: Experiment
+    engine: Engine
+    state: State
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Play the remaining rounds, yielding each one's metrics."""
+        while self.state.round < self.experiment.config.rounds:
+            self.state, metrics = play_round(self.experiment.bandit, self.state, self.engine, self.watch)
+            if self._evaluates(metrics["round"]):
+                with self.watch("evaluate"):
+                    metrics |= self.evaluate()
+            yield metrics
+
+    def collect(self) -> dict[str, np.ndarray]:
+        """Play the remaining rounds; arrays by name, one value a round (`running_reward`, `propensity`, ...)."""
+        rounds = list(self)
+        numeric = [key for key in rounds[0] if isinstance(rounds[0][key], int | float)] if rounds else []
+        return {key: np.array([metrics[key] for metrics in rounds], float) for key in numeric}
+
+    def evaluate(self) -> dict[str, float]:
+        """How the training model's greedy choice does on the test split, where the data set has one."""
+        dataset = self.experiment.dataset
+        if dataset.test is None:
+            return {}
+        learner = self.experiment.bandit.work.learner
+        return held_out_metrics(learner, self.state.weights, dataset.test, dataset.header.multilabel)
+
+    def _evaluates(self, number: int) -> bool:
+        config = self.experiment.config
+        return number == config.rounds or number % (config.evaluate_every or config.deploy_every) == 0
+
+
+def simulate(
+    config: Config,
+    dataset: FederatedDataset | None = None,
+    *,
+    engine: Engine | None = None,
+    state: State | None = None,
+    watch: Stopwatch | None = None,
+) -> Simulation:
+    """Set up a run: `for metrics in simulate(config): ...`, or `simulate(config).collect()["running_reward"]`."""
+    watch = watch or Stopwatch()
+    dataset = dataset or open_dataset(config.data.source)
+    experiment = build_experiment(config, dataset)
+    engine = engine or ThreadEngine(None if config.threads == "auto" else config.threads)
+    if state is None:
+        with watch("pretrain"):
+            state = experiment.bandit.start(starting_weights(experiment, engine))
+    return Simulation(experiment, engine, state, watch)
+
+
+def starting_weights(experiment: Experiment, engine: Engine) -> np.ndarray:
+    """The initial model of the bandit phase; a pre-trained one is kept and reused by runs that share it."""
+    phase = experiment.pretraining
+    if phase is None:
+        return experiment.initial_weights()
+    kept = cache_folder() / "pretrained" / f"{_pretraining_key(experiment)}.safetensors"
+    if kept.exists():
+        try:
+            return load_state(kept).weights
+        except DataError:
+            kept.unlink(missing_ok=True)  # damaged: made again below
+    state = phase.start(experiment.initial_weights())
+    for _ in range(experiment.config.pretraining.rounds):
+        state, _metrics = play_round(phase, state, engine, Stopwatch())
+    _keep(state, kept)
+    return state.weights
+
+
+def _keep(state: State, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_state(State(state.round, state.weights, {}, {}, state.clip_norm), path)
+
+
+def _pretraining_key(experiment: Experiment) -> str:
+    """Identifies a pre-trained model by everything that went into it, and by nothing else."""
+    config = experiment.config.identity()
+    relevant = ("clients_per_round", "dtype", "model", "client", "server", "clipping", "pretraining")
+    parts = {key: config[key] for key in relevant}
+    if experiment.config.pretraining.client_learning_rate is not None:
+        del parts["client"]["learning_rate"]
+    phase = experiment.pretraining
+    assert phase is not None
+    if experiment.config.pretraining.server_learning_rate is not None:
+        del parts["server"]["learning_rate"]
+    rewards = phase.scenario.stages[0].rewards
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    for array in (rewards.exact, rewards.near, rewards.near_value):
+        digest.update(array.tobytes())
+    digest.update(experiment.dataset.header.fingerprint.encode())
+    return digest.hexdigest()[:32]

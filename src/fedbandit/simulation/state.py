@@ -1,0 +1,80 @@
+"""All state that crosses a round, in one object, and how it is kept: one safetensors file, written atomically."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fedbandit.errors import DataError
+
+
+@dataclass(frozen=True)
+class State:
+    """What a simulation has learned and counted after `round` rounds."""
+
+    round: int
+    weights: np.ndarray  # the training model, flat
+    deployed: dict[int, np.ndarray]  # models that clients may still hold, by version
+    optimizer: dict[str, np.ndarray]
+    clip_norm: float
+    reward_total: float = 0.0  # over rounds that had events
+    rewarded_rounds: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)  # JSON of parts that keep state of their own
+
+    @property
+    def running_reward(self) -> float | None:
+        return self.reward_total / self.rewarded_rounds if self.rewarded_rounds else None
+
+
+def save_state(state: State, path: Path) -> None:
+    """Write the state so that the file is either complete or not there."""
+    from safetensors.numpy import save
+
+    tensors = {"weights": state.weights}
+    tensors |= {f"deployed/{version}": weights for version, weights in state.deployed.items()}
+    tensors |= {f"optimizer/{name}": value for name, value in state.optimizer.items()}
+    scalars = {
+        "round": state.round,
+        "clip_norm": state.clip_norm,
+        "reward_total": state.reward_total,
+        "rewarded_rounds": state.rewarded_rounds,
+        "extra": state.extra,
+    }
+    payload = save(tensors, metadata={"state": json.dumps(scalars)})
+    write_atomically(path, lambda file: file.write(payload))
+
+
+def load_state(path: Path) -> State:
+    """Read what `save_state` wrote; a damaged file raises `DataError`."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            scalars = json.loads(file.metadata()["state"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: damaged checkpoint: {error}") from None
+
+    def under(prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+    deployed = {int(version): weights for version, weights in under("deployed/").items()}
+    return State(weights=tensors["weights"], deployed=deployed, optimizer=under("optimizer/"), **scalars)
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
