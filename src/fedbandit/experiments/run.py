@@ -1,0 +1,121 @@
+"""Playing a configuration into a run folder, so that it can be interrupted at any moment and picked up again."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset, open_dataset
+from fedbandit.engines import Engine
+from fedbandit.experiments.folder import RunFolder, read_metrics
+from fedbandit.simulation.experiment import build_experiment
+from fedbandit.simulation.simulate import Simulation, simulate
+from fedbandit.timing import Stopwatch
+
+_CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
+_DEPLOYMENT_SECONDS = 2.0  # deployments are kept too, unless the last checkpoint is that recent
+
+
+class Progress(Protocol):
+    """Is told of every round; shows it to somebody."""
+
+    def update(self, metrics: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `run` ended."""
+
+    summary: dict[str, Any] | None  # None: stopped before the last round
+    rounds: int
+    profile: dict[str, float]  # seconds by name, of this call
+
+
+def run(
+    config: Config,
+    out: Path,
+    *,
+    dataset: FederatedDataset | None = None,
+    engine: Engine | None = None,
+    progress: Callable[[Simulation], AbstractContextManager[Progress]] | None = None,
+) -> Outcome:
+    """Play the configuration into the folder, from wherever an earlier call stopped. Ctrl-C stops after the round."""
+    dataset = dataset or open_dataset(config.data.source)
+    watch = Stopwatch()
+    build_experiment(config, dataset)  # whatever is wrong with the configuration is said before the folder is touched
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(out, config, dataset.header))
+        if (summary := folder.summary) is not None:
+            return Outcome(summary, config.rounds, {})
+        simulation = simulate(config, dataset, engine=engine, state=folder.resume(), watch=watch)
+        shown = stack.enter_context(progress(simulation)) if progress else None
+        stopping = stack.enter_context(_stop_requests())
+        profile = Stopwatch()
+        kept_at = time.monotonic()
+        started = time.perf_counter()
+        metrics: dict[str, Any] = {}
+        for metrics in simulation:
+            timings = watch.take()
+            profile.add(timings)
+            now = time.perf_counter()
+            folder.record(metrics, {"round": metrics["round"], "seconds": now - started, **timings})
+            started = now
+            if shown:
+                shown.update(metrics)
+            since = time.monotonic() - kept_at
+            deployed = metrics["round"] % config.deploy_every == 0
+            if stopping.is_set() or since > (_DEPLOYMENT_SECONDS if deployed else _CHECKPOINT_SECONDS):
+                with watch("checkpoint"):
+                    folder.checkpoint(simulation.state)
+                kept_at = time.monotonic()
+            if stopping.is_set() and metrics["round"] < config.rounds:
+                return Outcome(None, metrics["round"], dict(profile.seconds))
+        with watch("checkpoint"):
+            folder.checkpoint(simulation.state)
+        profile.add(watch.take())
+        summary = _summary(simulation, folder)
+        folder.finish(summary)
+        return Outcome(summary, config.rounds, dict(profile.seconds))
+
+
+def _summary(simulation: Simulation, folder: RunFolder) -> dict[str, Any]:
+    config, state = simulation.experiment.config, simulation.state
+    last = read_metrics(folder.path)[-1]
+    return {
+        "running_reward": state.running_reward,
+        "rounds": state.round,
+        "seconds_per_round": folder.total_seconds() / state.round,
+        "scenario": config.scenario,
+        "policy": config.policy.model_dump(),
+        "seed": config.seed,
+        "data": simulation.experiment.dataset.header.name,
+        "weights": simulation.experiment.layout.size,
+        **{key: value for key, value in last.items() if key.startswith("test_")},
+    }
+
+
+@contextmanager
+def _stop_requests() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second one interrupts at once. Only the main thread gets signals."""
+    requested = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requested
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
