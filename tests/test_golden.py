@@ -1,0 +1,100 @@
+"""The engine against runs of the authors' released code: same data, same initial weights, same learning rates."""
+
+import ast
+
+import numpy as np
+import pytest
+from builders import dataset_in_memory
+
+from fedbandit.config import Config
+from fedbandit.data.text import BagOfWords
+from fedbandit.engines import ThreadEngine
+from fedbandit.objectives import FullInformation
+from fedbandit.simulation.experiment import build_experiment
+from fedbandit.simulation.loop import play_round
+from fedbandit.timing import Stopwatch
+
+
+def _stackoverflow(run):
+    """The data of a text run, prepared from its raw strings as the importers do."""
+    sentences = [f"{tokens} {title}".split() for tokens, title in zip(run["tokens"], run["titles"], strict=True)]
+    features = BagOfWords([str(word) for word in run["words"]]).encode(sentences)
+    index = {str(name): i for i, name in enumerate(run["tag_names"])}
+    labels = [[index[tag] for tag in str(tags).split("|") if tag in index] for tags in run["tags"]]
+    shape = (len(run["words"]),)
+    return dataset_in_memory(features, labels, run["offsets"], len(index), shape=shape, multilabel=True)
+
+
+def _emnist(run):
+    labels = [[int(label)] for label in run["labels"]]
+    return dataset_in_memory(run["pixels"], labels, run["offsets"], 62, shape=(28, 28))
+
+
+def _play(run, dataset, model, dtype):
+    """Play the run's rounds; yields the number, the weights by name in the order of the file, and the metrics."""
+    spec = ast.literal_eval(str(run["spec"]))
+    clients = dataset.train.num_clients
+    supervised = spec["alg"].startswith("SUPERVISED")
+    clipping = {"quantile": 0.8} if spec["adapt"] else {"norm": spec["clip"]}
+    config = Config.build(
+        {
+            "scenario": "init" if supervised else "scratch",
+            "rounds": spec["rounds"],
+            "deploy_every": spec["deploy"],
+            "clients_per_round": clients,
+            "dtype": dtype,
+            "model": {"name": model},
+            "policy": {"name": "greedy"},
+            "client": {"learning_rate": spec["clr"]},
+            "server": {"optimizer": spec.get("opt", "adam"), "learning_rate": spec["slr"]},
+            "clipping": clipping,
+            "pretraining": {"clients": clients},
+        }
+        if not supervised
+        else {
+            "scenario": "init",
+            "dtype": dtype,
+            "clients_per_round": clients // 2,
+            "pretraining": {"clients": clients // 2},
+            "client": {"learning_rate": spec["clr"]},
+            "server": {"learning_rate": spec["slr"]},
+        }
+    )
+    experiment = build_experiment(config, dataset)
+    phase = experiment.bandit
+    if supervised:  # every client takes part in the golden run, also in pre-training
+        from dataclasses import replace
+
+        phase = replace(experiment.pretraining, cohorts=replace(phase.cohorts, pool=range(clients), size=clients))
+        assert isinstance(phase.work.learner.objective, FullInformation)
+    initial = [run[f"initial_{i}"] for i in range(len(experiment.layout.shapes))]
+    names = [name for name, _ in experiment.layout.shapes]
+    weights = experiment.layout.flatten(dict(zip(names, initial, strict=True)), np.dtype(dtype))
+    state, engine = phase.start(weights), ThreadEngine(2)
+    for number in range(1, spec["rounds"] + 1):
+        state, metrics = play_round(phase, state, engine, Stopwatch())
+        yield number, list(experiment.layout.split(state.weights).values()), metrics
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["so_greedy", "so_greedy_sgd_clip", "so_supervised"])
+def test_text_runs(golden_folder, name, dtype):
+    run = np.load(golden_folder / f"{name}.npz")
+    rounds = list(_play(run, _stackoverflow(run), "linear", dtype))
+    for number, weights, metrics in rounds:
+        for i, ours in enumerate(weights):
+            np.testing.assert_allclose(ours, run[f"round{number}_{i}"], atol=5e-5, rtol=0)
+        assert metrics["reward"] == pytest.approx(run["round_reward"][number - 1], abs=1e-6)
+        assert metrics["running_reward"] == pytest.approx(run["average_reward"][number - 1], abs=1e-6)
+    assert len(rounds) == len(run["round_reward"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_image_run(golden_folder, dtype):
+    run = np.load(golden_folder / "emnist_greedy.npz")
+    for number, weights, metrics in _play(run, _emnist(run), "cnn", dtype):
+        assert metrics["reward"] == pytest.approx(run["round_reward"][number - 1], abs=1e-6)
+        assert metrics["running_reward"] == pytest.approx(run["average_reward"][number - 1], abs=1e-6)
+    moved = np.sqrt(sum(((run[f"round{number}_{i}"] - run[f"initial_{i}"]) ** 2).sum() for i in range(8)))
+    apart = np.sqrt(sum(((run[f"round{number}_{i}"] - weights[i]) ** 2).sum() for i in range(8)))
+    assert apart <= 4e-4 * moved
