@@ -39,6 +39,9 @@ def main() -> None:
         message = getattr(error, "format_message", None)  # the parser's own errors
         if message is None:
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # a command without a sub-command shows its help
+            print(message())
+            sys.exit(0)
         _fail(f"{message()} (see `fedbandit --help`)", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -57,6 +60,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Seed of everything random in the run.")] = None,
     threads: Annotated[int | None, typer.Option(help="Worker threads; the results do not depend on it.")] = None,
     settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")] = [],  # noqa: B006
+    checkpoint_seconds: Annotated[float, typer.Option(help="How often the state is kept; 0: every round.")] = 20,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -68,7 +72,8 @@ def run(
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed, "threads": threads}
     chosen = {key: value for key, value in named.items() if value is not None}
     config = _load(what).with_values({**chosen, **parse_settings(settings)})
-    outcome = play(config, out, progress=None if quiet else show_progress)
+    progress = None if quiet else show_progress
+    outcome = play(config, out, progress=progress, checkpoint_seconds=checkpoint_seconds)
     if outcome.summary is None:
         print(f"stopped after round {outcome.rounds} of {config.rounds}; the same command goes on from there")
         raise typer.Exit(130)
@@ -96,6 +101,14 @@ def presets(names_only: Annotated[bool, typer.Option("--names", help="Only the n
         rates = f"server {config.server.learning_rate:g}  client {config.client.learning_rate:g}"
         what = f"{rates}  {parameters}" if config.training else "the initial model, untouched"
         print(f"{name:<{width}}  {config.rounds} rounds, deploying every {config.deploy_every}  {what}")
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option("--out", "-o", help="Where runs and picture go.")] = Path("demo")) -> None:
+    """Compare four policies on embedded data in about two minutes."""
+    from fedbandit.experiments.demo import demo as play
+
+    play(out)
 
 
 def _load(what: str) -> Any:

@@ -63,8 +63,9 @@ class Softmax:
         scores, available = _checked(scores, available)
         if available is not None:
             scores = np.where(available, scores, -np.inf)
-        p = scores - scores.max(axis=-1, keepdims=True)
-        p /= self.beta
+        with np.errstate(over="ignore"):  # a gap beyond all numbers is one of probability 0
+            p = scores - scores.max(axis=-1, keepdims=True)
+            p /= self.beta
         np.exp(p, out=p)
         return _normalised(p)
 
@@ -83,10 +84,12 @@ class Falcon:
     def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
         scores, available = _checked(scores, available)
         best = _best(scores, available)[..., None]
-        gap = np.take_along_axis(scores, best, axis=-1) - scores
-        if available is not None:
-            gap = np.where(available, gap, 0)  # never looked at, and an overflow there would warn
-        p = 1 / (self.mu + self.gamma * gap)
+        with np.errstate(over="ignore"):  # a gap beyond all numbers is one of probability 0, unless gamma is 0
+            gap = np.take_along_axis(scores, best, axis=-1) - scores
+            np.minimum(gap, np.finfo(gap.dtype).max, out=gap)
+            if available is not None:
+                gap = np.where(available, gap, 0)  # never looked at, and may not be a number
+            p = 1 / (self.mu + self.gamma * gap)
         np.put_along_axis(p, best, 0, axis=-1)
         if available is not None:
             p *= available

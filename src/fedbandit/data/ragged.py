@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 
@@ -19,14 +18,16 @@ class Ragged:
 
     def take(self, rows: np.ndarray) -> "Ragged":
         """The given rows, in the given order, as arrays of their own."""
+        from fedbandit.data.kernels import gather
+
         offsets = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(self.offsets[rows + 1] - self.offsets[rows], out=offsets[1:])
         ids = np.empty(offsets[-1], self.ids.dtype)
-        _gather(self.offsets, self.ids, rows, offsets, ids)
+        gather(self.offsets, self.ids, rows, offsets, ids)
         if self.values is None:
             return Ragged(offsets, ids)
         values = np.empty(offsets[-1], self.values.dtype)
-        _gather(self.offsets, self.values, rows, offsets, values)
+        gather(self.offsets, self.values, rows, offsets, values)
         return Ragged(offsets, ids, values)
 
     def slice(self, start: int, stop: int) -> "Ragged":
@@ -45,12 +46,3 @@ class Ragged:
         """From a list of lists of ids; small data and tests."""
         lengths = np.array([0, *(len(row) for row in rows)], np.int64)
         return cls(np.cumsum(lengths), np.array([i for row in rows for i in row], np.int32))
-
-
-@numba.njit(nogil=True, cache=True)
-def _gather(offsets, source, rows, target_offsets, target):  # type: ignore[no-untyped-def]
-    for i in range(len(rows)):
-        start = offsets[rows[i]]
-        base = target_offsets[i]
-        for j in range(target_offsets[i + 1] - base):
-            target[base + j] = source[start + j]

@@ -138,7 +138,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _ours(name: str) -> bool:
     """What a run that was stopped before its first line may have left."""
-    return name in (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints") or name.endswith(".tmp")
+    return name in (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints") or name.endswith(
+        ".tmp"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

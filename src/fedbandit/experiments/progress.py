@@ -70,4 +70,8 @@ class _Lines:
             return
         left = (time.monotonic() - self.started) / (number - self.done) * (self.rounds - number)
         minutes, seconds = divmod(round(left), 60)
-        print(f"round {number}/{self.rounds}  {figures(metrics)}  {minutes}:{seconds:02d} left", file=self.file, flush=True)
+        print(
+            f"round {number}/{self.rounds}  {figures(metrics)}  {minutes}:{seconds:02d} left",
+            file=self.file,
+            flush=True,
+        )

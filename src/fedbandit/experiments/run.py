@@ -18,8 +18,7 @@ from fedbandit.simulation.experiment import build_experiment
 from fedbandit.simulation.simulate import Simulation, simulate
 from fedbandit.timing import Stopwatch
 
-_CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
-_DEPLOYMENT_SECONDS = 2.0  # deployments are kept too, unless the last checkpoint is that recent
+CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
 
 class Progress(Protocol):
@@ -44,6 +43,7 @@ def run(
     dataset: FederatedDataset | None = None,
     engine: Engine | None = None,
     progress: Callable[[Simulation], AbstractContextManager[Progress]] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Outcome:
     """Play the configuration into the folder, from wherever an earlier call stopped. Ctrl-C stops after the round."""
     dataset = dataset or open_dataset(config.data.source)
@@ -70,7 +70,8 @@ def run(
                 shown.update(metrics)
             since = time.monotonic() - kept_at
             deployed = metrics["round"] % config.deploy_every == 0
-            if stopping.is_set() or since > (_DEPLOYMENT_SECONDS if deployed else _CHECKPOINT_SECONDS):
+            # Deployments are kept sooner, unless the last checkpoint is very recent.
+            if stopping.is_set() or since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds):
                 with watch("checkpoint"):
                     folder.checkpoint(simulation.state)
                 kept_at = time.monotonic()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,7 @@ def load_state(path: Path) -> State:
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # others may write it too
     try:
         with open(temporary, "wb") as file:
             write(file)
