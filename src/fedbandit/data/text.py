@@ -1,0 +1,70 @@
+"""Text as bags of words: tokens, the most frequent words, and L2-normalised counts per sentence.
+
+Knows nothing of files or clients; every text importer uses it, so they all mean the same by "word".
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import AnyStr, Generic
+
+import numpy as np
+
+from fedbandit.data.ragged import Ragged
+
+# Letters and digits, joined by single dots, hyphens and apostrophes; a tail of + or # keeps "c++" and "c#" whole.
+_WORD = re.compile(r"\w+(?:['.-]\w+)*[+#]*")
+_MOST_DISTINCT = 1_000_000  # words counted exactly at a time; beyond it the rarest are forgotten to bound memory
+
+
+def tokenise(text: str) -> list[str]:
+    """The lower-case words of a raw text, in order."""
+    return _WORD.findall(text.lower())
+
+
+class FrequencyCounter:
+    """Counts words or labels in bounded memory and names the most frequent; ties go to the alphabetically first."""
+
+    def __init__(self, most_distinct: int = _MOST_DISTINCT) -> None:
+        self._counts: Counter[str] = Counter()
+        self._most_distinct = most_distinct
+        self._floor = 0
+
+    def add(self, items: Iterable[str]) -> None:
+        """Count every item once for each time it occurs."""
+        self._counts.update(items)
+        while len(self._counts) > self._most_distinct:
+            self._floor += 1
+            self._counts = Counter({item: n for item, n in self._counts.items() if n > self._floor})
+
+    def top(self, limit: int | None = None) -> list[str]:
+        """The `limit` most frequent items, most frequent first."""
+        ranked = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        return [item for item, _ in ranked[:limit]]
+
+
+class BagOfWords(Generic[AnyStr]):
+    """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are dropped."""
+
+    def __init__(self, words: Sequence[AnyStr]) -> None:
+        self.words: list[AnyStr] = list(words)
+        self._index: dict[AnyStr, int] = {word: i for i, word in enumerate(self.words)}
+
+    def encode(self, sentences: Iterable[Sequence[AnyStr]]) -> Ragged:
+        """Rows of (word, count / L2 norm of the counts), words ascending; no known word gives an empty row."""
+        unknown = len(self._index)
+        find = self._index.get
+        lengths, ids = [0], []
+        for sentence in sentences:
+            ids += [find(word, unknown) for word in sentence]
+            lengths.append(len(sentence))
+        return _count(np.cumsum(lengths), np.array(ids, np.int32), unknown)
+
+
+def _count(offsets: np.ndarray, ids: np.ndarray, unknown: int) -> Ragged:
+    from fedbandit.data.kernels import count_rows
+
+    row_offsets = np.zeros(len(offsets), np.int64)
+    words, values = np.empty(len(ids), np.int32), np.empty(len(ids), np.float32)
+    total = count_rows(offsets, ids, unknown, row_offsets, words, values)
+    return Ragged(row_offsets, words[:total].copy(), values[:total].copy())
