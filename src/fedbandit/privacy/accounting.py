@@ -1,0 +1,181 @@
+"""Epsilon: by Rényi differential privacy after every round, by privacy loss distributions where it is worth the time.
+
+All of it by `dp-accounting`, from the events of plans.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from fedbandit.privacy.plan import PrivacyPlan
+
+Accountant = Literal["rdp", "pld"]
+
+_HOPELESS = 100.0  # an RDP epsilon above which a privacy loss distribution takes minutes to say nothing else
+_INTERVAL = 1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
+
+
+def epsilon_of(event: Any, delta: float, accountant: Accountant = "rdp") -> float:
+    """Epsilon of an event; infinite where there is no noise."""
+    from dp_accounting import dp_event, pld, rdp
+
+    if isinstance(event, dp_event.NonPrivateDpEvent):
+        return math.inf
+    with _quiet():
+        by_rdp = rdp.RdpAccountant().compose(event).get_epsilon(delta)
+    if accountant == "rdp" or hopeless(by_rdp):
+        return float(by_rdp)
+    if isinstance(event, dp_event.GaussianDpEvent):
+        from dp_accounting import get_epsilon_gaussian
+
+        return float(get_epsilon_gaussian(event.noise_multiplier, delta))  # exact, and at once
+    return float(pld.PLDAccountant(value_discretization_interval=_INTERVAL).compose(event).get_epsilon(delta))
+
+
+def hopeless(by_rdp: float) -> bool:
+    """Whether epsilon by RDP is so large that no other accountant is worth asking."""
+    return not by_rdp < _HOPELESS
+
+
+def plan_epsilon(plan: PrivacyPlan, accountant: Accountant = "rdp", rounds: int | None = None) -> float:
+    """Epsilon of a plan's first rounds (None: of all of them)."""
+    return epsilon_of(plan.event(rounds), plan.delta, accountant)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run spends, round by round: its plan, and that of a pre-training that is accounted for."""
+
+    plan: PrivacyPlan
+    pretraining: PrivacyPlan | None = None
+    budget: float | None = None  # epsilon at which the run stops
+    accountant: Accountant = "rdp"  # of the budget
+    public_pretraining: bool = False  # declared so by whoever configured the run
+
+    def event(self, rounds: int) -> Any:
+        """Everything that has been released after so many rounds, as one event."""
+        from dp_accounting import ComposedDpEvent, NonPrivateDpEvent
+
+        if self.pretraining is None:
+            return self.plan.event(rounds)
+        if self.plan.noise_multiplier == 0:
+            return NonPrivateDpEvent()
+        return ComposedDpEvent([self.pretraining.event(), self.plan.event(rounds)])
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon by RDP after so many rounds; cheap enough for every round."""
+        from dp_accounting import rdp
+
+        if self.plan.noise_multiplier == 0:
+            return math.inf if rounds or self.pretraining else 0.0
+        spent = self._rdp_before + self._rdp_of_first(rounds)
+        with _quiet():
+            return float(rdp.compute_epsilon(self._orders, spent, self.plan.delta)[0])
+
+    def tight_epsilon(self, rounds: int) -> float:
+        """Epsilon by privacy loss distributions; where that would say nothing (see `hopeless`), by RDP."""
+        by_rdp = self.epsilon(rounds)
+        return by_rdp if hopeless(by_rdp) else min(by_rdp, _kept_pld_epsilon(self, rounds))
+
+    @cached_property
+    def last_round(self) -> int:
+        """The last round that the budget pays for; 0 if it pays for none."""
+        if self.budget is None:
+            return self.plan.rounds
+        spent = self.epsilon if self.accountant == "rdp" else self.tight_epsilon
+        affordable, too_many = 0, self.plan.rounds + 1
+        while too_many - affordable > 1:
+            middle = (affordable + too_many) // 2
+            if spent(middle) <= self.budget:
+                affordable = middle
+            else:
+                too_many = middle
+        return affordable
+
+    def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
+        """`epsilon` every round, `epsilon_pld` at deployments and at the end; null where there is none to state."""
+        by_rdp = self.epsilon(number)
+        found = {"epsilon": finite(by_rdp)}
+        if deploys or number == self.last_round:
+            found["epsilon_pld"] = None if hopeless(by_rdp) else self.tight_epsilon(number)
+        return found
+
+    @cached_property
+    def _orders(self) -> np.ndarray:
+        from dp_accounting import rdp
+
+        return rdp.RdpAccountant().orders
+
+    @cached_property
+    def _rdp_before(self) -> np.ndarray:
+        before = self.pretraining
+        return np.zeros(len(self._orders)) if before is None else before.rounds * _rdp_of_one(before.event(1))
+
+    def _rdp_of_first(self, rounds: int) -> np.ndarray:
+        if rounds == 0:
+            return np.zeros(len(self._orders))
+        if self.plan.amplified:
+            return rounds * _rdp_of_one(self.plan.event(1))
+        return self._orders * self.plan.squared_sensitivities[rounds] / (2 * self.plan.noise_multiplier**2)
+
+
+def least_noise(epsilon_at: Callable[[float], float], target: float) -> float:
+    """The smallest noise multiplier, to four digits, at which a falling `epsilon_at` is at most `target`."""
+    from scipy.optimize import brentq
+
+    high = 1.0
+    while epsilon_at(high) > target:
+        high *= 2
+        if high > 2**24:
+            raise ValueError(f"epsilon: {target:g} cannot be reached with any reasonable noise")
+    low = high / 2
+    while epsilon_at(low) <= target:
+        low, high = low / 2, low
+        if low < 2**-10:
+            return high
+
+    def gap(log_noise: float) -> float:  # nearly a straight line in logarithms, so a few steps will do
+        return math.log(max(epsilon_at(math.exp(log_noise)), 1e-12) / target)
+
+    found = math.exp(brentq(gap, math.log(low), math.log(high), xtol=1e-5))
+    digit = 10.0 ** (math.floor(math.log10(found)) - 3)
+    steps = math.ceil(found / digit)
+    while epsilon_at(steps * digit) > target:
+        steps += 1
+    return float(f"{steps * digit:.4g}")
+
+
+def finite(epsilon: float) -> float | None:
+    """As JSON has it: null where there is no guarantee."""
+    return epsilon if math.isfinite(epsilon) else None
+
+
+@lru_cache(maxsize=256)
+def _rdp_of_one(event: Any) -> np.ndarray:
+    from dp_accounting import rdp
+
+    with _quiet():
+        return rdp.RdpAccountant().compose(event).rdp
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's warnings of orders that it leaves out: that only makes epsilon larger."""
+    logger = logging.getLogger("absl")
+    previous = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(previous)
+
+
+@lru_cache(maxsize=256)
+def _kept_pld_epsilon(ledger: Ledger, rounds: int) -> float:
+    return epsilon_of(ledger.event(rounds), ledger.plan.delta, "pld")

@@ -1,0 +1,147 @@
+"""A guarantee in words: what an epsilon covers, what it assumes, and when it means nothing.
+
+No number goes out without its unit, its adjacency, its sampling and its rounds.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from fedbandit.federated.clipping import FixedClipping
+from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, hopeless
+from fedbandit.privacy.plan import PrivacyPlan
+from fedbandit.privacy.strategies import Banded, Independent, Restarted, Strategy, Tree
+
+# At 20 an attacker's odds may grow by e^20, five hundred million: more than doubt about one client leaves room for.
+MEANINGLESS = 20.0
+NOT_COVERED = (
+    "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
+    " are not noised"
+)
+
+
+def show(epsilon: float) -> str:
+    """Three digits, and a word for no guarantee at all."""
+    if not math.isfinite(epsilon):
+        return "infinite"
+    return f"{epsilon:.0f}" if epsilon >= 1000 else f"{epsilon:#.3g}".rstrip(".")
+
+
+def verdict(epsilon: float) -> str:
+    """What a guarantee of this size is worth."""
+    if not math.isfinite(epsilon):
+        return "no guarantee: there is no noise"
+    if epsilon > MEANINGLESS:
+        return f"no meaningful guarantee: an attacker's odds about one client may grow by a factor of e^{epsilon:.0f}"
+    if epsilon > 10:
+        return "a weak guarantee"
+    return "a reasonable guarantee" if epsilon > 1 else "a strong guarantee"
+
+
+def assumptions(plan: PrivacyPlan) -> dict[str, str]:
+    """What has to be true for the epsilon to hold."""
+    n, everybody, rounds = plan.clients_per_round, plan.population, plan.rounds
+    if plan.sampling == "poisson":
+        adjacency = "one client is added or removed"
+        sampling = (
+            f"Poisson: in each of {rounds} rounds each of {everybody} clients takes part with probability"
+            f" {plan.probability:.4g}, {n} on average; nobody learns who took part"
+        )
+    else:
+        adjacency = "all updates of one client are replaced by nothing"
+        turns = "any round"
+        if plan.sampling == "min-separation":
+            times = -(-rounds // plan.separation)
+            turns = f"one of every {plan.separation} rounds at most, so {times} of {rounds} times"
+        sampling = f"cohorts of {n} out of {everybody}; a client may take part in {turns}; no amplification is claimed"
+    return {"unit": "one client with all its data", "adjacency": adjacency, "sampling": sampling}
+
+
+def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
+    """For `summary.json`: the run's privacy after so many rounds, with all that it rests on."""
+    if ledger is None:
+        return {"mechanism": "none", "guarantee": "none: updates are clipped where configured, but no noise is added"}
+    plan = ledger.plan
+    epsilon, tight = ledger.epsilon(rounds), ledger.tight_epsilon(rounds)
+    found: dict[str, Any] = {
+        "mechanism": mechanism_name(plan.strategy),
+        "epsilon_rdp": finite(epsilon),
+        "epsilon_pld": None if hopeless(epsilon) else tight,
+        "delta": plan.delta,
+        "guarantee": verdict(tight),
+        "noise_multiplier": plan.noise_multiplier,
+        "clip": _clip_in_words(plan),
+        "rounds": rounds,
+        "assumptions": assumptions(plan),
+        "covers": NOT_COVERED,
+    }
+    if plan.adaptive:
+        found["count_noise"] = plan.count_deviation
+        found["update_noise_multiplier"] = plan.update_multiplier
+    if ledger.budget is not None:
+        found["budget"] = {"epsilon": ledger.budget, "accountant": ledger.accountant, "rounds": ledger.last_round}
+    if plan.delta >= 1 / plan.population:
+        found["warning"] = f"delta {plan.delta:g} is not below 1/{plan.population}: publishing one client would do"
+    if ledger.pretraining is not None:
+        found["pretraining"] = "accounted: trained privately on its own clients, and part of epsilon"
+    elif ledger.public_pretraining:
+        found["pretraining"] = "declared public: epsilon says nothing about the clients it used"
+    return found
+
+
+def in_one_line(found: dict[str, Any]) -> str:
+    """A summary's privacy for somebody who reads one line."""
+    if found["mechanism"] == "none":
+        return "no differential privacy"
+    by_rdp, by_pld = found["epsilon_rdp"], found["epsilon_pld"]
+    shown = f"{show(math.inf if by_rdp is None else by_rdp)} (RDP)"
+    if by_pld is not None:
+        shown += f", {show(by_pld)} (PLD)"
+    return f"epsilon {shown} at delta {found['delta']:g}: {found['guarantee']}"
+
+
+def sweep_cost(ledger: Ledger, runs: int) -> dict[str, Any]:
+    """What choosing among several runs on the same clients spends: all of them count, not only the winner."""
+    each = ledger.epsilon(ledger.last_round)
+    everything = composed_epsilon(ledger, runs)
+    return {
+        "runs": runs,
+        "epsilon_each": finite(each),
+        "epsilon_together": finite(everything),
+        "note": f"tuning spends privacy: {runs} runs at epsilon {show(each)} on the same clients are together worth"
+        f" epsilon {show(everything)} (RDP, delta {ledger.plan.delta:g}); the winner has its own epsilon alone"
+        " only if the others were run on public data",
+    }
+
+
+def composed_epsilon(ledger: Ledger, runs: int) -> float:
+    """Epsilon by RDP of the same run made several times on the same clients."""
+    if ledger.plan.noise_multiplier == 0:
+        return math.inf
+    from dp_accounting import SelfComposedDpEvent
+
+    return epsilon_of(SelfComposedDpEvent(ledger.event(ledger.last_round), runs), ledger.plan.delta)
+
+
+def extrapolated(plan: PrivacyPlan, scale: float, population: int) -> PrivacyPlan:
+    """The paper's argument: clients per round and noise grow together, so the noise of the mean stays what it is."""
+    return replace(
+        plan,
+        population=population,
+        clients_per_round=round(plan.clients_per_round * scale),
+        noise_multiplier=plan.noise_multiplier * scale,
+    )
+
+
+def mechanism_name(strategy: Strategy) -> str:
+    """The name of a strategy as configurations have it."""
+    if isinstance(strategy, Restarted):
+        return f"{mechanism_name(strategy.strategy)}, restarted every {strategy.period} rounds"
+    names = {Independent: "dp-fedavg", Tree: "dp-ftrl", Banded: "banded-mf"}
+    return names.get(type(strategy), type(strategy).__name__)
+
+
+def _clip_in_words(plan: PrivacyPlan) -> str:
+    if isinstance(plan.clipping, FixedClipping):
+        return f"fixed at {plan.clipping.norm:g}"
+    return f"adaptive at quantile {plan.clipping.quantile:g}, from {plan.clipping.initial:g}"

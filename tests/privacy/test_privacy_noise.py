@@ -1,0 +1,124 @@
+"""Noise as it is really drawn: variance and covariance match the plan, it can be made again, or never."""
+
+import inspect
+
+import numpy as np
+import pytest
+from scipy.stats import chi2, kstest
+
+from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
+from fedbandit.privacy.factorization import best_banded, noise_matrix
+from fedbandit.privacy.mechanisms import PrivateMean
+from fedbandit.privacy.noise import DeploymentNoise, SimulatedNoise, secret_normals
+from fedbandit.privacy.plan import PrivacyPlan
+from fedbandit.privacy.strategies import Independent, Restarted, Tree
+
+ROUNDS = 12
+STRATEGIES = [Independent(), Tree(), best_banded(ROUNDS, 4), Restarted(Tree(), 5)]
+
+
+def plan(strategy, **changes):
+    values = {"population": 800, "clients_per_round": 20, "rounds": ROUNDS, "noise_multiplier": 1.5}
+    if not isinstance(strategy, Independent):
+        values |= {"sampling": "min-separation", "separation": 4}
+    return PrivacyPlan(**{**values, "strategy": strategy, "clipping": FixedClipping(0.5), **changes})
+
+
+def in_the_middle(statistic, freedom, level=1e-4):
+    return chi2.ppf(level, freedom) < statistic < chi2.ppf(1 - level, freedom)
+
+
+@pytest.mark.parametrize("make", [lambda s: SimulatedNoise(s, 11), DeploymentNoise], ids=["simulated", "deployed"])
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_the_covariance_of_prefix_sums_is_the_plans(strategy, make):
+    """Released sums of nothing are noise alone; whitened by the plan's covariance they must be standard normal."""
+    mechanism, size = PrivateMean(plan(strategy), make(strategy)), 20_000
+    released = np.stack([mechanism.mean(np.zeros(size), 0, t, 0.5) for t in range(1, ROUNDS + 1)])
+    prefixes = np.cumsum(released, axis=0) * 20  # back to sums
+    expected = np.cumsum(noise_matrix(strategy, ROUNDS), axis=0) * 1.5 * 0.5
+    covariance = expected @ expected.T
+    white = np.linalg.solve(np.linalg.cholesky(covariance), prefixes)
+    freedom = ROUNDS * size
+    assert in_the_middle((white**2).sum(), freedom)
+    # Every entry of the whitened covariance: 1 on the diagonal, 0 beside it, within five standard errors.
+    measured = white @ white.T / size
+    allowed = 5 * np.sqrt((1 + np.eye(ROUNDS)) / size)
+    assert (np.abs(measured - np.eye(ROUNDS)) < allowed).all()
+    assert kstest(white.reshape(-1)[::7], "norm").pvalue > 1e-4
+
+
+def test_the_variance_is_noise_multiplier_times_clip_on_the_sum():
+    mechanism = PrivateMean(plan(Independent()), SimulatedNoise(Independent(), 0))
+    total = np.full(50_000, 3.0)
+    noise = mechanism.mean(total, 7, 1, 0.5) * 20 - total
+    assert in_the_middle((noise**2).sum() / (1.5 * 0.5) ** 2, len(noise))
+
+
+def test_float32_noise_has_the_same_variance():
+    mechanism = PrivateMean(plan(Independent()), SimulatedNoise(Independent(), 0))
+    released = mechanism.mean(np.zeros(50_000, np.float32), 7, 1, 0.5)
+    assert released.dtype == np.float32
+    assert in_the_middle(((released * 20 / 0.75).astype(float) ** 2).sum(), 50_000)
+
+
+def test_adaptive_plans_add_more_to_updates_and_some_to_the_count():
+    adaptive = plan(Independent(), clipping=AdaptiveClipping(0.5, 0.1), noise_multiplier=1.0)
+    mechanism = PrivateMean(adaptive, SimulatedNoise(Independent(), 5))
+    noise = mechanism.mean(np.zeros(50_000), 0, 1, 0.3) * 20 / 0.3
+    assert in_the_middle((noise**2).sum() / adaptive.update_multiplier**2, 50_000)
+    counts = np.array([mechanism.unclipped(8, 20, t) for t in range(1, 4001)])
+    assert in_the_middle((((counts - 0.4) * 20 / adaptive.count_deviation) ** 2).sum(), 4000)
+
+
+def test_the_divisor_does_not_depend_on_who_came():
+    quiet = plan(Independent(), noise_multiplier=0.0)
+    mechanism = PrivateMean(quiet, SimulatedNoise(Independent(), 0))
+    np.testing.assert_array_equal(mechanism.mean(np.ones(3), 1, 1, 0.5), mechanism.mean(np.ones(3), 99, 1, 0.5))
+    np.testing.assert_array_equal(mechanism.mean(np.ones(3), 1, 1, 0.5), np.full(3, 1 / 20))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_simulated_noise_is_a_function_of_seed_and_round(strategy):
+    like = np.zeros(50, np.float32)
+    through = SimulatedNoise(strategy, 9)
+    drawn = [through.update(t, like) for t in range(1, ROUNDS + 1)]
+    for t in (1, 5, 8, 12, 3):  # a resumed run begins anywhere
+        np.testing.assert_array_equal(SimulatedNoise(strategy, 9).update(t, like), drawn[t - 1])
+        np.testing.assert_array_equal(through.update(t, like), drawn[t - 1])
+    other = SimulatedNoise(strategy, 10)
+    assert not np.array_equal(other.update(1, like), drawn[0])
+    assert through.count(4) == SimulatedNoise(strategy, 9).count(4) != through.count(5)
+
+
+def test_deployment_noise_takes_no_seed_and_is_never_the_same():
+    assert "seed" not in inspect.signature(DeploymentNoise).parameters
+    with pytest.raises(TypeError):
+        DeploymentNoise(Independent(), seed=1)
+    like = np.zeros(8)
+    one, two = DeploymentNoise(Independent()), DeploymentNoise(Independent())
+    assert not np.array_equal(one.update(1, like), two.update(1, like))
+    with pytest.raises(ValueError, match="only once"):
+        one.update(1, like)
+    assert not isinstance(one, SimulatedNoise)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_deployment_noise_goes_on_from_its_memory(strategy):
+    """Kept memory continues the very stream: the noise of later rounds still cancels that of earlier ones."""
+    like, stream, size = np.zeros(20_000), DeploymentNoise(strategy), 20_000
+    drawn = []
+    for t in range(1, ROUNDS + 1):
+        drawn.append(stream.update(t, like))
+        stream = DeploymentNoise(strategy, stream.done, stream.memory)  # as after a restart of the server
+    expected = noise_matrix(strategy, ROUNDS)
+    white = np.linalg.solve(expected, np.stack(drawn))
+    assert in_the_middle((white**2).sum(), ROUNDS * size)
+    assert (np.abs(white @ white.T / size - np.eye(ROUNDS)) < 5 * np.sqrt((1 + np.eye(ROUNDS)) / size)).all()
+    assert len(stream.memory) <= 4
+
+
+def test_secret_normals_are_normal():
+    drawn = secret_normals(100_001)
+    assert drawn.shape == (100_001,)
+    assert np.isfinite(drawn).all()
+    assert kstest(drawn, "norm").pvalue > 1e-5
