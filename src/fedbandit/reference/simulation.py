@@ -1,0 +1,181 @@
+"""Algorithm 4, federated contextual bandits in simulation: draw clients, let them act and train, step, maybe deploy.
+
+`play` is the algorithm; the rest reads a configuration.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config
+from fedbandit.data.dataset import FederatedDataset
+from fedbandit.randomness import Purpose, bits, generator
+from fedbandit.reference.inference import (
+    Explore,
+    Reward,
+    Visit,
+    bandit_inference,
+    epsilon_greedy,
+    make_policy,
+    population_visits,
+    simple_visits,
+)
+from fedbandit.reference.models import ReferenceModel, Weights, make_model
+from fedbandit.reference.optimization import OPTIMIZERS, Loss, aggregate, client_update, next_clip_norm, norm_of
+from fedbandit.reference.scenarios import scenario_rewards
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What one phase of a run is made of: supervised pre-training, or the bandit rounds after it."""
+
+    rounds: int
+    seed: int
+    pool: range  # the clients that may be drawn
+    deploy_every: int
+    visits: Callable[[int, int], list[Visit]]  # of a client in a round
+    explore: Explore
+    reward: Reward
+    loss: Loss
+    client_learning_rate: float
+    optimizer: tuple[str, dict[str, Any]]
+    training: bool = True
+
+
+def run(config: Config, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], Weights]:
+    """A whole run: each bandit round's metrics, and the weights after the last one."""
+    if config.privacy.mechanism != "none" or config.gate.confidence is not None:
+        raise ValueError("the reference has no privacy and no gate before deployments")
+    model = make_model(config.model.name, config.model.parameters, dataset.header)
+    reward, pretraining_reward = scenario_rewards(config.scenario, dataset.header)
+    if pretraining_reward is None:
+        return play(bandit_phase(config, dataset, reward, 0), model, model.init(config.seed), config, dataset)
+    theta = model.init(config.pretraining.seed)
+    _, theta = play(pretraining_phase(config, dataset, pretraining_reward), model, theta, config, dataset)
+    return play(bandit_phase(config, dataset, reward, config.pretraining.clients), model, theta, config, dataset)
+
+
+def play(
+    phase: Phase, model: ReferenceModel, theta: Weights, config: Config, dataset: FederatedDataset
+) -> tuple[list[dict[str, Any]], Weights]:
+    """Algorithm 4 from the initial model θ_0: metrics and final weights."""
+    deployed = [theta]  # deployed[i] is θ_i
+    name, parameters = phase.optimizer
+    optimizers = {part: OPTIMIZERS[name](**parameters) for part in theta}
+    clip_norm = initial_clip_norm(config)
+    history: list[dict[str, Any]] = []
+
+    for t in range(1, phase.rounds + 1):
+        rng = generator(phase.seed, Purpose.COHORT, t)
+        cohort = [phase.pool[i] for i in rng.choice(len(phase.pool), config.clients_per_round, replace=False)]
+        logs, updates = [], []
+        for c in cohort:
+            log = bandit_inference(
+                c, phase.visits(c, t), dataset.train, model, deployed, phase.explore, phase.reward, phase.seed
+            )
+            update = client_update(
+                model,
+                theta,
+                log if phase.training else [],
+                phase.loss,
+                phase.client_learning_rate,
+                config.client.batch_size,
+                config.client.epochs,
+            )
+            logs.append(log)
+            updates.append(update)
+        delta = aggregate(updates, clip_norm)
+        theta = {part: optimizers[part].step(theta[part], delta[part]) for part in theta}
+
+        fresh = [event for log in logs for event in log if event.fresh]
+        norms = [norm_of(update) for update in updates]
+        history.append(
+            {
+                "round": t,
+                "reward": float(np.mean([event.reward for event in fresh])) if fresh else None,
+                "propensity": float(np.mean([event.propensity for event in fresh])) if fresh else None,
+                "events": len(fresh),
+                "clients": len(cohort),
+                "clip_norm": clip_norm if math.isfinite(clip_norm) else None,
+                "unclipped": float(np.mean([norm <= clip_norm for norm in norms])),
+                "update_norm": norm_of(delta),
+                "client_norm_median": float(np.median(norms)),
+                "model_version": len(deployed) - 1,
+            }
+        )
+        rewards = [line["reward"] for line in history if line["reward"] is not None]
+        history[-1]["running_reward"] = float(np.mean(rewards)) if rewards else None
+
+        if config.clipping.enabled and config.clipping.norm is None:
+            quantile = 0.8 if config.clipping.quantile is None else config.clipping.quantile
+            clip_norm = next_clip_norm(clip_norm, norms, quantile, config.clipping.rate)
+        if t % phase.deploy_every == 0:
+            deployed.append(theta)
+    return history, theta
+
+
+def bandit_phase(config: Config, dataset: FederatedDataset, reward: Reward, initial_clients: int) -> Phase:
+    """Everybody but the initial clients explores, and learns from the rewards of what was tried."""
+    split, seed = dataset.train, config.seed
+
+    def visits(client: int, t: int) -> list[Visit]:
+        if config.mode == "simple":
+            return simple_visits(split, client, t, seed, config.deploy_every, config.client.max_examples)
+        return population_visits(split, client, t, seed, config.deploy_every, **config.population.model_dump())
+
+    return Phase(
+        rounds=config.rounds,
+        seed=seed,
+        pool=range(initial_clients, split.num_clients),
+        deploy_every=config.deploy_every,
+        visits=visits,
+        explore=make_policy(config.policy.name, config.policy.parameters),
+        reward=reward,
+        loss=bandit_loss(config, dataset.header.num_actions),
+        client_learning_rate=config.client.learning_rate,
+        optimizer=(config.server.optimizer, config.server.parameters),
+        training=config.training,
+    )
+
+
+def pretraining_phase(config: Config, dataset: FederatedDataset, reward: Reward) -> Phase:
+    """The first clients by id act greedily with the newest model, and learn from the rewards of all actions."""
+    chosen = config.pretraining
+    seed = int(bits(chosen.seed, Purpose.PRETRAINING))
+    optimizer = chosen.server_optimizer or config.server.optimizer
+    parameters = config.server.parameters if optimizer == config.server.optimizer else {}
+    rate = chosen.server_learning_rate or config.server.learning_rate
+    return Phase(
+        rounds=chosen.rounds,
+        seed=seed,
+        pool=range(chosen.clients),
+        deploy_every=1,
+        visits=lambda c, t: simple_visits(dataset.train, c, t, seed, 1, config.client.max_examples),
+        explore=lambda scores: epsilon_greedy(scores, 0.0),
+        reward=reward,
+        loss=Loss(cross_entropy=chosen.objective.endswith("cross-entropy"), all_actions=True),
+        client_learning_rate=chosen.client_learning_rate or config.client.learning_rate,
+        optimizer=(optimizer, {**parameters, "learning_rate": rate}),
+    )
+
+
+def bandit_loss(config: Config, actions: int) -> Loss:
+    """The loss that a configuration names; the weights of ε-greedy are scaled so that the largest is 1."""
+    name, parameters = config.objective.name, config.objective.parameters
+    scale = None
+    if name.startswith("weighted"):
+        scale = 1.0
+        if config.policy.name == "epsilon-greedy":
+            epsilon = config.policy.parameters.get("epsilon", 0.05)
+            scale = epsilon / actions if epsilon > 0 else 1.0
+        scale = parameters.get("scale", scale)
+    return Loss(name.endswith("cross-entropy"), scale=scale, reduction=parameters.get("reduction", "mean"))
+
+
+def initial_clip_norm(config: Config) -> float:
+    if not config.clipping.enabled:
+        return math.inf
+    return (config.clipping.initial or 1.0) if config.clipping.norm is None else config.clipping.norm
