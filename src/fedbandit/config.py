@@ -82,7 +82,7 @@ class ClippingConfig(_Section):
     enabled: bool = True
     norm: Positive | None = None
     quantile: Fraction | None = None
-    initial: Positive = 1.0
+    initial: Positive | None = None  # of an adaptive norm; 1.0, and 0.1 in private runs
     rate: Positive = 0.2
 
     @model_validator(mode="after")
@@ -113,6 +113,43 @@ class PopulationConfig(_Section):
     longest_lag: Count = 8
 
 
+class PrivacyConfig(_Section):
+    """Differential privacy for clients. The clip norm is that of `[clipping]`; there is no other."""
+
+    mechanism: Literal["none", "dp-fedavg", "dp-ftrl", "banded-mf"] = "none"
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    epsilon: Positive | None = None  # a budget: sets the noise where it is not given, and where the run stops
+    delta: Fraction = 1e-6
+    accountant: Literal["rdp", "pld"] = "rdp"  # of the budget
+    sampling: Literal["poisson", "fixed", "min-separation"] | None = None  # None: what suits the mechanism
+    separation: Count | None = None  # rounds between two turns of a client; None: as many as the clients allow
+    bands: Count | None = None  # of banded-mf; None: 32, or the separation where that is less
+    restart_at_deployments: bool = False
+    pretraining: Literal["public", "accounted"] | None = None
+
+
+class DriftConfig(_Section):
+    """What changes in the `drift` scenario, and before which rounds."""
+
+    kind: Literal["permute", "appear", "rotate"] = "permute"
+    at: tuple[Count, ...] = ()
+    start: Literal["scratch", "init"] = "scratch"
+    fraction: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the actions: permuted at each change, or missing at first
+    groups: Annotated[int, Field(ge=2)] = 4  # of users, whose preferences rotate
+    disliked: Annotated[float, Field(ge=0, lt=1)] = 0.25  # what a right answer pays a user who does not care for it
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class GateConfig(_Section):
+    """When a new model may be deployed. Without a confidence there is no gate."""
+
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] | None = None  # that the new model is not worse
+    estimator: Literal["ips", "dr"] = "dr"
+    clients: Count = 64  # asked for their logs' sums at each deployment
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # how much worse, per event, is still good enough
+    limit: Positive | None = None  # cuts 1/propensity, for less variance and some bias
+
+
 class Config(_Section):
     """A whole run."""
 
@@ -126,7 +163,7 @@ class Config(_Section):
     evaluate_every: Count | None = None
     dtype: Literal["float32", "float64"] = "float32"
     threads: Count | Literal["auto"] = "auto"
-    engine: Literal["threads"] = "threads"
+    engine: Literal["threads", "ray"] = "threads"
     device: str = "cpu"
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -137,6 +174,9 @@ class Config(_Section):
     clipping: ClippingConfig = ClippingConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     population: PopulationConfig = PopulationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
+    drift: DriftConfig = DriftConfig()
+    gate: GateConfig = GateConfig()
 
     @classmethod
     def build(cls, values: Mapping[str, Any], where: str = "") -> "Config":

@@ -130,10 +130,38 @@ class FullInformationCrossEntropy(Pointwise):
     logistic = True
 
 
+@dataclass(frozen=True)
+class DoublyRobust(Pointwise):
+    """Squared error over all actions, against doubly robust rewards (Dudík et al.): what a reward model predicts,
+    corrected by (r - predicted)/ρ where the log knows better. `limit` caps 1/ρ, for less variance and some bias.
+
+    In a simulation the deployed model's scores are the predictions: they owe nothing to the draw of the action.
+    """
+
+    limit: float | None = None
+
+    supervised = True
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and not (self.limit > 0 and np.isfinite(self.limit)):
+            raise ValueError(f"limit must be positive, not {self.limit}")
+
+    def targets(
+        self, predicted: np.ndarray, actions: np.ndarray, rewards: np.ndarray, propensities: np.ndarray
+    ) -> np.ndarray:
+        """A reward for every action, right on average for each: float32 [n, K] from predictions [n, K]."""
+        targets = predicted.astype(np.float32)
+        rows = np.arange(len(actions))
+        weights = 1 / propensities if self.limit is None else np.minimum(1 / propensities, self.limit)
+        targets[rows, actions] += (weights * (rewards - targets[rows, actions])).astype(np.float32)
+        return targets
+
+
 BUILT_IN = {
     "regression": Regression,
     "weighted-regression": WeightedRegression,
     "cross-entropy": CrossEntropy,
     "weighted-cross-entropy": WeightedCrossEntropy,
+    "doubly-robust": DoublyRobust,
 }
 SUPERVISED = {"full-information": FullInformation, "full-information-cross-entropy": FullInformationCrossEntropy}

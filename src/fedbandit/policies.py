@@ -65,7 +65,7 @@ class Softmax:
             scores = np.where(available, scores, -np.inf)
         with np.errstate(over="ignore"):  # a gap beyond all numbers is one of probability 0
             p = scores - scores.max(axis=-1, keepdims=True)
-            p /= self.beta
+            p /= max(self.beta, _smallest(p))
         np.exp(p, out=p)
         return _normalised(p)
 
@@ -89,7 +89,7 @@ class Falcon:
             np.minimum(gap, np.finfo(gap.dtype).max, out=gap)
             if available is not None:
                 gap = np.where(available, gap, 0)  # never looked at, and may not be a number
-            p = 1 / (self.mu + self.gamma * gap)
+            p = 1 / (max(self.mu, _smallest(gap)) + self.gamma * gap)
         np.put_along_axis(p, best, 0, axis=-1)
         if available is not None:
             p *= available
@@ -131,6 +131,11 @@ def _checked(scores: np.ndarray, available: np.ndarray | None) -> tuple[np.ndarr
 def _best(scores: np.ndarray, available: np.ndarray | None) -> np.ndarray:
     """The best available action, the lowest index among equals: int [...]."""
     return np.argmax(scores if available is None else np.where(available, scores, -np.inf), axis=-1)
+
+
+def _smallest(like: np.ndarray) -> float:
+    """The smallest parameter that an array's numbers can still be divided by and summed."""
+    return float(np.sqrt(np.finfo(like.dtype).tiny))
 
 
 def _one_hot(best: np.ndarray, like: np.ndarray) -> np.ndarray:

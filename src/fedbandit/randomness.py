@@ -25,6 +25,10 @@ class Purpose(IntEnum):
     SPLIT = 8
     BOOTSTRAP = 9
     PRETRAINING = 10
+    SEARCH = 11
+    GROUPS = 12
+    DRIFT = 13
+    GATE = 14
 
 
 _Address = int | np.integer | np.ndarray

@@ -4,10 +4,26 @@ Every scenario of the paper is one small table: what answering a label itself ea
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from fedbandit.data.ragged import Ragged
+from fedbandit.randomness import Purpose, uniforms
+
+
+class Rewards(Protocol):
+    """What a stage of a scenario pays; `clients` [n] says whose the examples are, for rewards that differ by client."""
+
+    @property
+    def num_actions(self) -> int: ...
+
+    @property
+    def highest(self) -> float: ...
+
+    def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray: ...
+
+    def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,7 @@ class RewardTable:
         """The largest reward that can be earned."""
         return float(max(self.exact.max(), self.near_value.max()))
 
-    def of(self, labels: Ragged, actions: np.ndarray) -> np.ndarray:
+    def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""
         rows = labels.row_of_entry()
         chosen = actions[rows]
@@ -40,7 +56,7 @@ class RewardTable:
         np.maximum.at(rewards, rows, earned.astype(np.float32))
         return rewards
 
-    def matrix(self, labels: Ragged) -> np.ndarray:
+    def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of every action: float32 [n, K]. What full-information training sees."""
         rows = labels.row_of_entry()
         rewards = np.zeros((len(labels), self.num_actions), np.float32)
@@ -48,6 +64,51 @@ class RewardTable:
         has_near = self.near[labels.ids] >= 0
         near_labels = labels.ids[has_near]
         np.maximum.at(rewards, (rows[has_near], self.near[near_labels]), self.near_value[near_labels])
+        return rewards
+
+
+@dataclass(frozen=True)
+class GroupedRewards:
+    """Rewards that depend on who is asked: every group of clients has a table of its own.
+
+    Half of the clients belong to the first group, half of the others to the second, and so on; the last two are alike.
+    """
+
+    tables: tuple[RewardTable, ...]
+    seed: int = 0
+
+    @property
+    def num_actions(self) -> int:
+        return self.tables[0].num_actions
+
+    @property
+    def highest(self) -> float:
+        """The largest reward that anyone can earn."""
+        return max(table.highest for table in self.tables)
+
+    def groups(self, clients: np.ndarray) -> np.ndarray:
+        """The group of each client: int64 [n]."""
+        smaller = 0.5 ** np.arange(1, len(self.tables))
+        return (uniforms(self.seed, Purpose.GROUPS, clients)[:, None] < smaller).sum(axis=1)
+
+    def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
+        """The reward of one action per example: float32 [n]."""
+        assert clients is not None
+        rewards = np.zeros(len(labels), np.float32)
+        groups = self.groups(clients)
+        for group in np.unique(groups):
+            rows = np.flatnonzero(groups == group)
+            rewards[rows] = self.tables[group].of(labels.take(rows), actions[rows])
+        return rewards
+
+    def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray:
+        """The reward of every action: float32 [n, K]."""
+        assert clients is not None
+        rewards = np.zeros((len(labels), self.num_actions), np.float32)
+        groups = self.groups(clients)
+        for group in np.unique(groups):
+            rows = np.flatnonzero(groups == group)
+            rewards[rows] = self.tables[group].matrix(labels.take(rows))
         return rewards
 
 

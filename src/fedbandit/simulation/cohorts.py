@@ -25,3 +25,35 @@ class FixedCohorts:
     def draw(self, round_number: int) -> np.ndarray:
         rng = generator(self.seed, Purpose.COHORT, round_number)
         return self.pool.start + rng.choice(len(self.pool), self.size, replace=False)
+
+
+@dataclass(frozen=True)
+class PoissonCohorts:
+    """Every client takes part in every round with the same probability, independently; a cohort may be empty."""
+
+    pool: range
+    probability: float
+    seed: int
+
+    def draw(self, round_number: int) -> np.ndarray:
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return self.pool.start + np.flatnonzero(rng.random(len(self.pool)) < self.probability)
+
+
+@dataclass(frozen=True)
+class BlockCohorts:
+    """Clients are dealt into `separation` blocks whose turns come round, so a client rests at least that long.
+
+    Within a block's turn `size` clients are drawn without replacement.
+    """
+
+    pool: range
+    size: int
+    separation: int
+    seed: int
+
+    def draw(self, round_number: int) -> np.ndarray:
+        dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
+        block = dealt[(round_number - 1) % self.separation :: self.separation]
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return self.pool.start + rng.choice(block, self.size, replace=False)

@@ -1,6 +1,5 @@
 """From a configuration to the parts of a run, checked against each other and against the data before work starts."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,22 +7,29 @@ import numpy as np
 
 from fedbandit import objectives, policies
 from fedbandit.components import construct, resolve
-from fedbandit.config import ClippingConfig, Config
+from fedbandit.config import Config
 from fedbandit.data import FederatedDataset
+from fedbandit.data.dataset import Header
 from fedbandit.data.ragged import Ragged
 from fedbandit.errors import ConfigError
+from fedbandit.evaluation.gate import Gate
 from fedbandit.federated import optimizers
+from fedbandit.federated.aggregation import Aggregation, PlainMean
 from fedbandit.federated.client import ClientWork
-from fedbandit.federated.clipping import AdaptiveClipping, Clipping, FixedClipping
 from fedbandit.federated.learners import ClientSettings, Learner, Untrained, make_learner
 from fedbandit.federated.visits import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.models import DataSpec, Layout, Model, build_model
-from fedbandit.objectives import Objective, Pointwise
+from fedbandit.objectives import DoublyRobust, Objective, Pointwise
 from fedbandit.policies import Greedy, Policy
+from fedbandit.privacy.accounting import Ledger
+from fedbandit.privacy.building import build_clipping, build_cohorts, build_ledger
+from fedbandit.privacy.mechanisms import PrivateMean
+from fedbandit.privacy.noise import SimulatedNoise
 from fedbandit.randomness import Purpose, bits
-from fedbandit.rewards import RewardTable
+from fedbandit.rewards import Rewards, RewardTable
 from fedbandit.simulation import scenarios
 from fedbandit.simulation.cohorts import FixedCohorts
+from fedbandit.simulation.drift import drift
 from fedbandit.simulation.loop import Phase
 from fedbandit.simulation.scenarios import Scenario, Stage
 
@@ -38,6 +44,12 @@ class Experiment:
     layout: Layout
     bandit: Phase
     pretraining: Phase | None
+    privacy: Ledger | None = None  # what a private run spends, and on what
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of the bandit phase: as configured, or fewer where a privacy budget ends before."""
+        return self.config.rounds if self.privacy is None else self.privacy.last_round
 
     def initial_weights(self) -> np.ndarray:
         """The model before anything has been learned; runs that share a pre-training share it too."""
@@ -54,12 +66,13 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     model = build_model(config.model.name, spec, config.model.parameters)
     layout = Layout.of(model.init(config.seed))
     policy = _policy(config)
-    scenario = construct("scenario", resolve("scenario", config.scenario, scenarios.BUILT_IN), {}, header)
+    scenario = _scenario(config, header)
     objective = _objective(config, policy, scenario, header.num_actions)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
+    ledger = build_ledger(config, len(pool), pretrained > 0)
 
-    learner: Learner = make_learner(model, layout, objective, _settings(config))
+    learner: Learner = make_learner(model, layout, objective, _settings(config), config.device)
     _check_scores(learner, layout.flatten(model.init(config.seed), np.dtype(config.dtype)), spec)
     bandit = Phase(
         work=ClientWork(
@@ -68,24 +81,33 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
             policy=policy,
             learner=learner if config.training else Untrained(learner),
             seed=config.seed,
+            doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
         ),
-        cohorts=FixedCohorts(pool, config.clients_per_round, config.seed),
+        cohorts=build_cohorts(config, pool, ledger),
         scenario=scenario,
         optimizer=_optimizer("server", config.server.optimizer, config.server.parameters),
-        clipping=_clipping(config.clipping),
+        clipping=build_clipping(config),
         deploy_every=config.deploy_every,
+        aggregation=_aggregation(ledger, config.seed),
+        gate=_gate(config, policy, pool, ledger),
     )
     supervised = None
     if scenario.pretraining is not None:
-        supervised = _pretraining_phase(config, dataset, model, layout, scenario.pretraining)
-    return Experiment(config, dataset, model, layout, bandit, supervised)
+        supervised = _pretraining_phase(config, dataset, model, layout, scenario.pretraining, ledger)
+    return Experiment(config, dataset, model, layout, bandit, supervised, ledger)
 
 
 def _pretraining_phase(
-    config: Config, dataset: FederatedDataset, model: Model, layout: Layout, rewards: RewardTable
+    config: Config,
+    dataset: FederatedDataset,
+    model: Model,
+    layout: Layout,
+    rewards: RewardTable,
+    ledger: Ledger | None,
 ) -> Phase:
     """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
-    chosen = config.pretraining
+    chosen, pool = config.pretraining, range(config.pretraining.clients)
+    plan = ledger and ledger.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
     objective = objectives.SUPERVISED[chosen.objective]()
     _check_range("pretraining.objective", objective, rewards)
@@ -99,21 +121,33 @@ def _pretraining_phase(
             split=dataset.train,
             plan=SimpleVisits(seed, deploy_every=1, max_examples=config.client.max_examples),
             policy=Greedy(),
-            learner=make_learner(model, layout, objective, _settings(config, rate)),
+            learner=make_learner(model, layout, objective, _settings(config, rate), config.device),
             seed=seed,
             supervised=True,
         ),
-        cohorts=FixedCohorts(range(chosen.clients), config.clients_per_round, seed),
+        cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, config.clients_per_round, seed),
         scenario=Scenario((Stage(rewards),)),
         optimizer=_optimizer("pretraining", optimizer, server),
-        clipping=_clipping(config.clipping),
+        clipping=build_clipping(config),
         deploy_every=1,
+        aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
     )
 
 
 def _policy(config: Config) -> Policy:
     make = resolve("policy.name", config.policy.name, policies.BUILT_IN)
     return construct("policy", make, config.policy.parameters)
+
+
+def _scenario(config: Config, header: Header) -> Scenario:
+    make = resolve("scenario", config.scenario, {**scenarios.BUILT_IN, "drift": drift})
+    if make is drift:
+        scenario = construct("drift", make, config.drift.model_dump(), header)
+    else:
+        scenario = construct("scenario", make, {}, header)
+    if config.mode == "population" and len(scenario.stages) > 1:
+        raise ConfigError("mode: rewards that change need simple mode; a cache would be paid anew for old events")
+    return scenario
 
 
 def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
@@ -127,7 +161,7 @@ def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: 
     return objective
 
 
-def _check_range(path: str, objective: Objective, rewards: RewardTable) -> None:
+def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
     if isinstance(objective, Pointwise) and objective.logistic and rewards.highest > 1:
         raise ConfigError(f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {rewards.highest:.3g}")
 
@@ -157,17 +191,25 @@ def _optimizer(path: str, name: str, parameters: dict[str, Any]) -> optimizers.S
     return construct(path, resolve(f"{path}.optimizer", name, optimizers.BUILT_IN), parameters)
 
 
-def _clipping(config: ClippingConfig) -> Clipping:
-    if not config.enabled:
-        return FixedClipping(math.inf)
-    if config.norm is not None:
-        return FixedClipping(config.norm)
-    return AdaptiveClipping(0.8 if config.quantile is None else config.quantile, config.initial, config.rate)
+def _aggregation(ledger: Ledger | None, seed: int) -> Aggregation:
+    if ledger is None:
+        return PlainMean()
+    return PrivateMean(ledger.plan, SimulatedNoise(ledger.plan.strategy, seed), ledger)
 
 
 def _settings(config: Config, learning_rate: float | None = None) -> ClientSettings:
     rate = config.client.learning_rate if learning_rate is None else learning_rate
     return ClientSettings(rate, config.client.batch_size, config.client.epochs)
+
+
+def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> Gate | None:
+    if config.gate.confidence is None:
+        return None
+    if ledger is not None:
+        raise ConfigError("gate: it decides by sums without noise, which the stated epsilon would not cover")
+    if isinstance(policy, Greedy) or getattr(policy, "epsilon", 1) == 0:
+        raise ConfigError("gate: a policy that never explores logs nothing about what another model would do")
+    return Gate(pool, config.seed, **config.gate.model_dump())
 
 
 def _check_scores(learner: Learner, weights: np.ndarray, spec: DataSpec) -> None:

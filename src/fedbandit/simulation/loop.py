@@ -4,17 +4,20 @@ A round is a function of the state; nothing else crosses from one round to the n
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from fedbandit.engines import Engine, chunks_of
+from fedbandit.engines import Engine
 from fedbandit.errors import Diverged
+from fedbandit.evaluation.gate import Gate
 from fedbandit.evaluation.metrics import round_metrics
+from fedbandit.federated.aggregation import Aggregation, PlainMean
 from fedbandit.federated.client import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.clipping import Clipping
 from fedbandit.federated.optimizers import ServerOptimizer
+from fedbandit.federated.stepping import Stepping
 from fedbandit.simulation.cohorts import Cohorts
 from fedbandit.simulation.scenarios import Scenario
 from fedbandit.simulation.state import State
@@ -31,6 +34,8 @@ class Phase:
     optimizer: ServerOptimizer
     clipping: Clipping
     deploy_every: int
+    aggregation: Aggregation = field(default_factory=PlainMean)
+    gate: Gate | None = None  # decides whether a new model is deployed; None: always
 
     def start(self, weights: np.ndarray) -> State:
         """The state before the first round, from initial weights."""
@@ -51,47 +56,71 @@ def play_round(phase: Phase, state: State, engine: Engine, watch: Stopwatch) -> 
 
     with watch("sample"):
         cohort = phase.cohorts.draw(number)
-    with watch("clients"):
-        results, total = _collect(engine.run(phase.work, chunks_of(cohort), broadcast), state.weights)
-    with watch("step"):
+    results, total = _collect(engine.run(phase.work, phase.work.chunks(cohort), broadcast), state.weights, watch)
+    with watch("step"), np.errstate(over="ignore", invalid="ignore"):  # looked for below, and reported once
         norms = np.concatenate([result.norms for result in results]) if results else np.zeros(0)
         accepted = np.isfinite(norms)
         if len(norms) and 2 * accepted.sum() <= len(norms):
             lost = len(norms) - int(accepted.sum())
             raise Diverged(f"diverged at round {number}: {lost} of {len(norms)} updates are not finite")
-        update = total / max(1, int(accepted.sum()))
-        optimizer, weights = phase.optimizer.step(state.optimizer, state.weights, update)
-        if not np.isfinite(weights).all():
-            raise Diverged(f"diverged at round {number}: the model's weights are not finite")
-        unclipped = float((norms[accepted] <= state.clip_norm).mean()) if accepted.any() else None
-        clip_norm = state.clip_norm if unclipped is None else phase.clipping.following(state.clip_norm, unclipped)
+        below = norms[accepted] <= state.clip_norm
+        unclipped = float(below.mean()) if len(below) else None
+        step = Stepping(phase.optimizer, phase.clipping, phase.aggregation).step(
+            number, state.weights, state.optimizer, state.clip_norm, total, len(below), int(below.sum())
+        )
+        weights = step.weights
 
-    deployed = state.deployed
-    if number % phase.deploy_every == 0:
+    deployed, verdict = state.deployed, None
+    deploys = number % phase.deploy_every == 0
+    if deploys:
+        if phase.gate is not None:
+            with watch("gate"):
+                verdict = phase.gate.judge(phase.work, broadcast, weights, cohort)
         needed_from = phase.work.plan.oldest_version(number + 1)
         deployed = {version: kept for version, kept in deployed.items() if version >= needed_from}
-        deployed[number // phase.deploy_every] = weights
+        # Versions count periods: a refused model leaves its number to the weights that are out already.
+        refused = verdict is not None and not verdict.passes
+        deployed[number // phase.deploy_every] = state.deployed[max(state.deployed)] if refused else weights
 
-    metrics = round_metrics(number, phase.work.split, cohort, results, state, unclipped, update)
+    metrics = round_metrics(number, phase.work.split, cohort, results, state, unclipped, step.update)
     following = State(
         round=number,
         weights=weights,
         deployed=deployed,
-        optimizer=optimizer,
-        clip_norm=clip_norm,
+        optimizer=step.optimizer,
+        clip_norm=step.clip_norm,
         reward_total=state.reward_total + (metrics["reward"] or 0.0),
         rewarded_rounds=state.rewarded_rounds + (metrics["reward"] is not None),
         extra=state.extra,
     )
     metrics["running_reward"] = following.running_reward
+    metrics |= phase.aggregation.metrics(number, deploys)
+    if verdict is not None:
+        metrics["gate"] = verdict.to_json()
     return following, metrics
 
 
-def _collect(results: Iterable[ChunkResult], like: np.ndarray) -> tuple[list[ChunkResult], np.ndarray]:
+def _collect(
+    results: Iterable[ChunkResult], like: np.ndarray, watch: Stopwatch
+) -> tuple[list[ChunkResult], np.ndarray]:
     """The chunks' results, and the sum of their updates added in the order of the chunks."""
     total = np.zeros_like(like)
     kept = []
-    for result in results:
-        result.update.add_to(total)
-        kept.append(result)
+    here = Stopwatch()
+    with here("all"):
+        for result in results:
+            with here("aggregate"):
+                result.update.add_to(total)
+            kept.append(result)
+    aggregate = here.seconds["aggregate"]
+    watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})
     return kept, total
+
+
+def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:
+    """The time in which chunks worked side by side, divided in proportion to what each of them spent it on."""
+    worked = Stopwatch()
+    for result in results:
+        worked.add(dict(result.seconds))
+    whole = sum(worked.seconds.values())
+    return {name: waited * seconds / whole for name, seconds in worked.seconds.items()} if whole else {}

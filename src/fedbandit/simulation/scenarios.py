@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbandit.data.dataset import Header
-from fedbandit.rewards import RewardTable, exact_match, per_label, relabelled, with_near_miss
+from fedbandit.rewards import Rewards, RewardTable, exact_match, per_label, relabelled, with_near_miss
 
 
 @dataclass(frozen=True)
 class Stage:
     """What holds from a round on, until the next stage."""
 
-    rewards: RewardTable
+    rewards: Rewards
     available: np.ndarray | None = None  # bool [K]: the actions that exist; None: all
     from_round: int = 1
 

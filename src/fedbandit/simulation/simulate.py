@@ -11,9 +11,12 @@ import numpy as np
 
 from fedbandit.config import Config
 from fedbandit.data import FederatedDataset, cache_folder, open_dataset
-from fedbandit.engines import Engine, ThreadEngine
+from fedbandit.data.paging import give_back
+from fedbandit.engines import Engine
+from fedbandit.engines.choose import make_engine
 from fedbandit.errors import DataError
 from fedbandit.evaluation.metrics import held_out_metrics
+from fedbandit.privacy.mechanisms import PrivateMean
 from fedbandit.simulation.experiment import Experiment, build_experiment
 from fedbandit.simulation.loop import play_round
 from fedbandit.simulation.state import State, load_state, save_state
@@ -31,18 +34,19 @@ class Simulation:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Play the remaining rounds, yielding each one's metrics."""
-        while self.state.round < self.experiment.config.rounds:
+        while self.state.round < self.experiment.rounds:
             self.state, metrics = play_round(self.experiment.bandit, self.state, self.engine, self.watch)
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
+            give_back(self.experiment.dataset)
             yield metrics
 
     def collect(self) -> dict[str, np.ndarray]:
-        """Play the remaining rounds; arrays by name, one value a round (`running_reward`, `propensity`, ...)."""
+        """Play the remaining rounds; arrays by name, one value a round, NaN where a round has none."""
         rounds = list(self)
-        numeric = [key for key in rounds[0] if isinstance(rounds[0][key], int | float)] if rounds else []
-        return {key: np.array([metrics[key] for metrics in rounds], float) for key in numeric}
+        numeric = {key for metrics in rounds for key, value in metrics.items() if isinstance(value, int | float)}
+        return {key: np.array([metrics.get(key) for metrics in rounds], float) for key in sorted(numeric)}
 
     def evaluate(self) -> dict[str, float]:
         """How the training model's greedy choice does on the test split, where the data set has one."""
@@ -54,7 +58,7 @@ class Simulation:
 
     def _evaluates(self, number: int) -> bool:
         config = self.experiment.config
-        return number == config.rounds or number % (config.evaluate_every or config.deploy_every) == 0
+        return number == self.experiment.rounds or number % (config.evaluate_every or config.deploy_every) == 0
 
 
 def simulate(
@@ -69,7 +73,7 @@ def simulate(
     watch = watch or Stopwatch()
     dataset = dataset or open_dataset(config.data.source)
     experiment = build_experiment(config, dataset)
-    engine = engine or ThreadEngine(None if config.threads == "auto" else config.threads)
+    engine = engine or make_engine(config, dataset)
     if state is None:
         with watch("pretrain"):
             state = experiment.bandit.start(starting_weights(experiment, engine))
@@ -101,18 +105,21 @@ def _keep(state: State, path: Path) -> None:
 
 def _pretraining_key(experiment: Experiment) -> str:
     """Identifies a pre-trained model by everything that went into it, and by nothing else."""
-    config = experiment.config.identity()
-    relevant = ("clients_per_round", "dtype", "model", "client", "server", "clipping", "pretraining")
-    parts = {key: config[key] for key in relevant}
-    if experiment.config.pretraining.client_learning_rate is not None:
-        del parts["client"]["learning_rate"]
-    phase = experiment.pretraining
+    config, phase = experiment.config, experiment.pretraining
     assert phase is not None
-    if experiment.config.pretraining.server_learning_rate is not None:
-        del parts["server"]["learning_rate"]
-    rewards = phase.scenario.stages[0].rewards
+    parts = {
+        "data": experiment.dataset.header.fingerprint,
+        "model": config.model.model_dump(),
+        "dtype": config.dtype,
+        "client": config.client.model_dump(exclude={"learning_rate"}),
+        "learning_rate": config.pretraining.client_learning_rate or config.client.learning_rate,
+        "pretraining": config.pretraining.model_dump(),
+        "phase": [repr(part) for part in (phase.work.plan, phase.cohorts, phase.optimizer, phase.clipping)],
+        "aggregation": repr(phase.aggregation.plan) if isinstance(phase.aggregation, PrivateMean) else "plain",
+    }
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    rewards = experiment.bandit.scenario.pretraining
+    assert rewards is not None
     for array in (rewards.exact, rewards.near, rewards.near_value):
         digest.update(array.tobytes())
-    digest.update(experiment.dataset.header.fingerprint.encode())
     return digest.hexdigest()[:32]

@@ -1,0 +1,50 @@
+"""`fedbandit drift`: policies in a world that changes. A thin skin over `fedbandit.experiments.drift`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def drift(
+    kind: Annotated[str, typer.Option(help="permute (labels), appear (actions), or rotate (preferences).")] = "permute",
+    data: Annotated[str, typer.Option(help="A data set folder, or an embedded set: glyphs, topics.")] = "topics",
+    at: Annotated[str, typer.Option(help="The rounds before which the world changes, separated by commas.")] = "200",
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 400,
+    deploy_every: Annotated[int, typer.Option(help="Rounds between deployments.")] = 10,
+    policies: Annotated[str, typer.Option(help="Which, separated by commas.")] = "greedy,epsilon-greedy,softmax,falcon",
+    seeds: Annotated[int, typer.Option(help="Runs of each policy.")] = 3,
+    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")] = [],  # noqa: B006
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to make (.png or .svg).")] = Path("drift.png"),
+) -> None:
+    """How far each policy falls when the world changes, and how soon it recovers: a table and a picture."""
+    from itertools import pairwise
+
+    from fedbandit.config import parse_settings
+    from fedbandit.data import open_dataset
+    from fedbandit.errors import ConfigError
+    from fedbandit.experiments.drift import HEADING, DriftStudy, draw, play
+
+    try:
+        changes = tuple(int(part) for part in at.split(","))
+    except ValueError:
+        raise ConfigError(f"--at: expected whole numbers separated by commas, not {at!r}") from None
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    study = DriftStudy(
+        kind=kind,
+        rounds=rounds,
+        at=changes,
+        deploy_every=deploy_every,
+        policies=names,
+        seeds=seeds,
+        settings=tuple(parse_settings(settings).items()),
+    )
+    edges = [1, *changes, rounds + 1]
+    if seeds < 1 or any(later - earlier < study.window for earlier, later in pairwise(edges)):
+        raise ConfigError(f"--at, --rounds: leave at least {study.window} rounds before, between and after changes")
+    dataset = open_dataset(data)
+    print(HEADING)
+    outcomes = play(study, dataset, lambda outcome: print("\n".join(outcome.lines(study.window)), flush=True))
+    print("recovery: rounds until the mean of 10 is back at nine tenths; lost: reward below before, summed over rounds")
+    title = {"permute": "Labels trade places", "appear": "New actions appear", "rotate": "Preferences rotate"}
+    print(draw(study, outcomes, out, f"{title.get(kind, kind)} ({dataset.header.name}, {seeds} seeds)"))

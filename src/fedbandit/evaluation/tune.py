@@ -1,0 +1,163 @@
+"""Learning rates and exploration from one period's logs: train every candidate off-policy, evaluate it off-policy.
+
+What exploration teaches later cannot be seen in one period's logs, only what it costs now. So of the candidates whose
+estimate is at most a given share below the best one, that which explores most is taken.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from fedbandit import policies
+from fedbandit.components import construct, resolve
+from fedbandit.config import Config
+from fedbandit.data.dataset import FederatedDataset, contexts_at
+from fedbandit.engines import Engine
+from fedbandit.errors import ConfigError, Diverged
+from fedbandit.evaluation.collect import collect_logs
+from fedbandit.evaluation.offline import train_from_logs
+from fedbandit.evaluation.ope import BUILT_IN, Bootstrap, Estimate, estimate
+from fedbandit.evaluation.ope.logs import records_of
+from fedbandit.evaluation.scoring import Scorer
+from fedbandit.simulation.experiment import build_experiment
+from fedbandit.simulation.simulate import simulate, starting_weights
+
+# What makes each policy explore more, and in which direction.
+EXPLORATION = {"epsilon-greedy": ("epsilon", 1), "softmax": ("beta", 1), "falcon": ("gamma", -1)}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Values to set in the configuration, and what the logs say of them."""
+
+    settings: Mapping[str, Any]
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The choice, and all candidates, best estimate first."""
+
+    chosen: Candidate
+    candidates: list[Candidate]
+    logged_reward: float
+    events: int
+
+
+def tune(
+    config: Config,
+    dataset: FederatedDataset,
+    *,
+    server_rates: Sequence[float],
+    client_rates: Sequence[float],
+    exploration: Sequence[float],
+    engine: Engine,
+    estimator: str = "snips",
+    cost: float = 0.05,
+    told: Callable[[Candidate], Any] = lambda candidate: None,
+) -> Tuned:
+    """Play one period with the configuration as it stands, and choose from its logs what to do in the next ones.
+
+    Half of the clients' logs train the candidates, from the deployed model on; the other half evaluate them. `cost` is
+    the share of the best estimate that more exploration may cost.
+    """
+    name, _ = _parameter(config)
+    experiment = build_experiment(config, dataset)
+    start = starting_weights(experiment, engine)
+    logs = collect_logs(experiment, experiment.bandit.start(start), min(config.deploy_every, config.rounds))
+    middle = logs.train.num_clients // 2
+    if middle < 1:
+        raise ConfigError("clients_per_round: the period's logs come from too few clients to hold any out")
+    held_out = _clients_from(logs, middle)
+    candidates = []
+    for server, client in product(server_rates, client_rates):
+        rates = {"server.learning_rate": server, "client.learning_rate": client}
+        shorter = config.with_values({**rates, "rounds": min(config.deploy_every, config.rounds)})
+        try:
+            trained = train_from_logs(shorter, logs, start=start, clients=range(middle), engine=engine)
+        except Diverged:
+            continue
+        scores = Scorer(trained.experiment.bandit.work.learner, trained.weights).on(held_out.train)
+        for value in exploration:
+            settings = {**rates, f"policy.{name}": value}
+            policy = _policy(config.with_values(settings))
+            records = records_of(held_out.train, policy, dataset.header.num_actions, scores, rewards=scores)
+            found = estimate(records, {estimator: BUILT_IN[estimator]}, bootstrap=Bootstrap(200, config.seed))
+            candidates.append(Candidate(settings, found[estimator]))
+            told(candidates[-1])
+    if not candidates:
+        raise Diverged("every candidate diverged; give smaller learning rates")
+    candidates.sort(key=lambda candidate: -candidate.estimate.value)
+    assert logs.train.log is not None
+    rewards = logs.train.log.rewards
+    return Tuned(_most_exploring(config, candidates, cost), candidates, float(rewards.mean()), len(rewards))
+
+
+@dataclass(frozen=True)
+class Check:
+    """What simulation says of the candidates, each by its mean reward over the same rounds."""
+
+    rewards: list[float]  # in the order of the candidates
+    chosen: float
+    best: float
+    rank: int  # of the choice, from 1
+
+
+def check(config: Config, dataset: FederatedDataset, tuned: Tuned, *, seeds: Sequence[int], engine: Engine) -> Check:
+    """Play every candidate for the configuration's rounds, on these seeds, and see how near the best the choice is."""
+    rewards = []
+    for candidate in tuned.candidates:
+        runs = []
+        for seed in seeds:
+            chosen = config.with_values({**candidate.settings, "seed": seed})
+            try:
+                runs.append(simulate(chosen, dataset, engine=engine).collect()["running_reward"][-1])
+            except Diverged:
+                runs.append(0.0)
+        rewards.append(float(np.mean(runs)))
+    ours = rewards[tuned.candidates.index(tuned.chosen)]
+    return Check(rewards, ours, max(rewards), 1 + sum(reward > ours for reward in rewards))
+
+
+def _most_exploring(config: Config, candidates: list[Candidate], cost: float) -> Candidate:
+    """The most exploration that costs no more than asked; among equals the better estimate."""
+    name, sign = _parameter(config)
+    best = candidates[0].estimate.value
+    alike = [c for c in candidates if c.estimate.value >= best - cost * abs(best)]
+    return max(alike, key=lambda c: (sign * c.settings[f"policy.{name}"], c.estimate.value))
+
+
+def _parameter(config: Config) -> tuple[str, int]:
+    if config.policy.name not in EXPLORATION:
+        known = ", ".join(EXPLORATION)
+        raise ConfigError(f"policy.name: {config.policy.name} has no exploration to tune from its logs; known: {known}")
+    return EXPLORATION[config.policy.name]
+
+
+def _policy(config: Config) -> policies.Policy:
+    return construct("policy", resolve("policy.name", config.policy.name, policies.BUILT_IN), config.policy.parameters)
+
+
+def _clients_from(logs: FederatedDataset, first: int) -> FederatedDataset:
+    """The clients from `first` on, as a logged data set of their own."""
+    split = logs.train
+    assert split.log is not None
+    rows = np.arange(split.offsets[first], split.offsets[-1])
+    log = replace(
+        split.log,
+        actions=split.log.actions[rows],
+        rewards=split.log.rewards[rows],
+        propensities=split.log.propensities[rows],
+    )
+    part = replace(
+        split,
+        client_ids=split.client_ids[first:],
+        offsets=split.offsets[first:] - split.offsets[first],
+        features=contexts_at(split.features, rows),
+        labels=split.labels.take(rows),
+        log=log,
+    )
+    return replace(logs, train=part)

@@ -1,0 +1,186 @@
+"""`evaluate`, `train-offline`, `tune`, `theory`, `regret` and `drift`, as a user types them."""
+
+import json
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fedbandit import cli_drift, cli_evaluate, cli_theory
+from fedbandit.config import Config
+from fedbandit.data.sources.logged import LoggedOptions, import_logged
+from fedbandit.errors import ConfigError, DataError, FedbanditError
+from fedbandit.experiments.run import run
+
+app = typer.Typer()
+for function in (cli_evaluate.evaluate, cli_evaluate.tune, cli_theory.theory, cli_theory.regret, cli_drift.drift):
+    app.command()(function)
+app.command("train-offline")(cli_evaluate.train_offline)
+
+LOGGING = np.array([0.6, 0.3, 0.1])
+ELSEWHERE = np.array([0.1, 0.2, 0.7])
+MEANS = np.array([0.2, 0.5, 0.7])
+OVERALL = MEANS + np.array([-0.075, 0, 0.15])  # over days with and without rain
+
+
+def _run(*words):
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if isinstance(result.exception, FedbanditError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Decisions of 150 users; on days of rain action c pays 0.3 more and a 0.15 less."""
+    rng = np.random.default_rng(0)
+    lines = ["user,weather,action,reward,propensity,elsewhere"]
+    for user in range(150):
+        for _ in range(30):
+            rain = int(rng.random() < 0.5)
+            action = rng.choice(3, p=LOGGING)
+            mean = MEANS[action] + rain * (-0.15, 0.0, 0.3)[action]
+            reward = int(rng.random() < mean)
+            lines.append(
+                f"u{user:03d},{('sun', 'rain')[rain]},{'abc'[action]},{reward},{LOGGING[action]},{ELSEWHERE[action]}"
+            )
+    path = tmp_path_factory.mktemp("logs") / "decisions.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def logged(table, tmp_path_factory):
+    out = tmp_path_factory.mktemp("logged") / "decisions"
+    options = LoggedOptions(
+        client="user", action="action", reward="reward", propensity="propensity", text=["weather"], test_fraction=0.3
+    )
+    return import_logged(table, out, options)
+
+
+def _estimates(*words):
+    return json.loads(_run("evaluate", *words, "--json"))["estimates"]
+
+
+def test_policies_without_a_model_are_evaluated_from_a_table(table):
+    truths = {
+        ("--policy", "uniform"): OVERALL.mean(),
+        ("--policy", "constant", "--set", "action=c"): 0.85,
+        ("--target", "elsewhere"): (ELSEWHERE * OVERALL).sum(),
+    }
+    for words, truth in truths.items():
+        found = _estimates(table, "--client", "user", *words)
+        assert set(found) == ({"ips", "snips"} if "--target" in words else {"ips", "snips", "dm", "dr"})
+        for name, one in found.items():
+            if name != "dm":  # its interval leaves out the error of its model
+                assert abs(one["value"] - truth) < 3 * one["standard_error"], (words, name)
+            assert one["clients"] == 150
+
+
+def test_the_plain_report_says_what_a_person_needs(table):
+    said = _run("evaluate", table, "--client", "user", "--policy", "constant", "--set", "action=c", "--clip", "2")
+    for words in ("4500 events of 150 clients", "effective sample size", "95% interval", "snips", "warning: clipping"):
+        assert words in said
+    said = _run("evaluate", table, "--interval", "bernstein", "--estimators", "ips", "--confidence", "0.9")
+    assert "90% interval" in said
+    assert "empirical Bernstein" in said
+    assert "4500 events of 4500 clients" in said  # without --client every row is one
+    assert "propensities taken to be at least 0.1" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "message"),
+    [
+        (("--policy", "greedy"), ConfigError, "data import logged"),
+        (("--policy", "unform"), ConfigError, "uniform"),
+        (("--policy", "constant"), ConfigError, "policy.action: missing"),
+        (("--policy", "constant", "--set", "action=d"), ConfigError, "no action called 'd'"),
+        (("--reward", "rewards"), DataError, "did you mean reward"),
+        (("--estimators", "dr", "--target", "elsewhere"), ConfigError, "dr needs"),
+        (("--estimators", "xyz"), ConfigError, "xyz"),
+        (("--clip", "2", "--shrink", "2"), ConfigError, "give one"),
+        (("--clip", "-1"), ConfigError, "clip"),
+        (("--confidence", "1.5"), ConfigError, "confidence"),
+        (("--interval", "normal"), ConfigError, "--interval"),
+        (("--interval", "bernstein", "--floor", "0.5"), ConfigError, "floor"),
+        (("--interval", "bernstein", "--reward-range", "1"), ConfigError, "LOW,HIGH"),
+        (("--propensity", "reward"), DataError, "propensity cannot be 0"),
+    ],
+)
+def test_mistakes_are_named(table, words, error, message):
+    with pytest.raises(error, match=message):
+        _run("evaluate", table, *words)
+
+
+def test_a_model_trained_from_logs_is_better_than_what_logged_them(logged, tmp_path):
+    """Trained on the log's training users, evaluated on its test users."""
+    for objective in ("regression", "weighted-regression", "doubly-robust"):
+        model = tmp_path / f"{objective}.safetensors"
+        rates = ("--set", "client.learning_rate=0.2", "--set", "server.learning_rate=0.05")
+        said = _run("train-offline", logged, "-o", model, "--objective", objective, "--rounds", "60", *rates)
+        assert objective in said
+        words = ("--policy", "epsilon-greedy", "--set", "epsilon=0.1", "--model", model, "--split", "test")
+        found = _estimates(logged, *words)
+        earned = json.loads(_run("evaluate", logged, "--split", "test", "--json"))["logged_reward"]
+        assert found["snips"]["interval"]["low"] > earned
+        truth = 0.9 * 0.85 + 0.1 * OVERALL.mean()  # c is best, rain or not
+        assert abs(found["dr"]["value"] - truth) < 3 * found["dr"]["standard_error"]
+    reward_model = ("--reward-model", model, "--estimators", "dr", "--split", "test")
+    assert abs(_estimates(logged, *words, *reward_model)["dr"]["value"] - truth) < 0.1
+
+
+def test_models_that_do_not_fit_are_refused(logged, tmp_path):
+    with pytest.raises(ConfigError, match="needs a model"):
+        _run("evaluate", logged, "--policy", "softmax")
+    with pytest.raises(DataError, match=r"No such file"):
+        _run("evaluate", logged, "--policy", "softmax", "--model", tmp_path / "missing.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="not a fedbandit model"):
+        _run("evaluate", logged, "--policy", "softmax", "--model", tmp_path / "torn.safetensors")
+    with pytest.raises(DataError, match="run folder"):
+        _run("evaluate", logged, "--policy", "softmax", "--model", tmp_path)
+    with pytest.raises(ConfigError, match="safetensors"):
+        _run("train-offline", logged, "-o", tmp_path / "model.bin")
+
+
+SMALL = {"rounds": 6, "deploy_every": 3, "clients_per_round": 8, "scenario": "scratch"}
+
+
+def _small_words():
+    sizes = {**SMALL, "client.max_examples": 16}
+    return [word for key, value in sizes.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_tuning_says_what_it_chose_and_how_good_it_is():
+    grid = ("--server", "0.01,0.05", "--client", "0.5", "--explore", "0.1,0.5", "--seeds", "1")
+    said = _run("tune", "so-scratch-epsilon-greedy", *grid, *_small_words())
+    assert said.count("played") == 4
+    assert said.count("<- chosen") == 1
+    assert "% of the best candidate's" in said
+    assert "use it: --set server.learning_rate=" in said
+    with pytest.raises(ConfigError, match="exploration"):
+        _run("tune", "so-scratch-greedy", "--explore", "1", *_small_words())
+
+
+def test_the_regret_of_a_run_folder(tmp_path):
+    config = Config.build({**SMALL, "client": {"max_examples": 16}})
+    run(config, tmp_path / "run")
+    said = _run("regret", tmp_path / "run", "--rounds", "10", "--learning-rate", "2")
+    best, ours = (float(said.split(words)[1].split(",")[0].split(":")[0]) for words in ("the class ", "ours "))
+    assert best >= ours >= 0
+
+
+def test_theory_and_drift_draw(tmp_path):
+    said = _run("theory", "--rounds", "6", "--every", "2,6", "--seeds", "1", "-o", tmp_path / "theory.png")
+    assert "compare shapes" in said
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
+    words = ("--rounds", "24", "--at", "13", "--policies", "greedy", "--seeds", "1", "--set", "clients_per_round=4")
+    said = _run("drift", *words, "-o", tmp_path / "drift.svg")
+    assert "greedy" in said
+    assert "<svg" in (tmp_path / "drift.svg").read_text()
+    with pytest.raises(ConfigError, match="at least 10 rounds"):
+        _run("drift", "--rounds", "30", "--at", "25")
+    with pytest.raises(ConfigError, match="--every"):
+        _run("theory", "--every", "x")

@@ -1,0 +1,120 @@
+"""Regret where the truth is known: exact, never negative, and full-information training comes near the best."""
+
+import numpy as np
+import pytest
+
+from fedbandit.config import Config
+from fedbandit.data.realizable import features_of, realizable
+from fedbandit.engines import ThreadEngine
+from fedbandit.evaluation.delay import LeastSquares, measure
+from fedbandit.evaluation.regret import best_in_class, estimated_regret, exact_regret, policy_value
+from fedbandit.evaluation.targets import Uniform
+from fedbandit.policies import EpsilonGreedy, Greedy
+from fedbandit.simulation.experiment import build_experiment
+
+WORLD = realizable(seed=1, clients=30, examples=40, features=4, actions=3)
+
+
+def _config(**values):
+    base = {
+        "scenario": "scratch",
+        "rounds": 60,
+        "deploy_every": 10,
+        "clients_per_round": 10,
+        "policy": {"name": "epsilon-greedy", "epsilon": 0.1},
+        "client": {"learning_rate": 0.1, "max_examples": 20},
+        "server": {"learning_rate": 0.02},
+    }
+    return Config.build({**base, **values})
+
+
+def test_rewards_follow_the_truth():
+    split = WORLD.dataset.train
+    rows = np.arange(split.num_examples)
+    means = WORLD.mean_rewards(rows)
+    assert means.min() >= 0.05
+    assert means.max() <= 0.95
+    labels = split.labels
+    earned = np.zeros(means.shape)
+    earned[labels.row_of_entry(), labels.ids] = 1
+    residual = earned - means
+    standard = np.sqrt((means * (1 - means)).sum(axis=0)) / len(rows)
+    assert (np.abs(residual.mean(axis=0)) < 3 * standard).all()
+    x = features_of(split.contexts(rows))
+    assert np.abs(x.T @ residual / len(rows)).max() < 3 * 0.5 / np.sqrt(len(rows))  # nothing linear is left over
+
+
+def test_clients_differ():
+    split = WORLD.dataset.train
+    best = WORLD.mean_rewards(np.arange(split.num_examples)).argmax(axis=1).reshape(split.num_clients, -1)
+    shares = np.stack([(best == action).mean(axis=1) for action in range(3)])
+    assert shares.std(axis=1).max() > 0.2
+
+
+def test_the_truth_has_no_regret_and_chance_has_much():
+    clients = range(30)
+    truth = exact_regret(WORLD, clients, Greedy(), WORLD.mean_rewards)
+    assert truth.value == pytest.approx(0, abs=1e-12)
+    chance = exact_regret(WORLD, clients, Uniform(), WORLD.mean_rewards)
+    assert chance.value > 0.1
+    explores = exact_regret(WORLD, clients, EpsilonGreedy(0.2), WORLD.mean_rewards)
+    assert explores.value == pytest.approx(0.2 * chance.value)
+
+
+def test_every_client_counts_the_same():
+    """A client of three examples weighs as much as one of a single example."""
+    from builders import dataset_in_memory
+
+    features = np.eye(4, dtype=np.float32)
+    split = dataset_in_memory(features, [[0], [0], [0], [1]], [0, 3, 3, 4], 2).train
+    rewards = lambda rows: np.where(rows[:, None] < 3, [[1.0, 0.0]], [[0.0, 0.0]])  # noqa: E731
+    scores = lambda rows: np.tile([1.0, 0.0], (len(rows), 1))  # noqa: E731
+    assert policy_value(split, range(3), Greedy(), scores, rewards) == pytest.approx(0.5)
+
+
+def test_full_information_training_finds_nearly_the_best():
+    experiment = build_experiment(_config(), WORLD.dataset)
+    engine = ThreadEngine(1)
+    best = best_in_class(experiment, engine, rounds=60, client_learning_rate=0.5)
+    scores = lambda rows: experiment.bandit.work.learner.scores(best, WORLD.dataset.train.contexts(rows))  # noqa: E731
+    chance = exact_regret(WORLD, range(30), Uniform(), scores).value
+    # Not nearer: 1,200 examples carry noise of their own, and the best is chosen by what they paid.
+    assert exact_regret(WORLD, range(30), Greedy(), scores).value < chance / 10
+    untrained = estimated_regret(experiment, experiment.initial_weights(), best)
+    assert untrained.value > 0.05
+    itself = estimated_regret(experiment, best, best)
+    assert 0 <= itself.value < untrained.value
+
+
+def test_regret_is_never_negative_and_says_when_the_reference_was_beaten():
+    experiment = build_experiment(_config(policy={"name": "greedy"}), WORLD.dataset)
+    good = np.asarray(WORLD.true_weights(), np.float32)
+    found = estimated_regret(experiment, good, experiment.initial_weights())
+    assert found.value == 0
+    assert found.reference_beaten
+
+
+def test_deploying_more_often_loses_less():
+    engine = ThreadEngine(1)
+    often, once = (measure(_config(deploy_every=every), WORLD, engine) for every in (5, 60))
+    assert often.regret < once.regret
+    assert once.regret == pytest.approx(once.last_regret)  # one model all the way
+    assert (often.periods, often.samples) == (12, 1000)
+    assert often.optimization_error > 0
+
+
+def test_the_least_squares_fit_has_no_excess_and_the_truth_little():
+    rng = np.random.default_rng(0)
+    x = features_of(WORLD.dataset.train.contexts(np.arange(600)))
+    actions = rng.integers(0, 3, 600)
+    rewards = rng.random(600)
+    experiment = build_experiment(_config(), WORLD.dataset)
+    fit = LeastSquares.empty(WORLD).with_events(x[:250], actions[:250], rewards[:250])
+    fit = fit.with_events(x[250:], actions[250:], rewards[250:])
+    design = np.column_stack([x, np.ones(600)])
+    solved = np.stack([np.linalg.lstsq(design[actions == a], rewards[actions == a], rcond=None)[0] for a in range(3)])
+    flat = np.concatenate([solved[:, :-1].T.reshape(-1), solved[:, -1]])
+    assert fit.excess(experiment.layout, flat) == pytest.approx(0, abs=1e-9)
+    moved = flat.copy()
+    moved[-1] += 0.3  # the bias of the last action
+    assert fit.excess(experiment.layout, moved) == pytest.approx(0.09 * (actions == 2).mean(), rel=1e-6)
