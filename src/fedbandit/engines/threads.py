@@ -20,8 +20,7 @@ class ThreadEngine:
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="fedbandit")
 
     def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]:
-        sizes = work.split.offsets
-        longest_first = sorted(range(len(chunks)), key=lambda i: -int((sizes[chunks[i] + 1] - sizes[chunks[i]]).sum()))
+        longest_first = sorted(range(len(chunks)), key=lambda i: -int(work.event_counts(chunks[i]).sum()))
         futures = {i: self._pool.submit(work, chunks[i], broadcast) for i in longest_first}
         for i in range(len(chunks)):
             yield futures.pop(i).result()

@@ -4,18 +4,23 @@ This is the unit of work of every engine. Its result depends on the chunk alone,
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedbandit.data.dataset import Contexts, Split, contexts_at
-from fedbandit.events import Events, draw_actions
+from fedbandit.data.ragged import Ragged
+from fedbandit.errors import Diverged
+from fedbandit.events import Events
+from fedbandit.federated.drawing import draw_actions
 from fedbandit.federated.learners import Learner
 from fedbandit.federated.updates import UpdateSum
 from fedbandit.federated.visits import VisitPlan, Visits
+from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy
 from fedbandit.randomness import Purpose, uniforms
-from fedbandit.rewards import RewardTable
+from fedbandit.rewards import Rewards
+from fedbandit.timing import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ class Broadcast:
     training: np.ndarray  # flat weights to train from
     deployed: Mapping[int, np.ndarray]  # flat weights to act with, by version
     clip_norm: float
-    rewards: RewardTable
+    rewards: Rewards
     available: np.ndarray | None = None  # bool [K]: the actions that exist in this round; None: all
 
 
@@ -39,6 +44,7 @@ class ChunkResult:
     events: np.ndarray  # int64 [clients]: fresh events
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
+    seconds: Mapping[str, float] = field(default_factory=dict)  # where the time went; no part of any result
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,13 @@ class ClientWork:
     learner: Learner
     seed: int
     supervised: bool = False  # log every action's reward, for full-information training
+    doubly_robust: DoublyRobust | None = None  # log an estimate of every action's reward, for this objective
 
     def __call__(self, clients: np.ndarray, broadcast: Broadcast) -> ChunkResult:
-        events = self.act(clients, broadcast)
-        update, norms = self.learner.train(broadcast.training, events, broadcast.clip_norm)
+        watch = Stopwatch()
+        events = self.act(clients, broadcast, watch)
+        with watch("train"):
+            update, norms = self.learner.train(broadcast.training, events, broadcast.clip_norm)
         owner = np.repeat(np.arange(len(clients)), np.diff(events.bounds))[events.fresh]
 
         def per_client(values: np.ndarray) -> np.ndarray:
@@ -66,27 +75,63 @@ class ClientWork:
             events=np.bincount(owner, minlength=len(clients)),
             reward_sums=per_client(events.rewards),
             propensity_sums=per_client(events.propensities),
+            seconds=watch.take(),
         )
 
-    def act(self, clients: np.ndarray, broadcast: Broadcast) -> Events:
+    def chunks(self, cohort: np.ndarray) -> list[np.ndarray]:
+        """The cohort in order, cut where enough events have come together to be worth a task of their own.
+
+        The cut depends on the cohort alone, so that sums are always added in one order.
+        """
+        counts = self.event_counts(cohort)
+        number = (np.cumsum(counts) - counts) // self.learner.chunk_events
+        return np.split(cohort, np.flatnonzero(np.diff(number)) + 1) if len(cohort) else []
+
+    def event_counts(self, clients: np.ndarray) -> np.ndarray:
+        """How many events each client will have at most: what its work is measured by."""
+        return self.plan.event_counts(self.split, clients)
+
+    def act(self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None) -> Events:
         """Algorithm 2 for a chunk of clients: score, explore, draw, and log the reward of what was drawn."""
-        visits = self.plan.visits(self.split, clients, broadcast.round)
-        contexts = self.split.contexts(visits.rows)
-        labels = self.split.labels.take(visits.rows)
+        watch = watch or Stopwatch()
+        with watch("data"):
+            visits = self.plan.visits(self.split, clients, broadcast.round)
+            contexts = self.split.contexts(visits.rows)
+            labels = self.split.labels.take(visits.rows)
+        with watch("act"):
+            return self._chosen(visits, contexts, labels, broadcast)
+
+    def _chosen(self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast) -> Events:
+        """What the clients log when they meet these contexts."""
         scores = self._scores(visits, contexts, broadcast)
-        probabilities = self.policy.probabilities(scores, broadcast.available)
+        try:
+            probabilities = self.policy.probabilities(scores, broadcast.available)
+        except ValueError:
+            self._check_finite(scores, visits, broadcast.round)
+            raise
         draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
         actions, propensities = draw_actions(probabilities, draws)
+        rewards = broadcast.rewards.of(labels, actions, visits.clients)
+        targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
+        if self.doubly_robust is not None:
+            targets = self.doubly_robust.targets(scores, actions, rewards, propensities)
         return Events(
             bounds=visits.bounds,
             contexts=contexts,
             actions=actions,
-            rewards=broadcast.rewards.of(labels, actions),
+            rewards=rewards,
             propensities=propensities,
             versions=visits.versions,
             fresh=visits.fresh,
-            targets=broadcast.rewards.matrix(labels) if self.supervised else None,
+            targets=targets,
         )
+
+    def _check_finite(self, scores: np.ndarray, visits: Visits, round_number: int) -> None:
+        """Weights can be finite and still give scores that are not: that is divergence, too."""
+        bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
+        if len(bad):
+            name = self.split.client_id(int(visits.clients[bad[0]]))
+            raise Diverged(f"diverged at round {round_number}: the scores of client {name} are not finite")
 
     def _scores(self, visits: Visits, contexts: Contexts, broadcast: Broadcast) -> np.ndarray:
         """[n, K], each row from the model version that its client held at the time."""

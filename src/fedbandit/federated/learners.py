@@ -5,7 +5,7 @@ server.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -31,6 +31,11 @@ class ClientSettings:
 class Learner(Protocol):
     """Scores contexts, and trains a chunk of clients."""
 
+    @property
+    def chunk_events(self) -> int:
+        """How many events a chunk needs for its work to outweigh the overhead of being a task."""
+        ...
+
     def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
         """[n, K]: the score of every action."""
         ...
@@ -43,16 +48,34 @@ class Learner(Protocol):
         ...
 
 
-def make_learner(model: Model, layout: Layout, objective: Objective, settings: ClientSettings) -> Learner:
+def make_learner(
+    model: Model, layout: Layout, objective: Objective, settings: ClientSettings, device: str = "cpu"
+) -> Learner:
     """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+    if device != "cpu":
+        from fedbandit.federated.vectorised import make_vectorised_learner
+
+        return make_vectorised_learner(model, layout, objective, settings, device)
     if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
         from fedbandit.federated.sparse import SparseLinearLearner
 
         return SparseLinearLearner(layout, objective, settings)
+    if model.kernel == "cnn" and isinstance(objective, Pointwise):
+        from fedbandit.federated.cnn import CnnLearner
+
+        return CnnLearner(layout, objective, settings)
+    return AutogradLearner(model, layout, objective, settings)
+
+
+def single_threaded_torch() -> Any:
+    """Torch with one intra-op thread in the calling thread: torch keeps the number per thread, and it changes the bits.
+
+    Chunks are the unit of parallel work; teams of threads inside them only get in the way.
+    """
     import torch
 
-    torch.set_num_threads(1)  # chunks are the unit of parallel work; teams of threads inside them only get in the way
-    return AutogradLearner(model, layout, objective, settings)
+    torch.set_num_threads(1)
+    return torch
 
 
 @dataclass(frozen=True)
@@ -63,10 +86,10 @@ class AutogradLearner:
     layout: Layout
     objective: Objective
     settings: ClientSettings
+    chunk_events: ClassVar[int] = 256
 
     def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
-        import torch
-
+        torch = single_threaded_torch()
         params = self.layout.split(torch.from_numpy(weights))
         with torch.no_grad():
             blocks = [
@@ -78,8 +101,7 @@ class AutogradLearner:
         return np.concatenate(blocks)
 
     def train(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
-        import torch
-
+        torch = single_threaded_torch()
         start = torch.from_numpy(weights)
         total = torch.zeros_like(start)
         norms = np.zeros(len(events.bounds) - 1)
@@ -139,6 +161,10 @@ class Untrained:
     """Scores like another learner and never trains: the baseline of an initial model left as it is."""
 
     learner: Learner
+
+    @property
+    def chunk_events(self) -> int:
+        return self.learner.chunk_events
 
     def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
         return self.learner.scores(weights, contexts)

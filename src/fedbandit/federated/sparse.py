@@ -5,6 +5,7 @@ each, the touched entries are added to the chunk's sum, clipped, and put back.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numba
 import numpy as np
@@ -25,6 +26,7 @@ class SparseLinearLearner:
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
+    chunk_events: ClassVar[int] = 1024
 
     def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
         assert isinstance(contexts, Ragged)
@@ -39,12 +41,12 @@ class SparseLinearLearner:
         words, k = params["weight"].shape
         contexts, dtype, size = events.contexts, weights.dtype, self.settings.batch_size
         slots, rows = _compact(contexts.ids, words)
-        base = params["weight"][rows]
+        base = np.take(params["weight"], rows, axis=0)
         total, total_bias = np.zeros_like(base), np.zeros(k, dtype)
         norms = np.zeros(len(events.bounds) - 1)
-        # The step of a full batch, and of a last, smaller one: lr times the constant in front of weight · error.
-        factors = [self.objective.factor(b, k) for b in range(1, size + 1)]
-        steps = self.settings.learning_rate * np.array([0.0, *factors])
+        # For each number of events in a batch: lr times the constant in front of weight · error.
+        factors = [0.0, *(self.objective.factor(events, k) for events in range(1, size + 1))]
+        steps = self.settings.learning_rate * np.array(factors)
         kernel, feedback = _train_chosen, (events.actions, events.rewards.astype(dtype))
         if self.objective.supervised:
             assert events.targets is not None
@@ -100,6 +102,15 @@ def _compact(ids, words):  # type: ignore[no-untyped-def]
     return slots, rows[:used].copy()
 
 
+@numba.njit(nogil=True, cache=True)
+def add_rows(rows, values, total):  # type: ignore[no-untyped-def]
+    """Add each row of values to its row of the total."""
+    for i in range(len(rows)):
+        of, to = values[i], total[rows[i]]
+        for a in range(len(of)):
+            to[a] += of[a]
+
+
 @numba.njit(nogil=True, cache=True, inline="always")
 def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
     if logistic:
@@ -132,8 +143,42 @@ def _train_chosen(  # type: ignore[no-untyped-def]
                     bias[a] -= move
                     for j in range(offsets[i], offsets[i + 1]):
                         work[slots[j], a] -= move * values[j]
-        touched = slots[offsets[first] : offsets[last]]
-        norms[client] = _collect(touched, clip_norm, work, bias, base, base_bias, total, total_bias)
+        norms[client] = _collect_chosen(
+            offsets[first : last + 1], slots, actions[first:last], clip_norm,
+            work, bias, base, base_bias, total, total_bias,
+        )  # fmt: skip
+
+
+@numba.njit(nogil=True, cache=True)
+def _collect_chosen(  # type: ignore[no-untyped-def]
+    offsets, slots, actions, clip_norm, work, bias, base, base_bias, total, total_bias
+):
+    """As `_collect`, for a client that touched the chosen actions' entries alone: looks at no others."""
+    most = offsets[-1] - offsets[0]
+    where, moved = np.empty((most, 2), np.int32), np.empty(most, work.dtype)
+    used = 0
+    square = 0.0
+    for i in range(len(actions)):
+        a = actions[i]
+        for j in range(offsets[i], offsets[i + 1]):
+            slot = slots[j]
+            change = work[slot, a] - base[slot, a]
+            if change != 0:
+                work[slot, a] = base[slot, a]  # put back: an entry that comes again must not count twice
+                where[used, 0], where[used, 1], moved[used] = slot, a, change
+                square += float(change) ** 2
+                used += 1
+    for a in range(len(bias)):
+        square += float(bias[a] - base_bias[a]) ** 2
+    norm = np.sqrt(square)
+    factor = work.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+    if np.isfinite(norm):
+        for a in range(len(bias)):
+            total_bias[a] += factor * (bias[a] - base_bias[a])
+        for i in range(used):
+            total[where[i, 0], where[i, 1]] += factor * moved[i]
+    bias[:] = base_bias
+    return norm
 
 
 @numba.njit(nogil=True, cache=True)

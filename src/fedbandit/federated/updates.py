@@ -31,8 +31,10 @@ class RowSum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
+        from fedbandit.federated.sparse import add_rows
+
         k = len(self.bias)
-        total[:-k].reshape(-1, k)[self.rows] += self.values
+        add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
         total[-k:] += self.bias
 
 

@@ -31,6 +31,10 @@ class VisitPlan(Protocol):
 
     def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits: ...
 
+    def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
+        """How many events each client will have at most: int64 [clients]."""
+        ...
+
     def oldest_version(self, round_number: int) -> int:
         """The oldest deployed model that may still be asked for in this round or later."""
         ...
@@ -58,6 +62,10 @@ class SimpleVisits:
             fresh=np.ones(len(rows), bool),
         )
 
+    def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
+        sizes = split.offsets[clients + 1] - split.offsets[clients]
+        return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
+
     def oldest_version(self, round_number: int) -> int:
         return period_of(round_number, self.deploy_every)
 
@@ -65,6 +73,8 @@ class SimpleVisits:
 @dataclass(frozen=True)
 class PopulationVisits:
     """Algorithm 1 and section 3.2: every client acts in every period and keeps its newest `cache_size` events.
+
+    No cache reaches further back than a client needs that fills it at the full rate, so that old models can go.
 
     At the start of a period a client fetches the newest model with probability `pull_probability`, otherwise it keeps
     the one it has, so models of several ages are in use at once.
@@ -100,6 +110,10 @@ class PopulationVisits:
             versions=versions.astype(np.int32),
             fresh=times == period,
         )
+
+    def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
+        sizes = split.offsets[clients + 1] - split.offsets[clients]
+        return np.minimum(np.minimum(sizes, self.events_per_period) * self._remembered(), self.cache_size)
 
     def oldest_version(self, round_number: int) -> int:
         period = period_of(round_number, self.deploy_every)

@@ -1,0 +1,220 @@
+"""Chunks over the cores of a Ray cluster: the same bits as on threads, on one machine or on many.
+
+A worker opens the data where it lies and builds the same work from the same configuration, so that nothing but
+weights travels to it and nothing but sums of updates comes back. Knows nothing of what the work computes.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset
+from fedbandit.engines.ray_worker import RoundWeights, Worker, phase_name
+from fedbandit.errors import ConfigError, FedbanditError
+from fedbandit.federated.client import Broadcast, ChunkResult, ClientWork
+from fedbandit.simulation.experiment import build_experiment
+
+_PARTS_PER_WORKER = (
+    4  # a cohort goes out in about so many parts per worker: few messages, and no long wait for the last
+)
+_MOST_ATTEMPTS = 4  # a part that has cost so many workers their lives is not given to another
+_START_SECONDS = 300.0  # for the first worker of a cluster to open the data
+
+
+@dataclass
+class Traffic:
+    """What has travelled so far, in bytes: weights put once, and sums that came back."""
+
+    weights: int = 0
+    sums: int = 0
+    replaced: int = 0  # workers that died and were replaced
+
+
+@dataclass
+class _Part:
+    """Some chunks of a cohort that go to one worker together; each comes back as a sum of its own."""
+
+    chunks: list[int]
+    attempts: int = 0
+
+
+@dataclass
+class _Pool:
+    """The workers: those that can be given work, and calls that are under way."""
+
+    ready: list[Any] = field(default_factory=list)
+    starting: dict[Any, Any] = field(default_factory=dict)  # call -> worker
+
+
+class RayEngine:
+    """Runs chunks on a Ray cluster; a worker that dies is replaced and its chunks are done again, to the same bits."""
+
+    def __init__(
+        self, config: Config, dataset: FederatedDataset, *, address: str | None = None, workers: int | None = None
+    ) -> None:
+        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this run alone.
+
+        One worker per core of the cluster, unless `workers` says otherwise. The data set must lie under the same path
+        on every machine, or be an embedded one.
+        """
+        ray = _ray()
+        if dataset.path is None:
+            raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
+        self._experiment = build_experiment(config, dataset)
+        self._owns_cluster = not ray.is_initialized()
+        if self._owns_cluster:
+            _connect(ray, address, workers)
+        self._ray = ray
+        self._arguments = (config.model_dump(), str(Path(dataset.path).absolute()), dataset.header.fingerprint)
+        self._remote = ray.remote(num_cpus=1, max_restarts=0)(Worker)
+        self._pool = _Pool()
+        self._put: dict[int, tuple[np.ndarray, Any]] = {}  # deployed version -> its weights and where they were put
+        self._rounds = 0
+        self.traffic = Traffic()
+        self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        for _ in range(self.workers):
+            self._start_worker()
+
+    def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]:
+        """The chunks' results in the order of the chunks."""
+        phase = phase_name(self._experiment, work)
+        weights = self._put_weights(phase, broadcast)
+        waiting = deque(self._parts(work, chunks))
+        under_way: dict[Any, tuple[Any, _Part]] = {}
+        results: dict[int, ChunkResult] = {}
+        for due in range(len(chunks)):
+            while due not in results:
+                idle = [w for w in self._pool.ready if all(w is not busy for busy, _ in under_way.values())]
+                while waiting and idle:
+                    part, worker = waiting.popleft(), idle.pop()
+                    call = worker.work.remote(phase, [chunks[i] for i in part.chunks], weights)
+                    under_way[call] = worker, part
+                self._await_one(under_way, waiting, results)
+            yield results.pop(due)
+
+    def close(self) -> None:
+        """End the workers, and the cluster if it was started for this run."""
+        for worker in (*self._pool.ready, *self._pool.starting.values()):
+            with suppress(Exception):  # it may be gone already
+                self._ray.kill(worker)
+        self._pool = _Pool()
+        if self._owns_cluster:
+            self._ray.shutdown()
+
+    def _parts(self, work: ClientWork, chunks: list[np.ndarray]) -> list[_Part]:
+        """The chunks in parts of about the same size, the longest chunks first."""
+        longest_first = sorted(range(len(chunks)), key=lambda i: -int(work.event_counts(chunks[i]).sum()))
+        count = min(len(chunks), _PARTS_PER_WORKER * self.workers)
+        return [_Part(longest_first[first::count]) for first in range(count)]
+
+    def _await_one(
+        self, under_way: dict[Any, tuple[Any, _Part]], waiting: deque[_Part], results: dict[int, ChunkResult]
+    ) -> None:
+        """Wait until something comes back: a part's sums, a new worker, or the news that one has died."""
+        ray = self._ray
+        calls = [*under_way, *self._pool.starting]
+        done, _ = ray.wait(calls, num_returns=1, timeout=None if under_way else _START_SECONDS)
+        if not done:
+            raise FedbanditError(
+                f"ray: no worker could be started within {_START_SECONDS:.0f} s; has the cluster free cores?"
+            )
+        call = done[0]
+        worker, part = under_way.pop(call, (None, None))
+        if part is None:
+            self._welcome(call)
+            return
+        try:
+            answers = ray.get(call)
+        except ray.exceptions.RayTaskError as error:
+            raise _original(error) from None
+        except ray.exceptions.RayError as error:
+            self._replace(worker, error)
+            part.attempts += 1
+            if part.attempts >= _MOST_ATTEMPTS:
+                raise FedbanditError(f"ray: {part.attempts} workers died over the same clients: {error}") from None
+            waiting.appendleft(part)
+            return
+        for i, answer in zip(part.chunks, answers, strict=True):
+            self.traffic.sums += _bytes(answer.update)
+            results[i] = answer
+
+    def _start_worker(self) -> None:
+        worker = self._remote.remote()
+        self._pool.starting[worker.open.remote(*self._arguments)] = worker
+
+    def _welcome(self, call: Any) -> None:
+        """A worker has opened its data and can be given work, or says why it cannot."""
+        worker = self._pool.starting.pop(call)
+        try:
+            self._ray.get(call)
+        except self._ray.exceptions.RayTaskError as error:
+            raise _original(error) from None
+        except self._ray.exceptions.RayError as error:
+            self._replace(worker, error)
+            return
+        self._pool.ready.append(worker)
+
+    def _replace(self, worker: Any, error: Exception) -> None:
+        """Start another worker in place of one that is gone; others do its part if the new one finds no room."""
+        self._pool.ready = [other for other in self._pool.ready if other is not worker]
+        self.traffic.replaced += 1
+        if self.traffic.replaced > _MOST_ATTEMPTS * self.workers and not self._pool.ready:
+            raise FedbanditError(f"ray: workers keep dying: {error}") from None
+        self._start_worker()
+
+    def _put_weights(self, phase: str, broadcast: Broadcast) -> RoundWeights:
+        """Put the training weights, and those deployed versions that were not put before."""
+        kept = {}
+        for version, weights in broadcast.deployed.items():
+            before = self._put.get(version)
+            if before is None or before[0] is not weights:
+                before = (weights, self._ray.put(weights))
+                self.traffic.weights += weights.nbytes
+            kept[version] = before
+        self._put = kept
+        self._rounds += 1
+        self.traffic.weights += broadcast.training.nbytes
+        return RoundWeights(
+            key=self._rounds,
+            training=[self._ray.put(broadcast.training)],
+            deployed={version: [reference] for version, (_, reference) in kept.items()},
+            rest=replace(broadcast, training=broadcast.training[:0], deployed={}),
+        )
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("engine: ray is not installed; pip install 'fedbandit[ray]'") from None
+    return ray
+
+
+def _connect(ray: Any, address: str | None, workers: int | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run reports to nobody
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address is None:
+            ray.init(address="local", num_cpus=workers, **quiet)
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"ray-address: cannot join {address or 'a local cluster'}: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _original(error: Any) -> Exception:
+    """What went wrong in the worker, as if it had gone wrong here."""
+    return error.cause if isinstance(error.cause, FedbanditError) else error
+
+
+def _bytes(update: Any) -> int:
+    return sum(array.nbytes for array in vars(update).values())

@@ -1,0 +1,59 @@
+"""The Ray engine on a cluster of two nodes (on this machine), joined by its address, and when one node is lost."""
+
+import json
+
+import pytest
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset, topics
+from fedbandit.engines import ThreadEngine
+from fedbandit.errors import ConfigError
+from fedbandit.simulation.simulate import simulate
+
+ray = pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the warnings are of Ray's own making
+
+from ray.cluster_utils import Cluster  # noqa: E402 - needs ray
+
+from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
+
+CONFIG = Config.build({"scenario": "scratch", "rounds": 5, "deploy_every": 2, "clients_per_round": 20})
+
+
+@pytest.fixture
+def two_nodes():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    yield cluster, second
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_two_nodes_and_then_one(two_nodes, tmp_path):
+    cluster, second = two_nodes
+    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=100, words=1000))
+    threads = ThreadEngine(2)
+    expected = [json.dumps(metrics) for metrics in simulate(CONFIG, dataset, engine=threads)]
+    threads.close()
+    engine = RayEngine(CONFIG, dataset, address=cluster.address)
+    try:
+        assert engine.workers == 2
+        ray.get(list(engine._pool.starting))
+        node = lambda worker: __import__("ray").get_runtime_context().get_node_id()  # noqa: E731 - sent by value
+        places = {ray.get(worker.__ray_call__.remote(node)) for worker in engine._pool.starting.values()}
+        assert len(places) == 2
+        rounds = iter(simulate(CONFIG, dataset, engine=engine))
+        seen = [json.dumps(next(rounds)) for _ in range(2)]
+        cluster.remove_node(second, allow_graceful=False)
+        seen += [json.dumps(metrics) for metrics in rounds]
+        assert seen == expected
+        assert engine.traffic.replaced >= 1
+    finally:
+        engine.close()
+
+
+def test_an_address_where_nobody_answers(tmp_path):
+    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=40, words=1000))
+    with pytest.raises(ConfigError, match="ray-address"):
+        RayEngine(CONFIG, dataset, address="no port at all")

@@ -1,0 +1,162 @@
+"""The Ray engine against the thread engine, bit for bit: on one machine, on two nodes, and with workers killed."""
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset, topics
+from fedbandit.data.ragged import Ragged
+from fedbandit.data.writer import DatasetWriter
+from fedbandit.engines import ThreadEngine
+from fedbandit.errors import ConfigError, DataError
+from fedbandit.simulation.simulate import simulate
+
+ray = pytest.importorskip("ray")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),  # of Ray's own making
+]
+
+from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
+
+TEXT = {"scenario": "init-shift", "rounds": 6, "deploy_every": 2, "clients_per_round": 20, "evaluate_every": 3}
+TEXT |= {"pretraining": {"rounds": 2, "clients": 30}, "seed": 3}
+POPULATION = TEXT | {
+    "mode": "population",
+    "population": {"events_per_period": 8, "cache_size": 24, "pull_probability": 0.5},
+}
+IMAGES = {"scenario": "scratch", "rounds": 3, "deploy_every": 2, "clients_per_round": 12, "model": {"name": "mlp"}}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = topics.generate(tmp_path_factory.mktemp("data") / "text", users=150, words=1000)
+    return FederatedDataset.open(path)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(5, 60, 40)
+    labels = rng.integers(0, 6, int(sizes.sum()))
+    features = (np.eye(6)[labels] @ rng.random((6, 36)) + 0.3 * rng.random((len(labels), 36))).astype(np.float32)
+    clients = np.repeat([f"c{i:03d}" for i in range(40)], sizes)
+    out = tmp_path_factory.mktemp("data") / "images"
+    with DatasetWriter(out, name="images", kind="dense", shape=(6, 6), actions=map(str, range(6))) as writer:
+        writer.add_many(clients, features.reshape(-1, 6, 6), Ragged.from_rows([[int(label)] for label in labels]))
+        return FederatedDataset.open(writer.finish())
+
+
+@pytest.fixture(scope="module")
+def local():
+    """One cluster for the tests that need no other: two workers on this machine."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def metrics_of(config, dataset, engine):
+    """The lines of `metrics.jsonl`, and the final weights to the last bit."""
+    simulation = simulate(config, dataset, engine=engine)
+    return [json.dumps(metrics) for metrics in simulation], simulation.state.weights.tobytes()
+
+
+def fresh_cache(monkeypatch, folder):
+    """Pre-train again, in place of taking what the other engine has kept."""
+    monkeypatch.setenv("FEDBANDIT_CACHE", str(folder))
+
+
+def on_threads(config, dataset, monkeypatch, folder):
+    fresh_cache(monkeypatch, folder / "threads")
+    engine = ThreadEngine(2)
+    try:
+        return metrics_of(config, dataset, engine)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(("values", "data"), [(TEXT, "text"), (POPULATION, "text"), (IMAGES, "images")])
+def test_the_same_bits_as_on_threads(local, values, data, request, monkeypatch, tmp_path):
+    config, dataset = Config.build(values), request.getfixturevalue(data)
+    expected = on_threads(config, dataset, monkeypatch, tmp_path)
+    fresh_cache(monkeypatch, tmp_path / "ray")
+    engine = RayEngine(config, dataset)
+    try:
+        assert engine.workers == 2
+        assert metrics_of(config, dataset, engine) == expected
+        assert engine.traffic.replaced == 0
+    finally:
+        engine.close()
+
+
+class Killing:
+    """Kills a worker in the middle of the given rounds: it is stopped before the round, so its part cannot be done."""
+
+    def __init__(self, engine, rounds):
+        self.engine, self.rounds = engine, rounds
+
+    def run(self, work, chunks, broadcast):
+        if broadcast.round in self.rounds and not work.supervised:
+            victim = self.engine._pool.ready[-1]
+            process = ray.get(victim.__ray_call__.remote(lambda worker: os.getpid()))
+            os.kill(process, signal.SIGSTOP)
+            threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
+        return self.engine.run(work, chunks, broadcast)
+
+
+@pytest.mark.parametrize(("values", "data"), [(TEXT, "text"), (IMAGES, "images")])
+def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(local, values, data, request, monkeypatch, tmp_path):
+    config, dataset = Config.build(values), request.getfixturevalue(data)
+    expected = on_threads(config, dataset, monkeypatch, tmp_path)
+    fresh_cache(monkeypatch, tmp_path / "ray")
+    engine = RayEngine(config, dataset)
+    try:
+        assert metrics_of(config, dataset, Killing(engine, {2, 3})) == expected
+        assert engine.traffic.replaced == 2
+    finally:
+        engine.close()
+
+
+def test_what_travels_is_weights_once_a_round_and_a_sum_per_chunk(local, images):
+    config = Config.build(IMAGES)
+    engine = RayEngine(config, images)
+    try:
+        simulation = simulate(config, images, engine=engine)
+        size, phase = simulation.state.weights.nbytes, simulation.experiment.bandit
+        chunks = sum(len(phase.work.chunks(phase.cohorts.draw(number))) for number in (1, 2, 3))
+        list(simulation)
+        assert engine.traffic.weights == (3 + 2) * size  # three rounds, and versions 0 and 1 as they are deployed
+        assert engine.traffic.sums == chunks * size
+    finally:
+        engine.close()
+
+
+def test_data_that_is_not_on_disk_is_refused(local, images):
+    with pytest.raises(ConfigError, match="on disk"):
+        RayEngine(Config.build(IMAGES), replace(images, path=None))
+
+
+def test_a_worker_that_finds_other_data_says_so(local, images):
+    other = replace(images, header=replace(images.header, fingerprint="another"))
+    config = Config.build(IMAGES)
+    engine = RayEngine(config, other)
+    try:
+        with pytest.raises(DataError, match="holds other data"):
+            list(simulate(config, other, engine=engine))
+    finally:
+        engine.close()
+
+
+def test_an_engine_made_for_another_configuration_is_refused(local, images):
+    engine = RayEngine(Config.build(IMAGES), images)
+    try:
+        with pytest.raises(ValueError, match="another configuration"):
+            list(simulate(Config.build(IMAGES | {"seed": 9}), images, engine=engine))
+    finally:
+        engine.close()

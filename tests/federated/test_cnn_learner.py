@@ -1,0 +1,152 @@
+"""The hand-written CNN learner against automatic differentiation, and its kernels against torch's."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedbandit.events import Events
+from fedbandit.federated import winograd
+from fedbandit.federated.cnn import CnnLearner
+from fedbandit.federated.learners import AutogradLearner, ClientSettings, make_learner
+from fedbandit.models import DataSpec, Layout, build_model
+from fedbandit.objectives import (
+    CrossEntropy,
+    FullInformation,
+    FullInformationCrossEntropy,
+    Regression,
+    WeightedCrossEntropy,
+    WeightedRegression,
+)
+
+OBJECTIVES = [
+    Regression(),
+    Regression(reduction="half-sum"),
+    WeightedRegression(scale=0.1),
+    CrossEntropy(),
+    WeightedCrossEntropy(scale=0.1),
+    FullInformation(),
+    FullInformationCrossEntropy(),
+]
+ACTIONS = 7
+
+
+def events_of(shape, sizes=(19, 0, 3, 16), seed=0):
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    return Events(
+        bounds=np.cumsum([0, *sizes]),
+        contexts=rng.random((n, *shape)).astype(np.float32),
+        actions=rng.integers(0, ACTIONS, n),
+        rewards=rng.random(n).astype(np.float32),
+        propensities=rng.uniform(0.05, 1, n),
+        versions=np.zeros(n, np.int32),
+        fresh=np.ones(n, bool),
+        targets=rng.random((n, ACTIONS)).astype(np.float32),
+    )
+
+
+def learners(shape, objective, **settings):
+    model = build_model("cnn", DataSpec("dense", shape, ACTIONS))
+    arrays = model.init(1)
+    # Biases that are not zero, so that an error in them cannot hide.
+    rng = np.random.default_rng(5)
+    arrays = {name: rng.normal(0, 0.1, a.shape) if name.endswith("bias") else a for name, a in arrays.items()}
+    layout = Layout.of(arrays)
+    chosen = ClientSettings(**{"learning_rate": 0.05, **settings})
+    fast = make_learner(model, layout, objective, chosen)
+    assert isinstance(fast, CnnLearner)
+    return (
+        fast,
+        AutogradLearner(model, layout, objective, chosen),
+        lambda dtype: layout.flatten(arrays, np.dtype(dtype)),
+    )
+
+
+def assert_same_training(shape, objective, **settings):
+    fast, autograd, weights_as = learners(shape, objective, **settings)
+    weights, events = weights_as("float64"), events_of(shape)
+    before = weights.copy()
+    _, unclipped = autograd.train(weights, events, np.inf)
+    clip_norm = float(np.median(unclipped[unclipped > 0]))
+    expected, expected_norms = autograd.train(weights, events, clip_norm)
+    found, norms = fast.train(weights, events, clip_norm)
+    assert norms[1] == 0
+    assert (unclipped > clip_norm).any()
+    np.testing.assert_allclose(norms, expected_norms, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.vector, expected.vector, rtol=0, atol=1e-10)
+    np.testing.assert_array_equal(weights, before)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{type(o).__name__}-{o.reduction}")
+def test_trains_like_automatic_differentiation(objective):
+    assert_same_training((28, 28), objective)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 7), (9, 10, 3), (32, 32, 3), (30, 14, 1)], ids=str)
+def test_any_shape_of_image(shape):
+    assert_same_training(shape, Regression())
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str)
+def test_any_batch_size(settings):
+    assert_same_training((8, 8), Regression(), **settings)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
+@pytest.mark.parametrize("shape", [(28, 28), (9, 10, 3)], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_scores_like_the_model(shape, count, dtype, tolerance):
+    fast, autograd, weights_as = learners(shape, Regression())
+    weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, *shape)).astype(np.float32)
+    scores = fast.scores(weights, contexts)
+    assert scores.shape == (count, ACTIONS)
+    assert scores.dtype == weights.dtype
+    if count:
+        np.testing.assert_allclose(scores, autograd.scores(weights, contexts), rtol=0, atol=tolerance)
+
+
+def test_the_first_step_in_single_precision():
+    """Whole epochs in float32 are chaotic (ties of relu and pooling flip); a single step is not."""
+    fast, autograd, weights_as = learners((28, 28), Regression(), learning_rate=0.5)
+    weights, events = weights_as("float32"), events_of((28, 28), sizes=(16,))
+    expected, _ = autograd.train(weights, events, np.inf)
+    found, _ = fast.train(weights, events, np.inf)
+    apart = np.linalg.norm(found.vector - expected.vector) / np.linalg.norm(expected.vector)
+    assert apart < 1e-4
+
+
+def test_a_flat_background_does_not_matter():
+    """Where pooled values tie, any choice gives the same update; images with constant regions have many ties."""
+    fast, autograd, weights_as = learners((28, 28), Regression())
+    weights, events = weights_as("float64"), events_of((28, 28))
+    events.contexts[:, :14] = 1.0
+    events.contexts[:, 20:] = 0.0
+    expected, _ = autograd.train(weights, events, np.inf)
+    found, _ = fast.train(weights, events, np.inf)
+    np.testing.assert_allclose(found.vector, expected.vector, rtol=0, atol=1e-10)
+
+
+def test_a_client_that_diverges_is_left_out():
+    fast, _, weights_as = learners((8, 8), Regression(), learning_rate=1e30)
+    events = events_of((8, 8))
+    update, norms = fast.train(weights_as("float32"), events, 1.0)
+    assert not np.isfinite(norms[0])
+    assert np.isfinite(update.vector).all()
+
+
+def test_tiles_give_the_convolution():
+    rng = np.random.default_rng(0)
+    padded = np.zeros((3, 14, 18, winograd.NARROW))
+    padded[:, 2:-2, 2:-2] = rng.normal(size=(3, 10, 14, winograd.NARROW))
+    kernel, bias = rng.normal(size=(5, 5, winograd.NARROW, winograd.WIDE)), rng.normal(size=winograd.WIDE)
+    tiles = np.empty((winograd.TILE, 3 * 5 * 7, winograd.NARROW))
+    winograd.inputs_to_tiles(padded, tiles)
+    products = tiles @ (winograd.KERNEL_TO_TILE @ kernel.reshape(25, -1)).reshape(winograd.TILE, *kernel.shape[2:])
+    found, chosen = np.empty((3 * 5 * 7, winograd.WIDE)), np.empty((3 * 5 * 7, winograd.WIDE), np.int32)
+    winograd.pool_tiles(products, bias, found, chosen)
+
+    x, w = torch.from_numpy(padded).permute(0, 3, 1, 2), torch.from_numpy(kernel).permute(3, 2, 0, 1)
+    expected = torch.relu(torch.max_pool2d(torch.conv2d(x, w, torch.from_numpy(bias)), 2))
+    expected = expected.permute(0, 2, 3, 1).reshape(-1, winograd.WIDE).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+    assert set(np.unique(chosen)) == {0, 1, 2, 3}
