@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and exactly: what depends on it then finds it satisfied and asks for no other build.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint types clean
+.PHONY: demo test test-slow lint types clean bench bench-quick bench-scale
 
 demo: $(VENV)/.core
 	$(BIN)/fedbandit demo --out demo
@@ -13,7 +13,7 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev lint types
 	$(BIN)/python -m pytest -m "not slow"
 
-test-slow: $(VENV)/.dev
+test-slow: $(VENV)/.extras
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev
@@ -35,6 +35,20 @@ $(VENV)/.core: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.core
 	@$(INSTALL) --editable '.[dev]'
 	@touch $@
+
+$(VENV)/.extras: $(VENV)/.dev
+	@$(INSTALL) --editable '.[dev,ray,tensorboard]'
+	@touch $@
+
+# Side by side with a plain torch loop and, in environments of their own, with pfl, FedJAX and Flower.
+bench: $(VENV)/.core
+	$(BIN)/python -m benchmarks.run
+
+bench-quick: $(VENV)/.core
+	$(BIN)/python -m benchmarks.run --quick
+
+bench-scale: $(VENV)/.core
+	$(BIN)/python -m benchmarks.scale
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

@@ -4,8 +4,8 @@ import ast
 
 import numpy as np
 import pytest
-
 from builders import dataset_in_memory
+
 from fedbandit.config import Config
 from fedbandit.data.text import BagOfWords
 from fedbandit.engines import ThreadEngine

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbandit import cli_data
+from fedbandit import cli_data, cli_drift, cli_evaluate, cli_experiments, cli_privacy, cli_theory
 from fedbandit.errors import FedbanditError
 
 app = typer.Typer(
@@ -18,8 +18,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(cli_data.app, name="data")
-
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -59,21 +57,37 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Bandit rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random in the run.")] = None,
     threads: Annotated[int | None, typer.Option(help="Worker threads; the results do not depend on it.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where clients are computed: threads, or ray.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster; none: one for this run.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, or a torch device such as cuda.")] = None,
     settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")] = [],  # noqa: B006
     checkpoint_seconds: Annotated[float, typer.Option(help="How often the state is kept; 0: every round.")] = 20,
+    tracker: Annotated[str | None, typer.Option(help="Also send metrics to: tensorboard, or module:Name.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Run a simulation into a folder, or go on where it stopped."""
     from fedbandit.config import parse_settings
+    from fedbandit.data import open_dataset
+    from fedbandit.engines.choose import make_engine
     from fedbandit.experiments.progress import show_progress
     from fedbandit.experiments.run import run as play
+    from fedbandit.experiments.trackers import tracker_named
 
-    named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed, "threads": threads}
+    named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
+    named |= {"threads": threads, "engine": engine, "device": device}
     chosen = {key: value for key, value in named.items() if value is not None}
     config = _load(what).with_values({**chosen, **parse_settings(settings)})
-    progress = None if quiet else show_progress
-    outcome = play(config, out, progress=progress, checkpoint_seconds=checkpoint_seconds)
+    dataset = open_dataset(config.data.source)
+    outcome = play(
+        config,
+        out,
+        dataset=dataset,
+        engine=make_engine(config, dataset, ray_address),
+        progress=None if quiet else show_progress,
+        checkpoint_seconds=checkpoint_seconds,
+        tracker=tracker_named(tracker) if tracker else None,
+    )
     if outcome.summary is None:
         print(f"stopped after round {outcome.rounds} of {config.rounds}; the same command goes on from there")
         raise typer.Exit(130)
@@ -81,6 +95,10 @@ def run(
     for key, value in outcome.summary.items():
         if key.startswith("test_"):
             print(f"{key.replace('_', ' ')} {value:.4f}")
+    if config.privacy.mechanism != "none":
+        from fedbandit.privacy.reporting import in_one_line
+
+        print(in_one_line(outcome.summary["privacy"]))
     print(f"{outcome.summary['seconds_per_round']:.4f} seconds a round; everything is in {out}")
     if profile:
         _print_profile(outcome.profile)
@@ -124,6 +142,20 @@ def _print_profile(seconds: dict[str, float]) -> None:
     total = sum(seconds.values())
     for name, value in sorted(seconds.items(), key=lambda item: -item[1]):
         print(f"{name:<12} {value:8.2f} s  {100 * value / total:5.1f}%")
+
+
+app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_privacy.app, name="privacy")
+cli_experiments.register(app)
+for command in (
+    cli_evaluate.evaluate,
+    cli_evaluate.train_offline,
+    cli_evaluate.tune,
+    cli_drift.drift,
+    cli_theory.theory,
+    cli_theory.regret,
+):
+    app.command(command.__name__.replace("_", "-"))(command)
 
 
 if __name__ == "__main__":

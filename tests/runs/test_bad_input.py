@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from builders import random_images
 from command_line import fails_with_one_line, fedbandit, in_this_process
 
-from builders import random_images
 from fedbandit.config import Config
 from fedbandit.data.ragged import Ragged
 from fedbandit.data.writer import DatasetWriter

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.config import Config
-from fedbandit.data import open_dataset
-from fedbandit.engines import ThreadEngine
 from fedbandit.errors import FedbanditError
 from fedbandit.experiments.folder import read_metrics
-from fedbandit.experiments.run import run
+from fedbandit.experiments.many import Ended, Job, play_all
 
 
 class Interrupted(FedbanditError):
@@ -22,10 +20,12 @@ class Interrupted(FedbanditError):
 
 @dataclass(frozen=True)
 class Curves:
-    """What the seeds of one member did: [seeds, rounds]."""
+    """What the seeds of one member did: [seeds, rounds]. Seeds that diverged are left out of them and counted."""
 
     running_reward: np.ndarray
     propensity: np.ndarray
+    seeds: tuple[int, ...]
+    diverged: tuple[int, ...] = ()
 
     @property
     def final(self) -> np.ndarray:
@@ -36,50 +36,74 @@ class Curves:
 def compare(
     members: Mapping[str, Config],
     seeds: Sequence[int],
-    out: Path,
-    on_member: Callable[[str, int], None] = lambda label, seed: None,
+    folders: Callable[[str, int], Path],
+    *,
+    workers: int | None = None,
+    on_end: Callable[[str, int, Ended], None] = lambda label, seed, ended: None,
 ) -> dict[str, Curves]:
-    """Run every member with every seed into `out/label/seed-n`; finished runs are not run again."""
-    datasets = {config.data.source: open_dataset(config.data.source) for config in members.values()}
-    engine = ThreadEngine()
-    try:
-        for label, config in members.items():
-            for seed in seeds:
-                on_member(label, seed)
-                folder = member_folder(out, label, seed)
-                seeded = config.with_values({"seed": seed})
-                outcome = run(seeded, folder, dataset=datasets[config.data.source], engine=engine)
-                if outcome.summary is None:
-                    raise Interrupted(
-                        f"stopped {label}, seed {seed}, after round {outcome.rounds}; run it again to go on"
-                    )
-    finally:
-        engine.close()
-    return {label: read_curves([member_folder(out, label, seed) for seed in seeds]) for label in members}
+    """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
+    places = [(label, seed) for label in members for seed in seeds]
+    jobs = [Job(members[label].with_values({"seed": seed}), folders(label, seed)) for label, seed in places]
+    done = [i for i, job in enumerate(jobs) if (job.folder / "summary.json").exists()]
+    missing = [i for i in range(len(jobs)) if i not in done]
+    # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
+    ended = dict(zip(done, play_all([jobs[i] for i in done], workers=1), strict=True))
+    tell = {str(jobs[i].folder): places[i] for i in missing}
+    outcomes = play_all(
+        [jobs[i] for i in missing], workers=workers, on_end=lambda job, end: on_end(*tell[str(job.folder)], end)
+    )
+    ended |= zip(missing, outcomes, strict=True)
+    for i, (label, seed) in enumerate(places):
+        if ended[i].status in ("interrupted", "not run"):
+            raise Interrupted(f"stopped before {label}, seed {seed}, was finished; run it again to go on")
+    result = {}
+    for label, config in members.items():
+        good = [seed for i, (name, seed) in enumerate(places) if name == label and ended[i].status == "finished"]
+        lost = tuple(seed for seed in seeds if seed not in good)
+        result[label] = read_curves([folders(label, seed) for seed in good], config.rounds, tuple(good), lost)
+    return result
 
 
-def member_folder(out: Path, label: str, seed: int) -> Path:
-    """Where a member's run with a seed lies."""
-    return out / label / f"seed-{seed}"
-
-
-def read_curves(folders: Sequence[Path]) -> Curves:
+def read_curves(
+    folders: Sequence[Path], rounds: int, seeds: tuple[int, ...] = (), diverged: tuple[int, ...] = ()
+) -> Curves:
     """The curves of finished runs of one length."""
     runs = [read_metrics(folder) for folder in folders]
 
     def array(key: str) -> np.ndarray:
-        return np.array([[line[key] for line in lines] for lines in runs], float)
+        return np.array([[line[key] for line in lines] for lines in runs], float).reshape(len(runs), rounds)
 
-    return Curves(array("running_reward"), array("propensity"))
+    return Curves(array("running_reward"), array("propensity"), seeds or tuple(range(len(runs))), diverged)
 
 
-def table(curves: Mapping[str, Curves]) -> str:
-    """Final running average reward of each member: mean, standard deviation over seeds, lowest and highest."""
-    width = max(len("policy"), *map(len, curves))
-    lines = [f"{'policy':<{width}}  {'mean':>7}  {'± std':>7}  {'lowest':>7}  {'highest':>7}  seeds"]
+def standard_error(values: np.ndarray) -> float:
+    """The standard error of the mean over seeds; not a number for a single one."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def paired_difference(better: Curves, worse: Curves) -> tuple[float, float]:
+    """Mean difference of the final rewards and its standard error, over the seeds that both have.
+
+    A seed gives both the same clients and examples, so the difference varies less than either.
+    """
+    shared = [seed for seed in better.seeds if seed in worse.seeds]
+    a, b = ([dict(zip(c.seeds, c.final, strict=True))[seed] for seed in shared] for c in (better, worse))
+    differences = np.array(a) - np.array(b)
+    return (float(differences.mean()), standard_error(differences)) if len(shared) else (float("nan"), float("nan"))
+
+
+def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
+    """Final running average reward of each member: mean, standard error, standard deviation, lowest and highest."""
+    width = max(len(first), *map(len, curves))
+    heads = "  ".join(f"{head:>8}" for head in ("mean", "± s.e.", "std", "lowest", "highest"))
+    lines = [f"{first:<{width}}  {heads}  seeds"]
     for label, member in curves.items():
         final = member.final
+        lost = f"  diverged: {len(member.diverged)}" if member.diverged else ""
+        if not len(final):
+            lines.append(f"{label:<{width}}  {'-':>8}{lost}")
+            continue
         spread = final.std(ddof=1) if len(final) > 1 else float("nan")
-        figures = "  ".join(f"{value:7.4f}" for value in (final.mean(), spread, final.min(), final.max()))
-        lines.append(f"{label:<{width}}  {figures}  {len(final):5d}")
+        figures = (final.mean(), standard_error(final), spread, final.min(), final.max())
+        lines.append(f"{label:<{width}}  {'  '.join(f'{value:8.4f}' for value in figures)}  {len(final):5d}{lost}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from fedbandit.config import Config
 from fedbandit.experiments.comparison import compare, table
 from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.presets import preset
+from fedbandit.experiments.report import write_report
 
 ROUNDS, DEPLOY_EVERY, SEEDS = 300, 40, (0, 1, 2)
 POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
@@ -16,7 +17,12 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
     """Run the demonstration into a folder and draw its picture; run again, it goes on or shows what is there."""
     say(f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds.")
     say(f"Shortened: {ROUNDS} rounds, deploying every {DEPLOY_EVERY} (the paper: 1500, every 200 or 40).\n")
-    curves = compare(members(), SEEDS, out / "runs", lambda label, seed: say(f"  {label}, seed {seed}"))
+    curves = compare(
+        members(),
+        SEEDS,
+        lambda label, seed: out / "runs" / label / f"seed-{seed}",
+        on_end=lambda label, seed, ended: say(f"  {label}, seed {seed}"),
+    )
     picture = draw_curves(
         {label: member.running_reward for label, member in curves.items()},
         out / "curves.png",
@@ -27,6 +33,7 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
     say(f"\nFinal running average reward:\n\n{table(curves)}\n")
     say("baseline is the pre-trained model, greedy and never trained again.")
     say(f"Curves: {picture}")
+    say(f"Report: {write_report([out / 'runs'], out / 'report.html')}")
     return picture
 
 

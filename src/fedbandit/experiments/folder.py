@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import shutil
+import time
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,8 @@ from fedbandit.errors import ConfigError, DataError
 from fedbandit.simulation.state import State, load_state, save_state, write_atomically
 
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
+
+_FLUSH_SECONDS = 1.0  # who follows a run sees it this late at most
 
 
 class RunFolder:
@@ -36,6 +39,7 @@ class RunFolder:
         except OSError:
             raise ConfigError(f"{path}: another process is running here") from None
         self._files: dict[str, IO[str]] = {}
+        self._flushed_at = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -56,9 +60,24 @@ class RunFolder:
         path = self.path / "summary.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
+    @property
+    def failure(self) -> dict[str, Any] | None:
+        """What the run died of the last time (`kind`, `error`), or None."""
+        path = self.path / "error.json"
+        return _read_json(path) if path.exists() else None
+
+    def fail(self, error: Exception) -> None:
+        """Keep what the run died of; going on with it takes the note away."""
+        self._write_text("error.json", json.dumps({"kind": type(error).__name__, "error": str(error)}) + "\n")
+
+    def rounds_recorded(self) -> int:
+        """How many rounds have a line of metrics."""
+        return len(read_metrics(self.path)) if (self.path / "metrics.jsonl").exists() else 0
+
     def resume(self) -> State | None:
         """The state to go on from, with metrics and timings cut to it; None to start from the beginning."""
         state = self._newest_checkpoint()
+        (self.path / "error.json").unlink(missing_ok=True)
         if not (self.path / "config.toml").exists():
             self._write_text("environment.json", json.dumps(_environment(self.header), indent=1) + "\n")
             self._write_text("config.toml", self.config.to_toml())
@@ -70,6 +89,10 @@ class RunFolder:
         """One line a round in each of the two files; no times among the metrics."""
         self._files["metrics.jsonl"].write(json.dumps(metrics) + "\n")
         self._files["timings.jsonl"].write(json.dumps(timings) + "\n")
+        if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
+            for file in self._files.values():
+                file.flush()
+            self._flushed_at = time.monotonic()
 
     def checkpoint(self, state: State) -> None:
         """Keep the state; the lines that belong to it are on disk before it is."""
@@ -138,8 +161,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def _ours(name: str) -> bool:
     """What a run that was stopped before its first line may have left."""
-    return name in (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints") or name.endswith(
-        ".tmp"
+    return name in (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "error.json") or (
+        name.endswith(".tmp")
     )
 
 

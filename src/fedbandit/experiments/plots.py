@@ -1,6 +1,8 @@
 """Pictures of runs. The same policy has the same colour everywhere, and the colours are safe for the colour-blind."""
 
-from collections.abc import Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,34 @@ COLOURS = {
     "baseline": "#595959",
 }
 OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7B4173")
-_DASHES = {"baseline": (4, 2)}
+_DASHED = ("baseline",)
 
 
-def colour_of(label: str, position: int = 0) -> str:
-    """The colour of a policy by its name or a label that starts or ends with it."""
+def policy_of(label: str) -> str | None:
+    """The policy that a label names: the label itself, or one that starts or ends with it."""
     for name in sorted(COLOURS, key=len, reverse=True):  # "epsilon-greedy" before "greedy"
-        if label == name or label.endswith(f"-{name}") or label.startswith(f"{name} "):
-            return COLOURS[name]
-    return OTHER_COLOURS[position % len(OTHER_COLOURS)]
+        if label == name or label.endswith(f"-{name}") or label.startswith((f"{name} ", f"{name},")):
+            return name
+    return None
+
+
+def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
+    """A colour for every label, and whether its line is dashed: the policy's own, and if several share it, others.
+
+    The second curve of a policy is dashed in the policy's colour; further ones, and unknown labels, take what is left.
+    """
+    styles: dict[str, tuple[str, bool]] = {}
+    seen: Counter[str] = Counter()
+    others = 0
+    for label in labels:
+        policy = policy_of(label)
+        if policy is not None and seen[policy] < (1 if policy in _DASHED else 2):
+            styles[label] = (COLOURS[policy], policy in _DASHED or seen[policy] == 1)
+            seen[policy] += 1
+        else:
+            styles[label] = (OTHER_COLOURS[others % len(OTHER_COLOURS)], (others // len(OTHER_COLOURS)) % 2 == 1)
+            others += 1
+    return styles
 
 
 def draw_curves(
@@ -36,34 +57,71 @@ def draw_curves(
     note: str = "",
 ) -> Path:
     """Mean and band (± one standard deviation over seeds) of curves [seeds, rounds], saved by the path's suffix."""
+    return _draw(curves, path, _band, title, ylabel, deploy_every, note)
+
+
+def draw_trials(
+    curves: Mapping[str, np.ndarray],
+    path: Path,
+    *,
+    title: str,
+    ylabel: str = "running average reward",
+    deploy_every: int | None = None,
+    note: str = "",
+) -> Path:
+    """Every seed of curves [seeds, rounds] as a thin line of its own, with their mean."""
+    return _draw(curves, path, _trials, title, ylabel, deploy_every, note)
+
+
+def _draw(
+    curves: Mapping[str, np.ndarray],
+    path: Path,
+    draw_member: Callable[[Any, str, np.ndarray, str, bool], None],
+    title: str,
+    ylabel: str,
+    deploy_every: int | None,
+    note: str,
+) -> Path:
+    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for position, (label, values) in enumerate(curves.items()):
-        _band(axes, label, np.atleast_2d(values), position)
-    rounds = max(np.atleast_2d(values).shape[1] for values in curves.values())
-    if deploy_every and rounds // deploy_every <= 40:
-        for deployed in range(deploy_every, rounds, deploy_every):
-            axes.axvline(deployed, color="#d0d0d0", linewidth=0.7, zorder=0)
-    axes.set(xlabel="round (grey lines: deployments)" if deploy_every else "round", ylabel=ylabel)
-    axes.set_title(f"{title}\n" if note else title, loc="left")
-    if note:
-        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8, color="#595959")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlim(1, rounds)
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with rc_context({"svg.hashsalt": "fedbandit"}):  # the same figure is the same file
+        figure = Figure(figsize=(7.2, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        rounds = max((np.atleast_2d(values).shape[1] for values in curves.values()), default=1)
+        lines = deploy_every is not None and rounds // deploy_every <= 40
+        if deploy_every is not None and lines:
+            for deployed in range(deploy_every, rounds, deploy_every):
+                axes.axvline(deployed, color="#d0d0d0", linewidth=0.7, zorder=0)
+        styles = styles_of(list(curves))
+        for label, values in curves.items():
+            draw_member(axes, label, np.atleast_2d(values), *styles[label])
+        axes.set(xlabel="round (grey lines: deployments)" if lines else "round", ylabel=ylabel)
+        wrapped = textwrap.fill(note, 105)
+        axes.set_title(title + "\n" * (wrapped.count("\n") + 1 if note else 0), loc="left", fontsize=11)
+        if note:
+            axes.text(0, 1.02, wrapped, transform=axes.transAxes, fontsize=8, color="#595959")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xlim(1, max(rounds, 2))
+        if curves:
+            axes.legend(frameon=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 
-def _band(axes: Any, label: str, values: np.ndarray, position: int) -> None:
+def _band(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
     rounds = np.arange(1, values.shape[1] + 1)
     mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    colour = colour_of(label, position)
-    axes.plot(rounds, mean, label=label, color=colour, linewidth=1.6, dashes=_DASHES.get(label, (None, None)))
+    axes.plot(rounds, mean, label=label, color=colour, linewidth=1.6, dashes=(4, 2) if dashed else (None, None))
     if len(values) > 1:
         axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+
+
+def _trials(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
+    rounds = np.arange(1, values.shape[1] + 1)
+    for trial in values:
+        axes.plot(rounds, trial, color=colour, linewidth=0.8, alpha=0.5)
+    axes.plot(rounds, values.mean(axis=0), color=colour, linewidth=1.6, label=f"{label}: mean of {len(values)} trials")

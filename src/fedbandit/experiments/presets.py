@@ -1,11 +1,13 @@
 """The paper's tables as named configurations: `emnist-scratch-softmax`, `so-init-shift-deploy40-falcon`, ..."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fedbandit.components import nearest
-from fedbandit.config import Config
+from fedbandit.config import Config, read_toml
 from fedbandit.errors import ConfigError
+from fedbandit.privacy.presets import TABLE_9
 
 # (server learning rate, client learning rate, policy parameters), as printed in tables 1 to 8.
 _Row = tuple[float, float, dict[str, float]]
@@ -83,6 +85,13 @@ def preset(name: str) -> Config:
     return presets[name]
 
 
+def load(what: str) -> Config:
+    """The preset of that name, or the configuration in a TOML file."""
+    if what.endswith(".toml") or Path(what).is_file():
+        return Config.build(read_toml(Path(what)), where=f"{what}: ")
+    return preset(what)
+
+
 def all_presets() -> dict[str, Config]:
     """Every named configuration, in the order of the paper's tables."""
     presets = {}
@@ -92,7 +101,7 @@ def all_presets() -> dict[str, Config]:
         if setting != "scratch":
             untouched = {**_values(data, setting, "greedy", rows["greedy"]), "training": False}
             presets[f"{data}-{setting}-baseline"] = Config.build(untouched)
-    return presets
+    return presets | {name: Config.build(values) for name, values in TABLE_9.items()}
 
 
 def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any]:

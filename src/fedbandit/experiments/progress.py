@@ -16,7 +16,7 @@ _LINES = 20  # how many lines a piped run prints
 @contextmanager
 def show_progress(simulation: Simulation) -> Iterator[Progress]:
     """A bar with reward and time left on a terminal, otherwise a line every now and then."""
-    rounds, done = simulation.experiment.config.rounds, simulation.state.round
+    rounds, done = simulation.experiment.rounds, simulation.state.round
     if done:
         print(f"resuming after round {done}", file=sys.stderr)
     if not sys.stderr.isatty():

@@ -37,7 +37,7 @@ class Model:
 
     init: Callable[[int], dict[str, np.ndarray]]
     scores: Callable[[Params, Any], "torch.Tensor"]
-    kernel: Literal["sparse-linear"] | None = None
+    kernel: Literal["sparse-linear", "cnn"] | None = None
 
 
 @dataclass(frozen=True)

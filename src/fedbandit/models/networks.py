@@ -47,7 +47,7 @@ def cnn(data: DataSpec) -> Model:
         x = relu(x @ params["dense1"] + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
-    return Model(init, scores)
+    return Model(init, scores, kernel="cnn")
 
 
 def mlp(data: DataSpec, hidden: int = 128) -> Model:

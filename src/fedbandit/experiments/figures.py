@@ -1,0 +1,199 @@
+"""Making a figure of the paper: run what is missing, draw it, and set the numbers beside the paper's."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset, open_dataset
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.catalogue import EMBEDDED, Family, Figure, figure
+from fedbandit.experiments.comparison import Curves, compare, standard_error
+from fedbandit.experiments.many import Ended
+from fedbandit.experiments.plots import draw_curves, draw_trials
+from fedbandit.experiments.tuning import tune
+from fedbandit.experiments.verdicts import beside_the_paper, judge
+from fedbandit.simulation.state import write_atomically
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as published."""
+
+    data: str | None = None  # None: the embedded data set of the figure's family
+    seeds: int = 5
+    scale: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tune_minutes: float | None = None
+    workers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"--seeds: should be at least 1, not {self.seeds}")
+        if not 0 < self.scale <= 1:
+            raise ConfigError(f"--scale: should be above 0 and at most 1, not {self.scale:g}")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A figure that was made."""
+
+    figure: Figure
+    note: str
+    text: str
+    png: Path
+    svg: Path
+
+
+def make_figure(name: str, request: Request, out: Path, say: Callable[[str], None] = print) -> Made:
+    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
+    wanted, dataset = _choose(name, request)
+    members = {
+        label: scaled(member.config().with_values({"data.source": _source(wanted, request)}), request.scale)
+        for label, member in wanted.members.items()
+    }
+    members = {label: config.with_values(request.settings) for label, config in members.items()}
+    keys = {label: member.key for label, member in wanted.members.items()}
+    place = out / "runs" / _place(dataset, request)
+    published = members
+    if request.tune_minutes is not None:
+        by_key = {keys[label]: config for label, config in members.items()}
+        tuned = tune(by_key, wanted.family, place / "tuning", request.tune_minutes, workers=request.workers, say=say)
+        members = {label: tuned[keys[label]] for label in members}
+
+    def folder(label: str, seed: int) -> Path:
+        kind = "published" if members[label] == published[label] else "tuned"
+        return place / kind / keys[label] / f"seed-{seed}"
+
+    def progress(label: str, seed: int, ended: Ended) -> None:
+        say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
+
+    say(f"{wanted.name}: {wanted.title}")
+    curves = compare(
+        members,
+        range(request.seeds),
+        folder,
+        workers=request.workers,
+        on_end=progress,
+    )
+    note = describe(wanted, members, dataset, request)
+    stem = out / (wanted.name if wanted.family == _home(name) else f"{wanted.name}-{wanted.family}")
+    stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
+    png, svg = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".png", ".svg"))
+    text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves)}"
+    _keep(stem.with_suffix(".json"), wanted, note, members, curves)
+    return Made(wanted, note, text, png, svg)
+
+
+def scaled(config: Config, scale: float) -> Config:
+    """The configuration with rounds, deployment period and pre-training shortened together.
+
+    A shortened run looks at held-out data only at its end; after each of its short periods would be most of its work.
+    """
+    if scale == 1:
+        return config
+
+    def shortened(rounds: int) -> int:
+        return max(1, round(rounds * scale))
+
+    return config.with_values(
+        {
+            "rounds": shortened(config.rounds),
+            "deploy_every": shortened(config.deploy_every),
+            "pretraining.rounds": shortened(config.pretraining.rounds),
+            "evaluate_every": shortened(config.rounds),
+        }
+    )
+
+
+def describe(wanted: Figure, members: Mapping[str, Config], dataset: FederatedDataset, request: Request) -> str:
+    """What a reader has to know to read the picture rightly: data, length, seeds, rates."""
+    config = next(iter(members.values()))
+    parts = [f"data: {dataset.header.name}", f"{config.rounds} rounds, deploying every {config.deploy_every}"]
+    if request.scale != 1:
+        parts.append(f"shortened to {request.scale:g}")
+    if request.settings:
+        parts.append("reduced: " + ", ".join(f"{key}={value}" for key, value in request.settings.items()))
+    parts.append(f"{request.seeds} seed{'s' if request.seeds > 1 else ''}")
+    parts.append("tuned here" if request.tune_minutes is not None else "published rates")
+    return "; ".join(parts)
+
+
+def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
+    """The figure, in the family that the data belongs to where it exists for both."""
+    family: Family | None = None
+    if request.data is not None:
+        family = "so" if open_dataset(request.data).header.kind == "sparse" else "emnist"
+    wanted = figure(name, family)
+    dataset = open_dataset(_source(wanted, request))
+    if family is not None and wanted.family != family:
+        raise ConfigError(
+            f"--data: {request.data} holds {dataset.header.kind} contexts, and {name} is a figure on"
+            f" {'images' if wanted.family == 'emnist' else 'text'}"
+        )
+    return wanted, dataset
+
+
+def _home(name: str) -> Family:
+    return figure(name).family if not name.startswith("fig4") else ("emnist" if name[4] in "ab" else "so")
+
+
+def _source(wanted: Figure, request: Request) -> str:
+    return request.data if request.data is not None else EMBEDDED[wanted.family]
+
+
+def _place(dataset: FederatedDataset, request: Request) -> str:
+    """A folder name for everything that all members of a figure share, so that no run is taken for another."""
+    settings = json.dumps(dict(request.settings), sort_keys=True)
+    mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
+    return f"{dataset.header.name}-{dataset.header.fingerprint[:6]}-scale{request.scale:g}{mark}"
+
+
+def _draw(wanted: Figure, members: Mapping[str, Config], curves: Mapping[str, Curves], path: Path, note: str) -> Path:
+    config = next(iter(members.values()))
+    shown = {_with_losses(label, c): c for label, c in curves.items() if len(c.final)}
+    values = {label: c.propensity if wanted.shows == "propensity" else c.running_reward for label, c in shown.items()}
+    draw = draw_trials if wanted.shows == "trials" else draw_curves
+    return draw(
+        values,
+        path,
+        title=f"{wanted.name}: {wanted.title}",
+        ylabel=wanted.y_axis,
+        deploy_every=config.deploy_every,
+        note=note,
+    )
+
+
+def _with_losses(label: str, curves: Curves) -> str:
+    """A curve over the seeds that survived must not look like one over all."""
+    tried = len(curves.seeds) + len(curves.diverged)
+    return f"{label}, {len(curves.diverged)} of {tried} seeds diverged" if curves.diverged else label
+
+
+def _keep(path: Path, wanted: Figure, note: str, members: Mapping[str, Config], curves: Mapping[str, Curves]) -> None:
+    """The numbers behind the picture, for tables elsewhere."""
+    kept = {
+        "figure": wanted.name,
+        "title": wanted.title,
+        "note": note,
+        "members": {
+            label: {
+                "mean": float(c.final.mean()) if len(c.final) else None,
+                "standard_error": standard_error(c.final) if len(c.final) > 1 else None,
+                "final": c.final.tolist(),
+                "seeds": list(c.seeds),
+                "diverged": list(c.diverged),
+                "paper": wanted.stated.get(label),
+                "server.learning_rate": members[label].server.learning_rate,
+                "client.learning_rate": members[label].client.learning_rate,
+                **{f"policy.{key}": value for key, value in members[label].policy.parameters.items()},
+            }
+            for label, c in curves.items()
+        },
+        "claims": [asdict(judge(claim, curves)) for claim in wanted.claims],
+    }
+    text = json.dumps(kept, indent=1).replace("NaN", "null")
+    write_atomically(path, lambda file: file.write(text.encode()))

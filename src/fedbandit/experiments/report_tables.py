@@ -1,0 +1,147 @@
+"""The report's tables and texts as HTML: results, failures, parameters, data, environment, commands."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from fedbandit.data import open_dataset
+from fedbandit.data.info import describe
+from fedbandit.errors import FedbanditError
+from fedbandit.experiments.collection import Group
+from fedbandit.experiments.comparison import standard_error
+from fedbandit.experiments.flat import flatten, in_short
+from fedbandit.experiments.plots import styles_of
+
+
+def outcomes(groups: Sequence[Group]) -> str:
+    """Final running average of each configuration, best first, with what else the summaries say."""
+    extra = _summary_keys(groups)
+    heads = ["configuration", "running average", "± s.e.", "std", "seeds", "rounds", *(_in_words(key) for key in extra)]
+    rows = []
+    names = _names(groups)
+    for group in groups:
+        final = np.array([_last(run.metrics) for run in group.runs if run.rounds], float)
+        rounds = sorted({run.rounds for run in group.runs})
+        spread = final.std(ddof=1) if len(final) > 1 else np.nan
+        extras = [_mean([(run.summary or {}).get(key) for run in group.runs]) for key in extra]
+        numbers = [final.mean() if len(final) else np.nan, standard_error(final), spread]
+        shown = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        cells = [*map(_number, numbers), str(len(group.runs)), shown, *map(_number, extras)]
+        rows.append((numbers[0], names[group.label], cells))
+    rows.sort(key=lambda row: -np.nan_to_num(row[0], nan=-np.inf))
+    head = "".join(f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>' for i, text in enumerate(heads))
+    body = "".join(
+        f"<tr>{name}{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for _, name, cells in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def failures(groups: Sequence[Group]) -> str:
+    """Runs that died, and of what."""
+    lines = [
+        f'<p class="error">{escape(run.name)}: {escape(run.error)}</p>'
+        for group in groups
+        for run in group.runs
+        if run.error and run.summary is None
+    ]
+    return f"<section><h2>What went wrong</h2>{''.join(lines)}</section>" if lines else ""
+
+
+def parameters(groups: Sequence[Group]) -> str:
+    """What differs between the configurations as a table; what they share below it."""
+    flat = [flatten(group.config.identity()) for group in groups]
+    keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key != "seed"]
+    differing = [key for key in keys if len({json.dumps(values.get(key)) for values in flat}) > 1]
+    shared = "\n".join(f"{key} = {json.dumps(flat[0].get(key))}" for key in keys if key not in differing)
+    parts = []
+    names = _names(groups)
+    if differing:
+        head = "".join(f'<th scope="col">{escape(key)}</th>' for key in differing)
+        rows = "".join(
+            f"<tr>{names[group.label]}"
+            f"{''.join(f'<td>{escape(in_short(values.get(key)))}</td>' for key in differing)}</tr>"
+            for group, values in zip(groups, flat, strict=True)
+        )
+        parts.append(
+            f'<div class="scroll"><table><thead><tr><th scope="col">configuration</th>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+    parts.append(f"<details><summary>What all of them share</summary><pre>{escape(shared)}</pre></details>")
+    return "".join(parts)
+
+
+def data_facts(groups: Sequence[Group]) -> str:
+    """What is in the data sets, as far as they are still where the runs found them."""
+    facts = []
+    for source in dict.fromkeys(group.config.data.source for group in groups):
+        try:
+            text = describe(open_dataset(source))
+        except FedbanditError as error:
+            text = f"{source}: not there any more ({error})"
+        facts.append(f"<pre>{escape(text)}</pre>")
+    return "".join(facts)
+
+
+def environments(groups: Sequence[Group]) -> str:
+    """The versions that made the runs; every different one once."""
+    found = {json.dumps(dict(run.environment), sort_keys=True): run.environment for g in groups for run in g.runs}
+    texts = ["\n".join(f"{key} {value}" for key, value in environment.items()) for environment in found.values()]
+    return "".join(f"<pre>{escape(text)}</pre>" for text in texts)
+
+
+def commands(groups: Sequence[Group]) -> str:
+    """The commands that make the runs again, each with the configuration it needs."""
+    parts = [
+        "<p>Save a configuration under the name given, then run the command; each run is repeated bit for bit.</p>"
+    ]
+    for position, group in enumerate(groups, start=1):
+        file = f"run-{position}.toml"
+        lines = "\n".join(
+            f"fedbandit run {file} --seed {run.config.seed} --out {shlex.quote(f'again/{run.name}')}"
+            for run in group.runs
+        )
+        parts.append(
+            f"<details><summary>{escape(group.label)}</summary><pre>{escape(lines)}</pre>"
+            f'<p class="soft">{file}</p><pre>{escape(group.config.to_toml())}</pre></details>'
+        )
+    return "".join(parts)
+
+
+def _summary_keys(groups: Sequence[Group]) -> list[str]:
+    keys = dict.fromkeys(key for group in groups for run in group.runs for key in (run.summary or {}))
+    return [key for key in keys if key.startswith(("test_", "epsilon")) and key != "epsilon_note"]
+
+
+def _names(groups: Sequence[Group]) -> dict[str, str]:
+    """The head of each configuration's row: its label behind a piece of its line."""
+    heads = {}
+    for label, (colour, dashed) in styles_of([group.label for group in groups]).items():
+        dash = ' stroke-dasharray="5 3"' if dashed else ""
+        line = f'<path d="M0 4H22" stroke="{colour}" stroke-width="4"{dash}/>'
+        heads[label] = (
+            f'<th scope="row"><svg width="22" height="8" aria-hidden="true">{line}</svg> {escape(label)}</th>'
+        )
+    return heads
+
+
+def _last(metrics: Sequence[Any]) -> float:
+    values = [line["running_reward"] for line in metrics if line.get("running_reward") is not None]
+    return float(values[-1]) if values else float("nan")
+
+
+def _mean(values: Sequence[Any]) -> float:
+    known = [float(value) for value in values if isinstance(value, int | float)]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.4f}"
+
+
+def _in_words(key: str) -> str:
+    return key.replace("_", " ")

@@ -1,0 +1,155 @@
+"""Sweeps: any product of configuration values over seeds, played and ranked. `fedbandit sweep SPEC.toml`.
+
+A member's folder is named after its configuration, so that a sweep can be stopped, gone on with, or extended.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedbandit.config import Config, read_toml
+from fedbandit.data import open_dataset
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.flat import flatten
+from fedbandit.experiments.grids import appendix, on_edge, points, values_of
+from fedbandit.experiments.halving import Candidate, Standing, race, rungs
+from fedbandit.experiments.many import EngineMaker
+from fedbandit.experiments.presets import load
+from fedbandit.experiments.tuning import SPENDS_PRIVACY
+from fedbandit.simulation.experiment import build_experiment
+from fedbandit.simulation.state import write_atomically
+
+
+class Halving(BaseModel):
+    """Early stopping: after `shortest` rounds the best `1/factor` go on, then again, up to the last round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    factor: Annotated[int, Field(ge=2)] = 3
+    shortest: Annotated[int, Field(ge=1)] | None = None
+
+
+class SweepSpec(BaseModel):
+    """What a sweep's TOML file says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    start: list[str] | str  # presets or TOML files to vary
+    seeds: list[Annotated[int, Field(ge=0)]] | Annotated[int, Field(ge=1)] = 1  # the seeds, or how many
+    appendix: str | None = None  # "emnist" or "so": the paper's grid for each start
+    set: dict[str, Any] = {}  # changes to every member
+    grid: dict[str, Any] = {}  # dotted key -> values; overrides the appendix's
+    halving: Halving | None = None
+
+    @property
+    def starts(self) -> list[str]:
+        return [self.start] if isinstance(self.start, str) else self.start
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+
+@dataclass(frozen=True)
+class Group:
+    """The members that vary one start, and the grid they cover."""
+
+    start: str
+    grid: dict[str, list[Any]]
+    members: list[Candidate]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The standings of a group's members, best first."""
+
+    group: Group
+    standings: list[Standing]
+
+    @property
+    def winner(self) -> Standing:
+        return self.standings[0]
+
+    @property
+    def edges(self) -> list[str]:
+        """The axes on whose edge the winner lies."""
+        return on_edge(self.winner.candidate.point, self.group.grid)
+
+
+def read_sweep(path: Path) -> SweepSpec:
+    """Read and check a sweep's TOML file; a wrong value is refused with its key."""
+    try:
+        return SweepSpec.model_validate(read_toml(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}") from None
+
+
+def groups_of(spec: SweepSpec) -> list[Group]:
+    """All members of the sweep, each built and checked against its data before anything is played."""
+    groups = []
+    for start in spec.starts:
+        config = load(start).with_values(flatten(spec.set))
+        grid = appendix(spec.appendix, config) if spec.appendix is not None else {}
+        grid |= {key: values_of(f"grid.{key}", values) for key, values in flatten(spec.grid).items()}
+        members = [_member(start, config, point) for point in points(grid)]
+        if len({member.name for member in members}) < len(members):
+            raise ConfigError(f"grid: two points of {start} make the same configuration")
+        groups.append(Group(start, grid, members))
+    datasets = {m.config.data.source for group in groups for m in group.members}
+    opened = {source: open_dataset(source) for source in datasets}
+    for group in groups:
+        for member in group.members:
+            build_experiment(member.config, opened[member.config.data.source])
+    return groups
+
+
+def sweep(
+    spec: SweepSpec,
+    out: Path,
+    *,
+    workers: int | None = None,
+    engine: EngineMaker | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Result]:
+    """Play the sweep into `out` and rank each group; run again, it goes on where it stopped."""
+    groups = groups_of(spec)
+    if any(member.config.privacy.mechanism != "none" for group in groups for member in group.members):
+        say(SPENDS_PRIVACY)
+    results = []
+    for group in groups:
+        rounds = group.members[0].config.rounds
+        steps = [rounds]
+        if spec.halving is not None:
+            shortest = spec.halving.shortest or max(2 * group.members[0].config.deploy_every, rounds // 9)
+            steps = rungs(rounds, spec.halving.factor, min(shortest, rounds))
+        say(f"{group.start}: {len(group.members)} members x {len(spec.all_seeds)} seeds, up to {rounds} rounds")
+        standings = race(
+            group.members,
+            spec.all_seeds,
+            lambda member, seed: member_folder(out, member.name, seed),
+            steps,
+            spec.halving.factor if spec.halving else 2,
+            workers=workers,
+            engine=engine,
+            say=lambda text: say(f"  {text}"),
+        )
+        results.append(Result(group, standings))
+    best = max(results, key=lambda result: result.winner.score).winner.candidate.config
+    write_atomically(out / "winner.toml", lambda file: file.write(best.to_toml().encode()))
+    return results
+
+
+def member_folder(out: Path, name: str, seed: int) -> Path:
+    """Where a member's run with a seed lies."""
+    return out / "runs" / name / f"seed-{seed}"
+
+
+def _member(start: str, config: Config, point: dict[str, Any]) -> Candidate:
+    changed = config.with_values(point)
+    identity = {**changed.identity(), "seed": None}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    return Candidate(f"{Path(start).stem}-{digest}", changed, point)

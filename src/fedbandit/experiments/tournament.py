@@ -1,0 +1,265 @@
+"""A small, honest tournament on one's own data: policies by learning rates, then deployment periods, then privacy.
+
+Rates are picked on seeds apart from those that are reported, and all policies get the same number of tries.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config
+from fedbandit.data import FederatedDataset, open_dataset
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.comparison import Curves, compare, paired_difference
+from fedbandit.experiments.figures import scaled
+from fedbandit.experiments.folder import read_metrics
+from fedbandit.experiments.grids import RATES, points, values_of
+from fedbandit.experiments.halving import Candidate, cost, race
+from fedbandit.experiments.many import Job, play_all
+from fedbandit.experiments.presets import preset
+from fedbandit.experiments.tuning import FACTOR, TUNING_SEED, pace, search_steps
+
+EXPLORERS = ("softmax", "falcon", "epsilon-greedy")
+POLICIES = (*EXPLORERS, "greedy")
+_PERIODS = (0.2, 2.0)  # other deployment periods to try, relative to the usual one
+_SEEDS = (2, 5)  # the fewest and the most that are reported
+_SHORTEST = 0.02  # of the paper's length; below it a tournament says nothing
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """All that was played, to be judged by whoever writes the recommendation."""
+
+    dataset: FederatedDataset
+    scale: float
+    minutes: float
+    tries: int  # points of the grid that each policy got
+    configs: Mapping[str, Config]  # each policy at its best rates
+    curves: Mapping[str, Curves]
+    chosen: str
+    periods: Mapping[int, Curves]  # of the chosen policy, by deployment period
+    private: Mapping[float, Curves]  # of the chosen policy, by epsilon
+    private_note: str
+    folder: Path
+
+
+def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[str, Config]:
+    """Where each policy starts: the paper's values for the nearer of its two kinds of data, fitted to this one."""
+    header = dataset.header
+    image = header.kind == "dense" and len(header.shape) == 2
+    family = "emnist" if image else "so"
+    setting = scenario if scenario in ("scratch", "init", "init-shift") else "init-shift"
+    clients = dataset.train.num_clients
+    initial = 0 if scenario == "scratch" else min(100, clients // 4)
+    cohort = min(64, clients - initial, initial or clients)
+    if cohort < 1:
+        raise ConfigError(f"--data: {clients} clients are too few for a tournament")
+    fitted: dict[str, Any] = {"data.source": source, "scenario": scenario, "clients_per_round": cohort}
+    if initial:
+        fitted["pretraining.clients"] = initial
+    if not image:
+        fitted["model.name"] = "linear"
+    names = [*POLICIES, *(["baseline"] if setting != "scratch" else [])]
+    return {name: preset(f"{family}-{setting}-{name}").with_values(fitted) for name in names}
+
+
+def hold(
+    source: str,
+    minutes: float,
+    out: Path,
+    *,
+    scenario: str = "init-shift",
+    epsilon: float | None = 8.0,
+    workers: int | None = None,
+    say: Callable[[str], None] = print,
+) -> Tournament:
+    """Hold the tournament within about so many minutes; run again, it goes on where it stopped."""
+    started = time.monotonic()
+    ends = started + 60 * minutes
+    dataset = open_dataset(source)
+    bases = base_configs(dataset, source, scenario)
+    grid = _coarse_rates("emnist" if bases["softmax"].model.name == "cnn" else "so")
+    tries = len(points(grid)) + 1
+    scale = _kept_scale(out) or _fitting_scale(bases["softmax"], out, 60 * minutes, tries, epsilon is not None, say)
+    bases = {name: scaled(config, scale) for name, config in bases.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "scale.txt").write_text(f"{scale!r}\n", encoding="utf-8")
+    configs = {}
+    for number, name in enumerate(POLICIES):
+        share = (started + 0.45 * 60 * minutes - time.monotonic()) / (len(POLICIES) - number)
+        deadline = time.monotonic() + max(share, 5.0)
+        configs[name] = _best_rates(name, bases[name], grid, out / "rates", deadline, workers, say)
+    if "baseline" in bases:
+        configs["baseline"] = bases["baseline"]
+    seeds = range(_affordable_seeds(configs["softmax"], out, ends - time.monotonic(), epsilon is not None))
+    say(f"all policies at their best rates, {len(seeds)} seeds")
+    curves = compare(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", workers=workers)
+    chosen = choose(curves)
+    periods = _other_periods(configs[chosen], chosen, seeds, out, workers, say)
+    usual = configs[chosen].deploy_every
+    private, note = _under_privacy(configs[chosen], seeds, out, epsilon, dataset, workers, say)
+    return Tournament(
+        dataset=dataset,
+        scale=scale,
+        minutes=(time.monotonic() - started) / 60,
+        tries=tries,
+        configs=configs,
+        curves=curves,
+        chosen=chosen,
+        periods={usual: curves[chosen], **periods},
+        private=private,
+        private_note=note,
+        folder=out,
+    )
+
+
+def choose(curves: Mapping[str, Curves]) -> str:
+    """The policy with the highest mean; softmax where it cannot be told from it, since it has one parameter to set."""
+    playing = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
+    if not playing:
+        raise ConfigError("--data: every policy diverged at every rate that was tried")
+    best = max(playing, key=lambda name: playing[name].final.mean())
+    if best in EXPLORERS and "softmax" in playing:
+        difference, error = paired_difference(playing[best], playing["softmax"])
+        return "softmax" if not difference > 2 * error else best
+    return best
+
+
+def _coarse_rates(family: str) -> dict[str, list[float]]:
+    """One rate a decade of the appendix's grids."""
+    return {key: values_of(key, values)[::3] for key, values in RATES[family].items()}
+
+
+def _rounds_of_everything(steps: list[int], tries: int, seeds: int, private: bool) -> int:
+    members = len(POLICIES) + 1 + len(_PERIODS) + private
+    return len(POLICIES) * cost(tries, steps, FACTOR) + members * seeds * steps[-1]
+
+
+def _fitting_scale(
+    config: Config, out: Path, seconds: float, tries: int, private: bool, say: Callable[[str], None]
+) -> float:
+    """How much the paper's length has to be shortened for the whole tournament to fit."""
+    rounds = 30
+    probe = config.with_values({"rounds": rounds, "seed": TUNING_SEED})
+    play_all([Job(probe, out / "probe")], workers=1)
+    seconds_a_round = pace(out / "probe")
+    scale = 1.0
+    while _rounds_of_everything(search_steps(scaled(config, scale)), tries, 3, private) * seconds_a_round > seconds:
+        scale *= 0.9
+        if scale < _SHORTEST:
+            least = math.ceil(_least_minutes(config, tries, seconds_a_round))
+            raise ConfigError(f"--budget: a tournament on this data needs at least {least} minutes here")
+    say(f"{seconds_a_round * 1000:.0f} ms a round; playing {scale:.2g} of the paper's length")
+    return scale
+
+
+def _least_minutes(config: Config, tries: int, seconds_a_round: float) -> float:
+    shortest = search_steps(scaled(config, _SHORTEST))
+    return _rounds_of_everything(shortest, tries, 3, True) * seconds_a_round / 60 + 1
+
+
+def _kept_scale(out: Path) -> float | None:
+    """The scale that an interrupted tournament in this folder was played at."""
+    try:
+        return float((out / "scale.txt").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _best_rates(
+    name: str,
+    config: Config,
+    grid: Mapping[str, list[float]],
+    out: Path,
+    deadline: float,
+    workers: int | None,
+    say: Callable[[str], None],
+) -> Config:
+    """The policy at the rates that did best on the tuning seed: the coarse grid, and the paper's own rates."""
+    published = {
+        "client.learning_rate": config.client.learning_rate,
+        "server.learning_rate": config.server.learning_rate,
+    }
+    tries = [published, *(point for point in points(grid) if point != published)]
+    candidates = [
+        Candidate("-".join(f"{value:g}" for value in point.values()), config.with_values(point), point)
+        for point in tries
+    ]
+    standings = race(
+        candidates,
+        [TUNING_SEED],
+        lambda candidate, seed: out / name / candidate.name,
+        search_steps(config),
+        FACTOR,
+        workers=workers,
+        deadline=deadline,
+    )
+    best = standings[0].candidate if standings else candidates[0]
+    rates = best.config.client.learning_rate, best.config.server.learning_rate
+    say(f"{name}: client rate {rates[0]:g}, server rate {rates[1]:g} (of {len(standings)} tried)")
+    return best.config
+
+
+def _affordable_seeds(config: Config, out: Path, seconds: float, private: bool) -> int:
+    kept = out / "seeds.txt"
+    if kept.exists():
+        return int(kept.read_text(encoding="utf-8"))
+    seconds_a_round = pace(out / "probe") if (out / "probe").exists() else 0.0
+    members = len(POLICIES) + 1 + len(_PERIODS) + private
+    one = members * config.rounds * seconds_a_round
+    count = int(min(_SEEDS[1], max(_SEEDS[0], seconds // one))) if one > 0 else _SEEDS[1]
+    kept.write_text(f"{count}\n", encoding="utf-8")
+    return count
+
+
+def _other_periods(
+    config: Config, name: str, seeds: range, out: Path, workers: int | None, say: Callable[[str], None]
+) -> dict[int, Curves]:
+    periods = sorted({max(1, round(config.deploy_every * factor)) for factor in _PERIODS} - {config.deploy_every})
+    say(f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}")
+    members = {str(every): config.with_values({"deploy_every": every}) for every in periods}
+    curves = compare(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", workers=workers)
+    return {int(every): c for every, c in curves.items()}
+
+
+def _under_privacy(
+    config: Config,
+    seeds: range,
+    out: Path,
+    epsilon: float | None,
+    dataset: FederatedDataset,
+    workers: int | None,
+    say: Callable[[str], None],
+) -> tuple[dict[float, Curves], str]:
+    """The chosen policy with noise for the epsilon asked for; its clip norm is the median update without noise."""
+    if epsilon is None:
+        return {}, ""
+    runs = [read_metrics(out / "runs" / config.policy.name / f"seed-{seed}") for seed in seeds]
+    norms = [line["client_norm_median"] for lines in runs for line in lines if line["client_norm_median"]]
+    settings: dict[str, Any] = {
+        "clipping.norm": float(f"{np.median(norms):.2g}"),
+        "privacy.mechanism": "dp-fedavg",
+        "privacy.epsilon": epsilon,
+        "privacy.sampling": "poisson",
+        "privacy.delta": min(1e-3, 1 / (10 * dataset.train.num_clients)),
+    }
+    if config.scenario != "scratch":
+        settings["privacy.pretraining"] = "public"
+    say(f"{config.policy.name} with epsilon {epsilon:g}")
+    try:
+        member = {f"epsilon-{epsilon:g}": config.with_values(settings)}
+        curves = compare(member, seeds, lambda label, seed: out / "private" / label / f"seed-{seed}", workers=workers)
+    except ConfigError as error:
+        return {}, f"epsilon {epsilon:g} cannot be had here: {error}"
+    note = (
+        f"delta {settings['privacy.delta']:.1g}, clip norm {settings['clipping.norm']:g} (the median update, seen"
+        " without noise), rates as without privacy"
+    )
+    if config.scenario != "scratch":
+        note += "; the pre-training clients count as public"
+    return {epsilon: next(iter(curves.values()))}, note

@@ -1,0 +1,115 @@
+"""`fedbandit advise` on a small data set, and what a run tells its trackers."""
+
+import sys
+
+import numpy as np
+import pytest
+from builders import random_text
+from small_runs import small_config
+
+from fedbandit.data import open_dataset
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.advice import recommendation
+from fedbandit.experiments.comparison import Curves
+from fedbandit.experiments.run import run
+from fedbandit.experiments.tournament import base_configs, choose, hold
+from fedbandit.experiments.trackers import tracker_named
+from fedbandit.simulation.experiment import build_experiment
+
+
+def _curves(*final):
+    values = np.array(final, float)[:, None]
+    return Curves(values, values, tuple(range(len(final))))
+
+
+def test_softmax_is_chosen_unless_another_is_clearly_better():
+    rest = {"greedy": _curves(0.1, 0.1, 0.1), "epsilon-greedy": _curves(0.2, 0.2, 0.2)}
+    near = {"softmax": _curves(0.50, 0.60, 0.55), "falcon": _curves(0.58, 0.57, 0.56), **rest}
+    assert choose(near) == "softmax"
+    clear = {"softmax": _curves(0.50, 0.60, 0.55), "falcon": _curves(0.70, 0.81, 0.75), **rest}
+    assert choose(clear) == "falcon"
+    greedy = {**near, "greedy": _curves(0.9, 0.9, 0.9)}
+    assert choose(greedy) == "greedy"
+
+
+def test_starting_points_fit_small_data(tiny_text):
+    dataset = open_dataset(tiny_text)
+    for scenario in ("scratch", "init", "init-shift"):
+        for config in base_configs(dataset, str(tiny_text), scenario).values():
+            build_experiment(config, dataset)
+
+
+def test_a_budget_that_cannot_do_is_refused(tiny_text, tmp_path):
+    with pytest.raises(ConfigError, match="needs at least"):
+        hold(str(tiny_text), 0.0001, tmp_path, workers=1, say=lambda text: None)
+
+
+@pytest.mark.slow
+def test_a_tournament_answers_every_question_and_can_be_gone_on_with(tiny_text, tmp_path):
+    held = hold(str(tiny_text), 1.0, tmp_path / "advice", workers=1, say=lambda text: None)
+    text = recommendation(held)
+    for question in ("exploration worth it", "Which rule", "Which parameters", "How often", "privacy cost", "How sure"):
+        assert question in text
+    assert set(held.curves) == {"softmax", "falcon", "epsilon-greedy", "greedy", "baseline"}
+    assert len(held.periods) == 3
+    assert 8.0 in held.private or "cannot be had" in held.private_note
+    assert "± " in text
+    again = hold(str(tiny_text), 1.0, tmp_path / "advice", workers=1, say=lambda text: None)
+    for name, curves in held.curves.items():
+        np.testing.assert_array_equal(again.curves[name].final, curves.final)
+
+
+MADE = []
+
+
+class Collecting:
+    """A tracker as a user would write one."""
+
+    def __init__(self, folder, config):
+        self.folder, self.config, self.rounds, self.closed = folder, config, [], False
+        MADE.append(self)
+
+    def update(self, metrics):
+        self.rounds.append(metrics["round"])
+
+    def close(self):
+        self.closed = True
+
+
+class Halfway:
+    def __init__(self, folder, config):
+        pass
+
+    def update(self, metrics):
+        pass
+
+
+def test_a_tracker_of_ones_own_is_told_every_round_and_closed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_trackers", sys.modules[__name__])
+    MADE.clear()
+    run(small_config(), tmp_path / "run", dataset=random_text(), tracker=tracker_named("my_trackers:Collecting"))
+    [tracker] = MADE
+    assert tracker.rounds == list(range(1, 13))
+    assert tracker.closed
+    assert tracker.folder == tmp_path / "run"
+
+
+def test_wrong_trackers_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "my_trackers", sys.modules[__name__])
+    with pytest.raises(ConfigError, match="did you mean tensorboard"):
+        tracker_named("tensorbord")
+    with pytest.raises(ConfigError, match="no method close"):
+        run(small_config(), tmp_path / "run", dataset=random_text(), tracker=tracker_named("my_trackers:Halfway"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own imports
+def test_tensorboard_reads_what_was_written(tmp_path):
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(small_config(), tmp_path / "run", dataset=random_text(), tracker=tracker_named("tensorboard"))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("running_reward")] == list(range(1, 13))
+    assert "client_reward/p50" in events.Tags()["scalars"]

@@ -1,0 +1,123 @@
+"""Every figure of the paper: its runs, its verdicts, and making one end to end."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.catalogue import Above, Alike, figure, figure_names, matching
+from fedbandit.experiments.comparison import Curves, paired_difference
+from fedbandit.experiments.figures import Request, make_figure, scaled
+from fedbandit.experiments.gallery import make_gallery
+from fedbandit.experiments.presets import preset
+from fedbandit.experiments.tuning import TUNING_SEED
+from fedbandit.experiments.verdicts import judge
+
+REDUCED = {"clients_per_round": 8, "pretraining.clients": 20}
+
+
+@pytest.mark.parametrize("name", figure_names())
+def test_every_figure_has_buildable_members(name):
+    for family in ("emnist", "so") if name.startswith("ablation") else (None,):
+        wanted = figure(name, family)
+        configs = {label: member.config() for label, member in wanted.members.items()}
+        assert len({member.key for member in wanted.members.values()}) == len(configs)
+        assert all(label in configs for label in wanted.stated)
+        for claim in wanted.claims:
+            named = (claim.higher, claim.lower) if isinstance(claim, Above) else (claim.one, claim.other)
+            assert set(named) <= set(configs)
+
+
+def test_names_stand_for_one_several_or_all():
+    assert matching("fig1c") == ["fig1c"]
+    assert matching("fig2") == ["fig2a", "fig2b", "fig2c", "fig2d"]
+    assert len(matching("all")) == 16
+    with pytest.raises(ConfigError, match="fig2a"):
+        matching("fig2e")
+
+
+def test_scale_shortens_everything_together():
+    config = scaled(preset("so-init-shift-softmax"), 0.1)
+    assert (config.rounds, config.deploy_every, config.pretraining.rounds) == (150, 20, 10)
+    assert scaled(config, 0.0001).deploy_every == 1
+
+
+@pytest.mark.parametrize("wrong", [{"scale": 0}, {"scale": 1.5}, {"seeds": 0}])
+def test_impossible_requests_are_refused(wrong):
+    with pytest.raises(ConfigError):
+        Request(**wrong)
+
+
+def _curves(*final):
+    values = np.array(final, float)[:, None]
+    return Curves(values, values, tuple(range(len(final))))
+
+
+def test_verdicts_need_two_standard_errors():
+    curves = {"a": _curves(1.0, 1.1, 1.2), "b": _curves(0.8, 0.9, 1.01), "c": _curves(0.7, 1.4, 1.1)}
+    assert judge(Above("a", "b", ""), curves).verdict == "agrees"
+    assert judge(Above("b", "a", ""), curves).verdict == "disagrees"
+    assert judge(Above("a", "c", ""), curves).verdict == "not clear"
+    assert judge(Alike("a", "b", ""), curves).verdict == "disagrees"
+    assert judge(Alike("a", "a", ""), curves).verdict == "agrees"
+    assert judge(Alike("a", "c", ""), curves).verdict == "not clear"
+
+
+def test_differences_are_paired_by_the_seeds_that_both_have():
+    a = Curves(np.array([[1.0], [5.0]]), np.zeros((2, 1)), (0, 7))
+    b = Curves(np.array([[0.5], [2.0], [4.0]]), np.zeros((3, 1)), (0, 3, 7))
+    difference, error = paired_difference(a, b)
+    assert difference == pytest.approx(0.75)
+    assert error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
+
+
+def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
+    request = Request(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, workers=1)
+    said = []
+    made = make_figure("fig2c", request, tmp_path, said.append)
+    assert made.png.read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in made.svg.read_bytes()[:2000]
+    for part in ("softmax", "0.81 there", "softmax above greedy", "published rates", "shortened to 0.004"):
+        assert part in made.text
+    numbers = json.loads((tmp_path / "fig2c.json").read_text(encoding="utf-8"))
+    assert len(numbers["members"]["softmax"]["final"]) == 2
+    assert sum("finished" in line for line in said) == 10
+
+    said.clear()
+    make_figure("fig2c", request, tmp_path, said.append)
+    make_figure("fig3b", request, tmp_path, said.append)  # the same softmax runs
+    assert not [line for line in said if "finished" in line]
+
+
+def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
+    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, workers=1)
+    said = []
+    made = make_figure("fig3b", request, tmp_path, said.append)
+    assert made.png.name == "fig3b-tuned.png"
+    [choice] = tmp_path.rglob("choice.json")
+    kept = json.loads(choice.read_text(encoding="utf-8"))
+    assert kept["seed"] == TUNING_SEED
+    assert set(kept["point"]) == {"client.learning_rate", "server.learning_rate", "policy.beta"}
+    assert kept["looked_at"] >= 1
+    said.clear()
+    make_figure("fig3b", request, tmp_path, said.append)
+    assert not [line for line in said if line.startswith("tuning")]
+
+
+def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
+    with pytest.raises(ConfigError, match="images"):
+        make_figure("fig1a", Request(str(tiny_text)), tmp_path)
+
+
+def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
+    request = Request(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, workers=1)
+    names = ["fig3b", "ablation-importance-weighting"]
+    made = make_gallery(names, request, tmp_path, lambda text: None, drift=True)
+    page = made.index.read_text(encoding="utf-8")
+    assert page.count("<img") == 3
+    assert "labels trade places" in page
+    for one in made.figures:
+        assert one.png.name in page
+        assert one.note.split(";")[0] in page
+    assert "http" not in page.replace("http-equiv", "")

@@ -1,0 +1,61 @@
+"""Runs side by side in processes: the same files as one after another, stopped and gone on with together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small_runs import small_config
+
+from fedbandit.experiments.comparison import compare
+from fedbandit.experiments.many import Job, play_all
+
+pytestmark = pytest.mark.slow
+
+
+def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
+    config = small_config(data__source=str(tiny_text))
+    members = {"a": config, "b": config.with_values({"policy.beta": 0.5})}
+    for workers in (1, 2):
+        compare(members, [0, 1], lambda label, seed, w=workers: tmp_path / str(w) / f"{label}{seed}", workers=workers)
+    for label in ("a0", "a1", "b0", "b1"):
+        one, two = (tmp_path / w / label / "metrics.jsonl" for w in ("1", "2"))
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_diverged_run_does_not_stop_its_neighbours(tiny_text, tmp_path):
+    good = small_config(data__source=str(tiny_text))
+    wild = good.with_values({"client.learning_rate": 1e30, "clipping.enabled": False})
+    ends = play_all([Job(wild, tmp_path / "w"), Job(good, tmp_path / "g"), Job(good, tmp_path / "h")], workers=2)
+    assert [end.status for end in ends] == ["diverged", "finished", "finished"]
+
+
+@pytest.mark.parametrize("killer", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_and_started_again_it_goes_on(tiny_text, tmp_path, killer):
+    command = [sys.executable, "-m", "fedbandit.cli", "figure", "fig2a", "--data", str(tiny_text), "--seeds", "1"]
+    command += ["--scale", "0.5", "--set", "clients_per_round=8", "--workers", "2", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    running = tmp_path / "out" / "runs"
+    end = time.monotonic() + 120
+    while not [path for path in running.rglob("metrics.jsonl") if path.stat().st_size > 20_000]:
+        assert time.monotonic() < end, "no run ever started"
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.2)
+    os.kill(process.pid, killer)
+    process.communicate(timeout=120)
+    deadline = time.monotonic() + 60
+    while not _released(running):  # the workers end by themselves
+        assert time.monotonic() < deadline, "a worker outlived the command"
+        time.sleep(0.2)
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert "softmax above greedy" in finished.stdout
+
+
+def _released(folder):
+    """Whether no process holds a lock below the folder."""
+    from fedbandit.experiments.collection import find_runs
+
+    return all(run.status != "running" for run in find_runs([folder]))

@@ -1,0 +1,185 @@
+"""The report's file and the live page's server, as far as they can be told without a browser."""
+
+import http.client
+import json
+import threading
+from contextlib import contextmanager
+
+import pytest
+from builders import random_text
+from small_runs import make_run, small_config, three_policies
+
+from fedbandit.errors import ConfigError, DataError, Diverged
+from fedbandit.experiments.collection import find_runs, grouped
+from fedbandit.experiments.folder import RunFolder
+from fedbandit.experiments.report import write_report
+from fedbandit.experiments.run import run
+from fedbandit.experiments.watch import Watcher, make_server
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "runs"
+    three_policies(folder)
+    return folder
+
+
+def test_runs_are_grouped_by_all_but_their_seed(runs):
+    groups = grouped(list(find_runs([runs])))
+    assert [group.label for group in groups] == ["softmax", "falcon", "epsilon-greedy", "baseline"]
+    assert [[run.config.seed for run in group.runs] for group in groups] == [[0, 1]] * 4
+    assert {run.status for group in groups for run in group.runs} == {"finished"}
+
+
+def test_labels_say_no_more_than_sets_configurations_apart(tmp_path):
+    make_run(tmp_path / "a", policy__beta=0.1, client__learning_rate=0.1)
+    make_run(tmp_path / "b", policy__beta=0.5, client__learning_rate=0.2)
+    labels = [group.label for group in grouped(list(find_runs([tmp_path])))]
+    assert labels == ["softmax beta=0.1", "softmax beta=0.5"]
+    make_run(tmp_path / "c", policy__beta=0.5, client__learning_rate=0.3)
+    make_run(tmp_path / "d", policy__beta=0.5, client__learning_rate=0.3, objective__name="weighted-regression")
+    labels = [group.label for group in grouped(list(find_runs([tmp_path])))]
+    assert labels == [
+        "softmax regression beta=0.1 client.rate=0.1",
+        "softmax regression beta=0.5 client.rate=0.2",
+        "softmax regression beta=0.5 client.rate=0.3",
+        "softmax weighted-regression beta=0.5 client.rate=0.3",
+    ]
+
+
+def test_a_report_holds_everything_and_asks_for_nothing(runs, tmp_path):
+    page = write_report([runs], tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+    for part in ("running average", "policy.beta", "Environment", "fedbandit run run-1.toml --seed 0", "in memory"):
+        assert part in page
+    assert "Content-Security-Policy" in page
+    assert "default-src 'none'" in page
+    for request in ("src=", "@import", "url(", "fetch("):
+        assert request not in page
+    assert "Privacy spent" not in page
+    assert len(page) < 200_000
+
+
+def test_a_report_needs_runs(tmp_path):
+    with pytest.raises(DataError, match="no runs"):
+        write_report([tmp_path], tmp_path / "report.html")
+    with pytest.raises(DataError, match="no such folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+
+
+def test_names_from_files_cannot_become_markup(tmp_path):
+    evil = tmp_path / "<script>alert(1)<" / "script>"
+    make_run(evil, policy__beta=0.2)
+    (evil / "error.json").write_text(json.dumps({"kind": "x", "error": "</script><b>"}), encoding="utf-8")
+    (evil / "summary.json").unlink()
+    page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "</script><b>" not in page
+
+
+def test_states_of_a_run(tmp_path):
+    config = small_config()
+    dataset = random_text()
+
+    def status() -> str:
+        return next(find_runs([tmp_path])).status
+
+    run(config, tmp_path / "run", dataset=dataset, until=4)
+    assert status() == "stopped"
+    with RunFolder(tmp_path / "run", config, dataset.header):
+        assert status() == "running"
+    run(config, tmp_path / "run", dataset=dataset)
+    assert status() == "finished"
+
+
+def test_a_diverged_run_says_so_and_stays_so(tmp_path):
+    wild = small_config(client__learning_rate=1e30, clipping__enabled=False)
+    for _ in range(2):
+        with pytest.raises(Diverged, match="diverged at round"):
+            run(wild, tmp_path / "wild", dataset=random_text())
+        found = next(find_runs([tmp_path]))
+        assert found.status == "failed"
+        assert "diverged at round" in found.error
+
+
+def test_watching_reads_only_what_is_new_and_survives_cuts(tmp_path):
+    dataset = random_text()
+    run(small_config(), tmp_path / "run", dataset=dataset, until=8)
+    watcher = Watcher(tmp_path)
+    assert watcher.now()["runs"][0]["rounds"] == 8
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+    metrics.write_text("".join(lines[:3]) + lines[3][:10], encoding="utf-8")  # cut, and torn while it is written
+    assert watcher.now()["runs"][0]["rounds"] == 3
+    run(small_config(), tmp_path / "fresh", dataset=dataset)
+    now = watcher.now()
+    assert [one["status"] for one in now["runs"]] == ["finished", "stopped"]
+    assert now["charts"]["reward"]["series"][0]["mean"]
+
+
+def test_many_configurations_are_shown_in_part(tmp_path):
+    for number in range(14):
+        make_run(tmp_path / f"run-{number:02d}", policy__beta=0.1 + number / 100, rounds=4)
+    now = Watcher(tmp_path).now()
+    assert (now["configurations"], now["shown"], len(now["runs"])) == (14, 12, 14)
+    shown = now["charts"]["reward"]["series"]
+    worst = min(now["runs"], key=lambda run: run["running_reward"])
+    assert len(shown) == 12
+    assert all(series["mean"][-1] > worst["running_reward"] for series in shown)
+
+
+def test_watching_an_empty_folder_and_strange_files(tmp_path):
+    assert Watcher(tmp_path).now()["runs"] == []
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "config.toml").write_text("this is = = not toml", encoding="utf-8")
+    assert Watcher(tmp_path).now()["runs"] == []
+
+
+def test_links_that_lead_out_of_the_folder_are_not_followed(tmp_path):
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    make_run(outside / "secret")
+    (inside / "link").symlink_to(outside / "secret")
+    make_run(inside / "run")
+    (inside / "run" / "metrics.jsonl").unlink()
+    (inside / "run" / "metrics.jsonl").symlink_to(outside / "secret" / "metrics.jsonl")
+    assert Watcher(inside).now()["runs"] == []
+
+
+@contextmanager
+def _serving(folder):
+    with make_server(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def _get(port, path, host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer, body
+
+
+def test_the_server_serves_its_page_and_nothing_else(runs):
+    with _serving(runs) as port:
+        page, text = _get(port, "/")
+        assert page.status == 200
+        assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+        assert "<table" in text
+        answer, body = _get(port, "/runs.json")
+        assert len(json.loads(body)["runs"]) == 8
+        for path in ("/softmax/seed-0/config.toml", "/../../etc/passwd", "//etc/passwd", "/runs.json/..", "/%2e%2e/"):
+            answer, _ = _get(port, path)
+            assert answer.status == 404
+        assert _get(port, "/runs.json", host="evil.example:80")[0].status == 403
+
+
+def test_the_server_refuses_folders_that_are_not_there_and_taken_ports(runs, tmp_path):
+    with pytest.raises(ConfigError, match="no such folder"):
+        make_server(tmp_path / "nowhere")
+    with make_server(runs) as server, pytest.raises(ConfigError, match="--port"):
+        make_server(runs, server.server_address[1])

@@ -1,0 +1,123 @@
+"""`fedbandit sweep`: products of values, tables whose columns are the configuration's own keys, winners and edges."""
+
+import csv
+
+import pyarrow.parquet as parquet
+import pytest
+
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.results import rows_of, summary_text, write_table
+from fedbandit.experiments.sweeps import groups_of, read_sweep, sweep
+
+SPEC = """
+start = ["so-scratch-softmax", "so-scratch-greedy"]
+seeds = 2
+
+[set]
+rounds = 6
+deploy_every = 2
+clients_per_round = 8
+data.source = "{data}"
+
+[grid]
+"client.learning_rate" = "0.2..1"
+server.learning_rate = [0.01]
+"""
+
+
+def _spec(tmp_path, text, data):
+    path = tmp_path / "sweep.toml"
+    path.write_text(text.format(data=data), encoding="utf-8")
+    return read_sweep(path)
+
+
+def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
+    spec = _spec(tmp_path, SPEC, tiny_text)
+    said = []
+    results = sweep(spec, tmp_path / "out", workers=1, say=said.append)
+    assert [len(result.standings) for result in results] == [3, 3]
+    for result in results:
+        scores = [standing.score for standing in result.standings]
+        assert scores == sorted(scores, reverse=True)
+    rows = rows_of(results, spec.all_seeds, tmp_path / "out")
+    assert len(rows) == 12
+    parquet_file, csv_file = write_table(rows, tmp_path / "out" / "results")
+    table = parquet.read_table(parquet_file)
+    assert table.num_rows == 12
+    for column in ("client.learning_rate", "policy.name", "policy.beta", "running_reward", "status", "seed"):
+        assert column in table.column_names
+    assert set(table["client.learning_rate"].to_pylist()) == {0.2, 0.5, 1.0}
+    assert table["policy.beta"].to_pylist().count(None) == 6  # greedy has none
+    with open(csv_file, encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 12
+    assert "client.learning_rate=" in summary_text(results)
+    assert (tmp_path / "out" / "winner.toml").exists()
+
+
+def test_extending_a_grid_keeps_what_was_played(tiny_text, tmp_path):
+    sweep(_spec(tmp_path, SPEC, tiny_text), tmp_path / "out", workers=1, say=lambda text: None)
+    before = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    wider = SPEC.replace('"0.2..1"', '"0.2..2"')
+    sweep(_spec(tmp_path, wider, tiny_text), tmp_path / "out", workers=1, say=lambda text: None)
+    after = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    assert len(after) == len(before) + 4
+    assert all(after[folder] == written for folder, written in before.items())
+
+
+def test_a_winner_on_the_edge_is_warned_of(tiny_text, tmp_path):
+    text = SPEC.replace('"0.2..1"', "[1e-9, 2e-9, 0.5]").replace("rounds = 6", "rounds = 30")
+    text = text.replace(', "so-scratch-greedy"', "")
+    results = sweep(_spec(tmp_path, text, tiny_text), tmp_path / "out", workers=1, say=lambda text: None)
+    assert results[0].winner.candidate.point["client.learning_rate"] == 0.5
+    assert "edge of the grid (client.learning_rate)" in summary_text(results)
+
+
+def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
+    text = SPEC + "\n[halving]\nfactor = 3\nshortest = 2\n"
+    spec = _spec(tmp_path, text, tiny_text)
+    results = sweep(spec, tmp_path / "out", workers=1, say=lambda text: None)
+    rows = rows_of(results, spec.all_seeds, tmp_path / "out")
+    assert sorted({row["rounds_played"] for row in rows}) == [2, 6]
+    assert sum(row["status"] == "finished" for row in rows) == 4  # the best of each start, with two seeds
+    assert {row["status"] for row in rows} == {"finished", "stopped early"}
+
+
+def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
+    text = SPEC.replace('"0.2..1"', "[0.2, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
+    spec = _spec(tmp_path, text, tiny_text)
+    results = sweep(spec, tmp_path / "out", workers=1, say=lambda text: None)
+    rows = rows_of(results, spec.all_seeds, tmp_path / "out")
+    lost = [row for row in rows if row["client.learning_rate"] == 1e30]
+    assert {row["status"] for row in lost} == {"diverged"}
+    assert all(row["running_reward"] is None and row["place"] == 2 for row in lost)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("seeds = 2", "seeds = 0"), "seeds"),
+        (("[grid]", "[grit]"), "grit"),
+        (('"0.2..1"', '"1..0.2"'), "0.02..5"),
+        (("server.learning_rate = [0.01]", "server.learning_rate = []"), "no values"),
+        (("server.learning_rate = [0.01]", "servr.learning_rate = [0.01]"), "servr"),
+        (("server.learning_rate = [0.01]", "policy.gamma = [1]"), "policy.gamma"),
+    ],
+)
+def test_wrong_files_are_refused_before_anything_is_played(tiny_text, tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message):
+        groups_of(_spec(tmp_path, SPEC.replace(*change), tiny_text))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_sweep_over_ray_gives_the_same_rewards(tiny_text, tmp_path):
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    from functools import partial
+
+    from fedbandit.engines.ray import RayEngine
+
+    text = SPEC.replace('"0.2..1"', "[0.5]").replace(', "so-scratch-greedy"', "").replace("seeds = 2", "seeds = 1")
+    spec = _spec(tmp_path, text, tiny_text)
+    here = sweep(spec, tmp_path / "here", workers=1, say=lambda text: None)
+    there = sweep(spec, tmp_path / "there", engine=partial(RayEngine, workers=1), say=lambda text: None)
+    assert there[0].winner.rewards == here[0].winner.rewards

@@ -1,0 +1,101 @@
+"""Every code block of the README and the documentation is run, in a folder of its own, in the order of its page.
+
+A block behind `<!-- file: NAME -->` is saved under that name instead; one behind `<!-- not run: REASON -->` is left
+out, and counted. Console blocks run the lines that start with `$ fedbandit`.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("README.md")])
+RUN = ("python", "console", "bash")
+MOST_NOT_RUN = 40  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
+
+_BLOCK = re.compile(r"(?:<!--(?P<marker>.*?)-->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    file: str | None = None
+    not_run: str | None = None
+
+
+def blocks_of(text: str) -> list[Block]:
+    """The fenced blocks of a page with their markers."""
+    found = []
+    for match in _BLOCK.finditer(text):
+        marker = (match["marker"] or "").strip()
+        file = marker.removeprefix("file:").strip() if marker.startswith("file:") else None
+        reason = marker.removeprefix("not run:").strip() if marker.startswith("not run:") else None
+        line = text.count("\n", 0, match.start()) + 1
+        found.append(Block(match["language"], match["text"], line, file, reason))
+    return found
+
+
+def commands_of(block: Block) -> list[list[str]]:
+    """The fedbandit commands of a console block; a line that ends in a backslash goes on in the next."""
+    joined = block.text.replace("\\\n", " ")
+    lines = [line.strip().removeprefix("$ ") for line in joined.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("fedbandit ")]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(folder)}
+
+
+def _run(command: list[str], folder: Path, where: str) -> None:
+    ended = subprocess.run(
+        command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ended.returncode == 0, f"{where}: {ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page, tmp_path):
+    for block in blocks_of(page.read_text(encoding="utf-8")):
+        where = f"{page.name}:{block.line}"
+        if block.file is not None:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+        elif block.not_run is not None or block.language not in RUN:
+            continue
+        elif block.language == "python":
+            _run([sys.executable, "-c", block.text], tmp_path, where)
+        else:
+            for command in commands_of(block):
+                _run([sys.executable, "-m", "fedbandit.cli", *command[1:]], tmp_path, where)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_hold_together(page):
+    text = page.read_text(encoding="utf-8")
+    for block in blocks_of(text):
+        assert block.not_run != "", f"{page.name}:{block.line}: a block that is not run needs a reason"
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name}: {target} is not there"
+
+
+def test_few_blocks_are_left_out():
+    left_out = [b for page in PAGES for b in blocks_of(page.read_text(encoding="utf-8")) if b.not_run is not None]
+    assert len(left_out) <= MOST_NOT_RUN
+
+
+def test_blocks_are_found_with_their_markers():
+    text = "a\n<!-- file: x.toml -->\n```toml\na = 1\n```\n\n<!-- not run: hours -->\n```console\n$ fedbandit x\n```\n"
+    text += "```console\n$ fedbandit figure fig1a \\\n    --seeds 2\n$ ls\n```\n"
+    saved, left, run = blocks_of(text)
+    assert (saved.file, saved.text, saved.not_run) == ("x.toml", "a = 1\n", None)
+    assert left.not_run == "hours"
+    assert commands_of(run) == [["fedbandit", "figure", "fig1a", "--seeds", "2"]]
