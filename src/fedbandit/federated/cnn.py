@@ -1,4 +1,4 @@
-"""The FedAvg CNN trained by hand: the same updates as automatic differentiation up to rounding, in a third of the time.
+"""The FedAvg CNN trained by hand: the same updates as automatic differentiation up to rounding, in less time.
 
 Convolutions go through Winograd tiles that coincide with the pooling windows, what is left is matrix products, and
 dense layers are updated in place without ever making their gradient. Knows nothing of rounds, policies or the server.
