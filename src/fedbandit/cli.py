@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedbandit import cli_data, cli_drift, cli_evaluate, cli_experiments, cli_privacy, cli_theory
+from fedbandit import cli_data, cli_deploy, cli_drift, cli_evaluate, cli_experiments, cli_privacy, cli_theory
 from fedbandit.errors import FedbanditError
 
 app = typer.Typer(
@@ -146,6 +146,7 @@ def _print_profile(seconds: dict[str, float]) -> None:
 
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_privacy.app, name="privacy")
+app.add_typer(cli_deploy.app, name="deploy")
 cli_experiments.register(app)
 for command in (
     cli_evaluate.evaluate,

@@ -1,0 +1,122 @@
+"""The device's side of a round: install the model that the server deploys, train on the agent's log, answer once.
+
+Only sums leave the device: one clipped update and, for the metrics, the number of new events and their total reward.
+"""
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedbandit import objectives
+from fedbandit.deploy.agent import Agent
+from fedbandit.deploy.log import LogUnavailable
+from fedbandit.errors import DataError
+from fedbandit.federated.learners import ClientSettings, Learner, make_learner
+from fedbandit.federated.screening import why_not
+from fedbandit.models import DataSpec, Layout, build_model
+from fedbandit.simulation.state import write_atomically
+
+_logger = logging.getLogger("fedbandit.deploy")
+
+Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+
+class Participant:
+    """Answers the server's requests for one agent. Nothing is consumed, so a request may come twice."""
+
+    def __init__(
+        self, agent: Agent, *, trusted: Collection[str] = (), after_install: Callable[[Agent], None] | None = None
+    ) -> None:
+        """`trusted` names models and objectives of your own that a server may ask for, as in `Agent`.
+
+        `after_install` is called whenever another model has come into use.
+        """
+        self.agent, self._trusted, self._after_install = agent, frozenset(trusted), after_install
+        self._card = agent.folder / "device.json"
+
+    def answer(self, kind: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
+        """Facts and arrays to send back. What cannot be done is said in `problem`, never raised."""
+        try:
+            return self._install(arrays) if kind == "install" else self._train(facts, arrays)
+        except (LogUnavailable, DataError, OSError, ValueError, KeyError) as problem:
+            _logger.warning("%s: %s", kind, problem)
+            return {"token": facts.get("token"), "problem": str(problem)}, {}
+
+    def _install(self, arrays: Mapping[str, np.ndarray]) -> Answer:
+        changed = self.agent.install(np.asarray(arrays["model"], np.uint8).tobytes())
+        if changed and self._after_install is not None:
+            self._after_install(self.agent)
+        return {"version": self.agent.model_version}, {}
+
+    def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
+        device, since = self._identity(facts["counted"])
+        model = self.agent.model
+        if model.space != facts["space"]:
+            raise DataError(f"model {model.version} on this device has other actions or features than the server's")
+        learning = facts["learning"]
+        learner, expected = _learner(
+            json.dumps([model.kind, model.shape, model.num_actions, model.model, learning]), self._trusted
+        )
+        weights = arrays["weights"]
+        if reason := why_not(weights, expected):
+            raise DataError(f"the server's weights: {reason}")
+        logged = self.agent.events(counted=since)
+        found = {"token": facts["token"], "device": device, "version": model.version, "since": since}
+        if not len(logged):
+            return {**found, "trained": False}, {}
+        total = np.zeros_like(weights)
+        update, norms = learner.train(weights, logged.events, facts["clip_norm"])
+        update.add_to(total)
+        if not np.isfinite(norms[0]):
+            raise DataError("the update is not finite")
+        fresh = logged.events.fresh
+        sums = {
+            "upto": max(since, int(logged.settled.max())),
+            "events": int(fresh.sum()),
+            "reward_sum": float(logged.events.rewards[fresh].astype(np.float64).sum()),
+            "propensity_sum": float(logged.events.propensities[fresh].sum()),
+        }
+        unclipped = bool(norms[0] <= facts["clip_norm"])
+        return {**found, **sums, "trained": True, "unclipped": unclipped}, {"update": total}
+
+    def _identity(self, counted: int | None) -> tuple[str, int]:
+        """Who this device is, and up to where its rewards have been counted: as the server says, else as last heard."""
+        try:
+            card = json.loads(self._card.read_text(encoding="utf-8"))
+            device, heard = str(card["device"]), int(card["counted"])
+        except FileNotFoundError:
+            device, heard = uuid.uuid4().hex, 0
+            self._keep(device, heard)  # a device that could not be known again must not take part
+        if counted is not None and counted != heard:
+            with suppress(OSError):  # no room: the server will say it again
+                self._keep(device, counted)
+        return device, heard if counted is None else counted
+
+    def _keep(self, device: str, counted: int) -> None:
+        card = json.dumps({"device": device, "counted": counted}).encode()
+        write_atomically(self._card, lambda file: file.write(card))
+
+
+@lru_cache(maxsize=4)
+def _learner(what: str, trusted: frozenset[str]) -> tuple[Learner, np.ndarray]:
+    """How to train, and weights of the shape and type that fit; for what the model file and the server ask for."""
+    kind, shape, num_actions, described, learning = json.loads(what)
+    for name, built_in in ((described["name"], ("linear", "cnn", "mlp")), (learning["objective"], objectives.BUILT_IN)):
+        if name not in built_in and name not in trusted:
+            raise DataError(f"the server asks for {name!r}, which is not built in and which this app does not trust")
+    parameters = {key: value for key, value in described.items() if key != "name"}
+    model = build_model(described["name"], DataSpec(kind, tuple(shape), num_actions), parameters)
+    initial = model.init(0)
+    layout = Layout.of(initial)
+    from fedbandit.components import construct, resolve
+
+    make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
+    objective = construct("objective", make, learning["objective_parameters"])
+    learner = make_learner(model, layout, objective, ClientSettings(**learning["client"]))
+    return learner, layout.flatten(initial, np.dtype(learning["dtype"]))

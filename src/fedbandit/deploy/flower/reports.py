@@ -1,0 +1,174 @@
+"""The server's door for devices' answers: each is either a sound report or refused under a name, one per device.
+
+Whatever a device sends may be wrong in any way. Knows nothing of transports, of state or of the step that follows.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from fedbandit.deploy.flower.messages import Reply
+from fedbandit.federated.screening import Screened, clipped_sum, why_not
+
+_TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
+_LONGEST_NAME = 64
+
+
+@dataclass(frozen=True)
+class Report:
+    """One device's contribution, checked."""
+
+    device: str
+    update: np.ndarray
+    unclipped: bool
+    since: int  # the rewards reported are those settled after this mark of the device's log ...
+    upto: int  # ... up to this one
+    events: int
+    reward_sum: float
+    propensity_sum: float
+    version: int
+
+
+@dataclass
+class Sorted:
+    """A round's answers: reports in the order in which devices were asked, and everything else by name."""
+
+    reports: list[Report] = field(default_factory=list)
+    idle: int = 0  # had nothing to train on
+    refused: list[tuple[int, str, str]] = field(default_factory=list)  # node, kind, what exactly
+
+    def kinds(self) -> dict[str, int]:
+        """How many answers were refused, by kind."""
+        counts: dict[str, int] = {}
+        for _, kind, _ in self.refused:
+            counts[kind] = counts.get(kind, 0) + 1
+        return dict(sorted(counts.items()))
+
+
+def sort_replies(
+    replies: Iterable[tuple[int, Reply]],
+    token: str,
+    like: np.ndarray,
+    clip_norm: float,
+    too_soon: Mapping[str, int],
+) -> Sorted:
+    """Check (node, reply) pairs; `too_soon` names devices that must rest, with the round of their last turn."""
+    found = Sorted()
+    seen: set[str] = set()
+    for node, reply in replies:
+        refuse = _refusal(reply, token)
+        if refuse is None and reply.facts.get("trained") is False and _is_name(reply.facts.get("device")):
+            found.idle += 1
+            continue
+        if refuse is None:
+            report = _read(reply)
+            if isinstance(report, str):
+                refuse = ("garbage", report)
+            else:
+                refuse = _unsound(report, like, clip_norm, too_soon, seen)
+        if refuse is None:
+            assert isinstance(report, Report)
+            seen.add(report.device)
+            found.reports.append(report)
+        else:
+            found.refused.append((node, *refuse))
+    return found
+
+
+def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float) -> Screened:
+    """The sum of sound reports' updates, in their order, clipped once more."""
+    return clipped_sum(((report.device, report.update) for report in reports), like, clip_norm)
+
+
+def count_rewards(
+    counted: Mapping[str, int], reports: Iterable[Report]
+) -> tuple[dict[str, int], dict[str, Any], list[str]]:
+    """Each reward in one round only: the new marks by device, the round's figures, and who reported old rewards again.
+
+    A device that did not know its mark reports more than is new; its figures wait until it has been told.
+    """
+    marks = dict(counted)
+    overlapping = []
+    events, rewards, propensities = 0, 0.0, 0.0
+    for report in reports:
+        if report.since < marks.get(report.device, 0):
+            overlapping.append(report.device)
+            continue
+        marks[report.device] = report.upto
+        events += report.events
+        rewards += report.reward_sum
+        propensities += report.propensity_sum
+    figures = {
+        "reward": rewards / events if events else None,
+        "propensity": propensities / events if events else None,
+        "events": events,
+    }
+    return marks, figures, overlapping
+
+
+def versions_held(reports: Iterable[Report]) -> dict[str, int]:
+    """How many devices hold which version, by its number as JSON has keys."""
+    return {str(version): count for version, count in sorted(Counter(report.version for report in reports).items())}
+
+
+def _refusal(reply: Reply, token: str) -> tuple[str, str] | None:
+    if reply.error is not None:
+        return "failed", reply.error
+    if reply.facts.get("token") != token:
+        return "other round", "the answer belongs to another round, or to another attempt at this one"
+    if "problem" in reply.facts:
+        return "could not train", str(reply.facts["problem"])[:300]
+    return None
+
+
+def _read(reply: Reply) -> Report | str:
+    """A report, or what is wrong with the facts."""
+    facts: Mapping[str, Any] = reply.facts
+    if not _is_name(facts.get("device")):
+        return "no device named"
+    if not isinstance(facts.get("unclipped"), bool):
+        return "unclipped: not true or false"
+    for name in ("since", "upto", "events", "version"):
+        if type(facts.get(name)) is not int or facts[name] < 0:
+            return f"{name}: not a count"
+    for name in ("reward_sum", "propensity_sum"):
+        if type(facts.get(name)) not in (int, float) or not isfinite(facts[name]):
+            return f"{name}: not a finite number"
+    if facts["upto"] < facts["since"] or not 0 <= facts["propensity_sum"] <= facts["events"] * (1 + _TOLERANCE):
+        return "its figures contradict each other"
+    if set(reply.arrays) != {"update"}:
+        return f"arrays {sorted(reply.arrays)[:5]} where one update was expected"
+    return Report(
+        device=facts["device"],
+        update=reply.arrays["update"],
+        unclipped=facts["unclipped"],
+        since=facts["since"],
+        upto=facts["upto"],
+        events=facts["events"],
+        reward_sum=float(facts["reward_sum"]),
+        propensity_sum=float(facts["propensity_sum"]),
+        version=facts["version"],
+    )
+
+
+def _unsound(
+    report: Report, like: np.ndarray, clip_norm: float, too_soon: Mapping[str, int], seen: set[str]
+) -> tuple[str, str] | None:
+    if report.device in seen:
+        return "twice", f"device {report.device} has already reported in this round"
+    if reason := why_not(report.update, like):
+        return ("not finite" if "finite" in reason else "wrong shape or type"), reason
+    norm = float(np.linalg.norm(report.update.astype(np.float64, copy=False)))
+    if norm > clip_norm * (1 + _TOLERANCE):
+        return "too large", f"norm {norm:.4g}, where devices clip to {clip_norm:.4g}"
+    if report.device in too_soon:
+        return "too soon", f"device {report.device} took part in round {too_soon[report.device]}"
+    return None
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME

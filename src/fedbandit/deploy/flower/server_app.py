@@ -1,0 +1,37 @@
+"""The server app that Flower runs: plays the rounds of the TOML file that the run's `deployment` names.
+
+It can be started again at any time and goes on after the last round that was kept.
+"""
+
+import logging
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedbandit.deploy.flower.deployment import read_deployment
+from fedbandit.deploy.flower.grid import GridTransport
+from fedbandit.deploy.flower.rounds import Coordinator
+from fedbandit.deploy.flower.store import Store
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    deployment = read_deployment(Path(str(context.run_config["deployment"])))
+    store = Store(deployment.folder)
+    handler = logging.FileHandler(deployment.folder / "server.log", encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("fedbandit.deploy")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        Coordinator(deployment, store, GridTransport(grid)).run()
+    except Exception:
+        logger.exception("the server has stopped; started again, it goes on after the last round kept")
+        raise
+    finally:
+        logger.removeHandler(handler)
+        handler.close()
+        store.close()

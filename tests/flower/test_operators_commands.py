@@ -1,0 +1,106 @@
+"""`fedbandit deploy server` and `client` as real processes with TLS and node keys, ended by Ctrl-C."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from network_builders import a_deployment, devices, settle, values
+
+from fedbandit.deploy.flower import processes
+from fedbandit.simulation.state import load_state
+
+TOML = """
+rounds = {rounds}
+deploy_every = 1
+clients_per_round = 10
+[server]
+optimizer = "sgd"
+learning_rate = 1.0
+[clipping]
+norm = 1.0
+[deployment]
+state = "server"
+actions = ["animals", "furniture", "other"]
+shape = [7]
+"""
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def make_keys(folder):
+    """A certificate authority, a server's certificate for loopback, and a node's key."""
+    ca, server, node = folder / "ca", folder / "server-key", folder / "node"
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, "-subj", "/CN=test authority",
+            "-keyout", f"{ca}.key", "-out", f"{ca}.crt")  # fmt: skip
+    openssl(
+        "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", server, "-out", f"{server}.csr"
+    )
+    names = folder / "names"
+    names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+    openssl("x509", "-req", "-in", f"{server}.csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial",
+            "-days", 2, "-extfile", names, "-out", folder / "server.pem")  # fmt: skip
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", node], check=True)
+    return folder / "ca.crt", folder / "server.pem", server, node
+
+
+def deploy(log, *arguments):
+    command = [sys.executable, "-m", "fedbandit.cli_deploy", *map(str, arguments)]
+    with open(log, "wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def end(process):
+    """Ctrl-C, and no mercy after half a minute."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until(holds, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen")
+def test_a_server_and_a_device_with_keys(tmp_path):
+    ca, certificate, key, node = make_keys(tmp_path)
+    toml, port = tmp_path / "deployment.toml", processes.free_port()
+    toml.write_text(TOML.format(rounds=1))
+    deployment = a_deployment(tmp_path / "same", values())
+    settle(deployment, devices(tmp_path, 1))
+    state = tmp_path / "server"
+    running = []
+    try:
+        options = ("--ca", ca, "--certificate", certificate, "--key", key, "--port", port)
+        running.append(deploy(tmp_path / "server.out", "server", toml, *options))
+        wait_until(lambda: "listening" in (tmp_path / "server.out").read_text(), 120, "a server")
+        registered = deploy(tmp_path / "register.out", "register", state, f"{node}.pub", "--name", "device-0")
+        assert registered.wait(120) == 0, (tmp_path / "register.out").read_text()
+        joins = ("client", tmp_path / "device-0", "--server", f"127.0.0.1:{port}", "--ca", ca, "--key", node)
+        running.append(deploy(tmp_path / "client.out", *joins))
+        assert running[0].wait(200) == 0, (tmp_path / "server.out").read_text()
+    finally:
+        for process in reversed(running):
+            end(process)
+    said = (tmp_path / "server.out").read_text()
+    assert "round 1: 1 of 1 devices, reward" in said
+    assert "all rounds are done" in said
+    assert load_state(state / "state.safetensors").round == 1
+    left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
+    assert left.stdout == "", "a process was left behind"

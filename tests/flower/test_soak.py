@@ -1,0 +1,20 @@
+"""A short soak: real processes killed at random, and every event and reward accounted for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[2] / "scripts" / "soak.py"
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_and_nothing_is_doubled():
+    command = [sys.executable, str(SOAK), "--devices", "4", "--minutes", "0.5", "--pause", "0.2", "--kill-every", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = {line[:21].strip(): line[21:] for line in done.stdout.splitlines()}
+    assert int(said["events made"].split()[0]) > 20
+    assert int(said["rounds done"]) > 2
+    assert done.stdout.count("yes  ") == 4
