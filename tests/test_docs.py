@@ -19,7 +19,9 @@ PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("README.md")])
 RUN = ("python", "console", "bash")
 MOST_NOT_RUN = 40  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
 
-_BLOCK = re.compile(r"(?:<!--(?P<marker>.*?)-->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+    r"(?:<!--(?P<marker>(?:(?!-->).)*)-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def test_few_blocks_are_left_out():
 
 
 def test_blocks_are_found_with_their_markers():
-    text = "a\n<!-- file: x.toml -->\n```toml\na = 1\n```\n\n<!-- not run: hours -->\n```console\n$ fedbandit x\n```\n"
+    text = "<!-- a remark -->\na\n<!-- file: x.toml -->\n```toml\na = 1\n```\n\n"
+    text += "<!-- not run: hours -->\n```console\n$ fedbandit x\n```\n"
     text += "```console\n$ fedbandit figure fig1a \\\n    --seeds 2\n$ ls\n```\n"
     saved, left, run = blocks_of(text)
     assert (saved.file, saved.text, saved.not_run) == ("x.toml", "a = 1\n", None)
