@@ -11,7 +11,7 @@ from fedbandit.experiments.comparison import Curves, paired_difference
 from fedbandit.experiments.figures import Request, make_figure, scaled
 from fedbandit.experiments.gallery import make_gallery
 from fedbandit.experiments.presets import preset
-from fedbandit.experiments.tuning import TUNING_SEED
+from fedbandit.experiments.tuning import TUNING_SEED, effort_in_words
 from fedbandit.experiments.verdicts import judge
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20}
@@ -100,9 +100,15 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     assert kept["seed"] == TUNING_SEED
     assert set(kept["point"]) == {"client.learning_rate", "server.learning_rate", "policy.beta"}
     assert kept["looked_at"] >= 1
+    assert f"softmax {kept['looked_at']} of 192" in made.text
     said.clear()
     make_figure("fig3b", request, tmp_path, said.append)
     assert not [line for line in said if line.startswith("tuning")]
+
+
+def test_uneven_tuning_is_warned_of():
+    assert "not fair to them" not in effort_in_words({"a": (60, 192), "b": (40, 128), "greedy": (8, 8)})
+    assert "warning: b had" in effort_in_words({"a": (60, 192), "b": (3, 128)})
 
 
 def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):

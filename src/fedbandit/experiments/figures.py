@@ -14,7 +14,7 @@ from fedbandit.experiments.catalogue import EMBEDDED, Family, Figure, figure
 from fedbandit.experiments.comparison import Curves, compare, standard_error
 from fedbandit.experiments.many import Ended
 from fedbandit.experiments.plots import draw_curves, draw_trials
-from fedbandit.experiments.tuning import tune
+from fedbandit.experiments.tuning import effort, effort_in_words, tune
 from fedbandit.experiments.verdicts import beside_the_paper, judge
 from fedbandit.simulation.state import write_atomically
 
@@ -84,7 +84,10 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
     stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
     png, svg = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".png", ".svg"))
     text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves)}"
-    _keep(stem.with_suffix(".json"), wanted, note, members, curves)
+    efforts = effort(keys, place / "tuning") if request.tune_minutes is not None else {}
+    if efforts:
+        text += f"\n\n{effort_in_words(efforts)}"
+    _keep(stem.with_suffix(".json"), wanted, note, members, curves, efforts)
     return Made(wanted, note, text, png, svg)
 
 
@@ -173,7 +176,14 @@ def _with_losses(label: str, curves: Curves) -> str:
     return f"{label}, {len(curves.diverged)} of {tried} seeds diverged" if curves.diverged else label
 
 
-def _keep(path: Path, wanted: Figure, note: str, members: Mapping[str, Config], curves: Mapping[str, Curves]) -> None:
+def _keep(
+    path: Path,
+    wanted: Figure,
+    note: str,
+    members: Mapping[str, Config],
+    curves: Mapping[str, Curves],
+    efforts: Mapping[str, tuple[int, int]],
+) -> None:
     """The numbers behind the picture, for tables elsewhere."""
     kept = {
         "figure": wanted.name,
@@ -193,6 +203,7 @@ def _keep(path: Path, wanted: Figure, note: str, members: Mapping[str, Config], 
             }
             for label, c in curves.items()
         },
+        "tuning": {label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in efforts.items()},
         "claims": [asdict(judge(claim, curves)) for claim in wanted.claims],
     }
     text = json.dumps(kept, indent=1).replace("NaN", "null")

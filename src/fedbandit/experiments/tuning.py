@@ -51,6 +51,29 @@ def tune(
     return chosen
 
 
+def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
+    """How many points of its grid each search has looked at, of how many; members that do not train have none."""
+    found = {}
+    for label, key in keys.items():
+        if (out / key / "choice.json").exists():
+            kept = json.loads((out / key / "choice.json").read_text(encoding="utf-8"))
+            found[label] = (kept["looked_at"], kept["grid_points"])
+    return found
+
+
+def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
+    """The search behind a tuned comparison, and a warning where some members had many more tries than others."""
+    told = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
+    tries = [looked for looked, _ in efforts.values()]
+    uneven = [label for label, (looked, total) in efforts.items() if looked < total and 2 * looked < max(tries)]
+    text = f"points of the grid that tuning looked at: {told}"
+    if uneven:
+        text += (
+            f"\nwarning: {', '.join(uneven)} had less than half the tries of others; the comparison is not fair to them"
+        )
+    return text
+
+
 def search_steps(config: Config) -> list[int]:
     """When candidates are compared: never before two deployments, since until the first nobody has learned a thing."""
     return rungs(config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9)))
