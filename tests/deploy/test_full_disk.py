@@ -48,14 +48,15 @@ def test_the_agent_answers_and_says_that_it_did_not_log(small_disk):
 
     agent.close()
     agent = Agent(small_disk)  # an app that starts on a full disk
-    assert agent.choose("cat").action in range(4)
+    restarted = agent.choose("cat")  # closing may have made a little room, so it may be logged or not
+    assert restarted.action in range(4)
 
     (small_disk / "filler").unlink()
     later = agent.choose("cat")
     assert later.logged
     assert agent.reward(kept.event_id, 1.0) in (Outcome.RECORDED, Outcome.DUPLICATE)
     assert agent.reward(later.event_id, 0.5) is Outcome.RECORDED
-    assert agent.totals().logged == 2 + sum(decision.logged for decision in decisions)
+    assert agent.totals().logged == sum(decision.logged for decision in (kept, *decisions, restarted, later))
     assert agent.events().events.rewards.tolist() == [1.0, 0.5]
     agent.close()
 
