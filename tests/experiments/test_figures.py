@@ -107,7 +107,7 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
 
 
 def test_uneven_tuning_is_warned_of():
-    assert "not fair to them" not in effort_in_words({"a": (60, 192), "b": (40, 128), "greedy": (8, 8)})
+    assert "not fair to them" not in effort_in_words({"a": (128, 192), "b": (70, 192), "greedy": (51, 64)})
     assert "warning: b had" in effort_in_words({"a": (60, 192), "b": (3, 128)})
 
 

@@ -103,6 +103,15 @@ def test_race_is_the_same_as_playing_straight_through(tiny_text, tmp_path):
     assert (tmp_path / "paused/metrics.jsonl").read_bytes() == (tmp_path / "straight/metrics.jsonl").read_bytes()
 
 
+def test_a_run_that_lacks_only_its_summary_is_finished(tiny_text, tmp_path):
+    [candidate] = _candidates(tiny_text, [0.5])
+    first = race([candidate], [0], lambda c, s: tmp_path / "run", [12], 3, workers=1)
+    (tmp_path / "run" / "summary.json").unlink()  # killed between the last round and the end
+    again = race([candidate], [0], lambda c, s: tmp_path / "run", [12], 3, workers=1)
+    assert again == first
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
 def test_a_diverged_candidate_loses_and_is_not_played_again(tiny_text, tmp_path):
     wild = small_config(data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False)
     candidates = [Candidate("wild", wild, {}), *_candidates(tiny_text, [0.5])]

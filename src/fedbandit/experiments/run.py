@@ -63,7 +63,7 @@ def run(
             return Outcome(summary, summary["rounds"], {})
         if (failure := folder.failure) is not None and failure["kind"] == Diverged.__name__:
             raise Diverged(failure["error"])  # it would again: a run is a function of its configuration
-        if until is not None and folder.rounds_recorded() >= until:
+        if until is not None and until < config.rounds and folder.rounds_recorded() >= until:
             return Outcome(None, until, {})
         stack.enter_context(_kept_failures(folder))
         simulation = simulate(config, dataset, engine=engine, state=folder.resume(), watch=watch)
