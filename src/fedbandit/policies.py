@@ -145,6 +145,5 @@ def _one_hot(best: np.ndarray, like: np.ndarray) -> np.ndarray:
 
 
 def _normalised(p: np.ndarray) -> np.ndarray:
-    np.maximum(p, 0, out=p)
     p /= p.sum(axis=-1, keepdims=True)
     return p

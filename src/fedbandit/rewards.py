@@ -48,13 +48,9 @@ class RewardTable:
 
     def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""
-        rows = labels.row_of_entry()
-        chosen = actions[rows]
-        earned = np.where(chosen == labels.ids, self.exact[labels.ids], 0)
-        earned = np.maximum(earned, np.where(chosen == self.near[labels.ids], self.near_value[labels.ids], 0))
-        rewards = np.zeros(len(labels), np.float32)
-        np.maximum.at(rewards, rows, earned.astype(np.float32))
-        return rewards
+        from fedbandit.data.kernels import best_rewards
+
+        return best_rewards(labels.offsets, labels.ids, actions, self.exact, self.near, self.near_value)
 
     def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of every action: float32 [n, K]. What full-information training sees."""

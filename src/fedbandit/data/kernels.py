@@ -5,6 +5,15 @@ import numpy as np
 
 
 @numba.njit(nogil=True, cache=True)
+def gathered_offsets(offsets, rows):  # type: ignore[no-untyped-def]
+    """Where each of the given rows begins when they stand one after the other, and where the last one ends."""
+    target = np.zeros(len(rows) + 1, np.int64)
+    for i in range(len(rows)):
+        target[i + 1] = target[i] + offsets[rows[i] + 1] - offsets[rows[i]]
+    return target
+
+
+@numba.njit(nogil=True, cache=True)
 def gather(offsets, source, rows, target_offsets, target):  # type: ignore[no-untyped-def]
     """Copy the entries of the given rows, one row after the other."""
     for i in range(len(rows)):
@@ -35,3 +44,17 @@ def count_rows(offsets, ids, unknown, row_offsets, words, values):  # type: igno
             values[k] = values[k] / np.sqrt(squares)
         row_offsets[row + 1] = end
     return end
+
+
+@numba.njit(nogil=True, cache=True)
+def best_rewards(offsets, labels, actions, exact, near, near_value):  # type: ignore[no-untyped-def]
+    """The best of what an example's labels give for its action, at least 0."""
+    rewards = np.zeros(len(actions), np.float32)
+    for i in range(len(actions)):
+        for j in range(offsets[i], offsets[i + 1]):
+            label = labels[j]
+            if actions[i] == label:
+                rewards[i] = max(rewards[i], exact[label])
+            if actions[i] == near[label]:
+                rewards[i] = max(rewards[i], near_value[label])
+    return rewards

@@ -18,10 +18,9 @@ class Ragged:
 
     def take(self, rows: np.ndarray) -> "Ragged":
         """The given rows, in the given order, as arrays of their own."""
-        from fedbandit.data.kernels import gather
+        from fedbandit.data.kernels import gather, gathered_offsets
 
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(self.offsets[rows + 1] - self.offsets[rows], out=offsets[1:])
+        offsets = gathered_offsets(self.offsets, rows)
         ids = np.empty(offsets[-1], self.ids.dtype)
         gather(self.offsets, self.ids, rows, offsets, ids)
         if self.values is None:

@@ -62,7 +62,7 @@ def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
 
 
 def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
-    """The search behind a tuned comparison; a warning where a member had few tries, of its grid and beside the others."""
+    """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
     told = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
     tries = [looked for looked, _ in efforts.values()]
     uneven = [name for name, (looked, total) in efforts.items() if 2 * looked < total and 2 * looked < max(tries)]

@@ -12,13 +12,14 @@ from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.data.ragged import Ragged
 from fedbandit.errors import Diverged
 from fedbandit.events import Events
-from fedbandit.federated.drawing import draw_actions
+from fedbandit.federated.addressing import uniforms
+from fedbandit.federated.drawing import draw_actions, fresh_sums
 from fedbandit.federated.learners import Learner
 from fedbandit.federated.updates import UpdateSum
 from fedbandit.federated.visits import VisitPlan, Visits
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy
-from fedbandit.randomness import Purpose, uniforms
+from fedbandit.randomness import Purpose
 from fedbandit.rewards import Rewards
 from fedbandit.timing import Stopwatch
 
@@ -64,19 +65,10 @@ class ClientWork:
         events = self.act(clients, broadcast, watch)
         with watch("train"):
             update, norms = self.learner.train(broadcast.training, events, broadcast.clip_norm)
-        owner = np.repeat(np.arange(len(clients)), np.diff(events.bounds))[events.fresh]
-
-        def per_client(values: np.ndarray) -> np.ndarray:
-            return np.bincount(owner, values[events.fresh].astype(np.float64), minlength=len(clients))
-
-        return ChunkResult(
-            update=update,
-            norms=norms,
-            events=np.bincount(owner, minlength=len(clients)),
-            reward_sums=per_client(events.rewards),
-            propensity_sums=per_client(events.propensities),
-            seconds=watch.take(),
+        counts, reward_sums, propensity_sums = fresh_sums(
+            events.bounds, events.fresh, events.rewards, events.propensities
         )
+        return ChunkResult(update, norms, counts, reward_sums, propensity_sums, watch.take())
 
     def chunks(self, cohort: np.ndarray) -> list[np.ndarray]:
         """The cohort in order, cut where enough events have come together to be worth a task of their own.

@@ -1,6 +1,6 @@
-"""`fedbandit.events.draw_actions`, compiled: the same actions to the last bit, for simulations that draw millions.
+"""Loops over events, compiled: drawing actions as `fedbandit.events.draw_actions` does, and adding up what they earned.
 
-Devices use the plain form, which needs numpy alone; a test holds the two together.
+Devices draw by the plain form, which needs numpy alone; a test holds the two together, to the last bit.
 """
 
 import numba
@@ -36,3 +36,17 @@ def _draw(probabilities, uniforms, actions, propensities):  # type: ignore[no-un
                 chosen -= 1
         actions[i] = chosen
         propensities[i] = row[chosen]
+
+
+@numba.njit(nogil=True, cache=True)
+def fresh_sums(bounds, fresh, rewards, propensities):  # type: ignore[no-untyped-def]
+    """For each client of some events: how many are fresh, and the sums of their rewards and propensities."""
+    clients = len(bounds) - 1
+    counts, reward_sums, propensity_sums = np.zeros(clients, np.int64), np.zeros(clients), np.zeros(clients)
+    for client in range(clients):
+        for i in range(bounds[client], bounds[client + 1]):
+            if fresh[i]:
+                counts[client] += 1
+                reward_sums[client] += rewards[i]
+                propensity_sums[client] += propensities[i]
+    return counts, reward_sums, propensity_sums

@@ -1,4 +1,4 @@
-"""What clients send: their change of the weights, clipped and summed over a chunk of clients, dense or by rows."""
+"""What clients send: their change of the weights, clipped and summed over a chunk of clients; dense or not."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,11 +31,26 @@ class RowSum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.federated.sparse import add_rows
+        from fedbandit.federated.sparse_kernels import add_rows
 
         k = len(self.bias)
         add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
         total[-k:] += self.bias
+
+
+@dataclass(frozen=True)
+class EntrySum:
+    """A sum that touches only some entries of a [words, K] matrix, and the bias behind it."""
+
+    entries: np.ndarray  # int64 [E]: word · K + action; may come more than once
+    values: np.ndarray  # [E]
+    bias: np.ndarray  # [K]
+
+    def add_to(self, total: np.ndarray) -> None:
+        from fedbandit.federated.sparse_kernels import add_entries
+
+        add_entries(self.entries, self.values, total)
+        total[-len(self.bias) :] += self.bias
 
 
 def clip_factor(norm: float, clip_norm: float) -> float:

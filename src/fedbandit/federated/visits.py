@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from fedbandit.data.dataset import Split
-from fedbandit.randomness import Purpose, bits, uniforms
+from fedbandit.federated.addressing import random_examples
+from fedbandit.randomness import Purpose, uniforms
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class SimpleVisits:
     def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits:
         times = np.full(len(clients), round_number)
         version = period_of(round_number, self.deploy_every)
-        owner, positions, rows = _random_examples(split, clients, times, self.seed, self.max_examples)
+        owner, positions, rows = random_examples(self.seed, times, clients, split.offsets, self.max_examples)
         return Visits(
             bounds=np.searchsorted(owner, np.arange(len(clients) + 1)),
             rows=rows,
@@ -92,8 +93,8 @@ class PopulationVisits:
         periods = np.arange(max(0, period - self._remembered() + 1), period + 1)
         pair_client = np.repeat(np.arange(len(clients)), len(periods))
         pair_time = np.tile(periods, len(clients))
-        owner, positions, rows = _random_examples(
-            split, clients[pair_client], pair_time, self.seed, self.events_per_period
+        owner, positions, rows = random_examples(
+            self.seed, pair_time, clients[pair_client], split.offsets, self.events_per_period
         )
         client, times = pair_client[owner], pair_time[owner]
         # The newest events of each client: count from its end.
@@ -136,20 +137,3 @@ class PopulationVisits:
 def period_of(round_number: int, deploy_every: int) -> int:
     """The deployment period of a round (counted from 1), which is also the version of the newest deployed model."""
     return (round_number - 1) // deploy_every
-
-
-def _random_examples(
-    split: Split, clients: np.ndarray, times: np.ndarray, seed: int, limit: int | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each (client, time) a random subset in random order: (which pair, position, row of the split) per example."""
-    sizes = split.offsets[clients + 1] - split.offsets[clients]
-    owner = np.repeat(np.arange(len(clients)), sizes)
-    starts = np.cumsum(sizes) - sizes
-    index = np.arange(len(owner)) - starts[owner]
-    keys = bits(seed, Purpose.EXAMPLES, times[owner], clients[owner], index)
-    shuffled = np.lexsort((keys, owner))
-    positions = index  # the sort keeps each pair's block in place, so places within a block are unchanged
-    if limit is not None:
-        kept = positions < limit
-        shuffled, owner, positions = shuffled[kept], owner[kept], positions[kept]
-    return owner, positions, split.offsets[clients[owner]] + index[shuffled]

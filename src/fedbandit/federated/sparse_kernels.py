@@ -1,0 +1,226 @@
+"""The compiled loops of linear models on sparse text. Plain arrays in and out; all release the interpreter lock.
+
+Sums are added in a fixed order, none is reassociated: the bits do not depend on the width of a machine's vectors.
+"""
+
+import numba
+import numpy as np
+
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+
+@numba.njit(nogil=True, cache=True)
+def scores(weight, bias, offsets, ids, values, out):  # type: ignore[no-untyped-def]
+    """Bias and values-weighted rows of the words, in the order of the words; four at a time to spare memory traffic."""
+    k = weight.shape[1]
+    for i in range(len(offsets) - 1):
+        row = out[i]
+        for a in range(k):
+            row[a] = bias[a]
+        j, end = offsets[i], offsets[i + 1]
+        while j + 4 <= end:
+            w0, w1, w2, w3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
+            v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
+            for a in range(k):
+                row[a] = (((row[a] + v0 * w0[a]) + v1 * w1[a]) + v2 * w2[a]) + v3 * w3[a]
+            j += 4
+        while j < end:
+            w, v = weight[ids[j]], values[j]
+            for a in range(k):
+                row[a] += v * w[a]
+            j += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def number_rows(ids, words):  # type: ignore[no-untyped-def]
+    """For each word of a text its slot, and for each slot its word; slots in order of first appearance."""
+    slot_of_word = np.full(words, -1, np.int32)
+    slots = np.empty(len(ids), np.int32)
+    rows = np.empty(min(words, len(ids)), np.int32)
+    used = 0
+    for j in range(len(ids)):
+        slot = slot_of_word[ids[j]]
+        if slot < 0:
+            slot = used
+            slot_of_word[ids[j]] = slot
+            rows[slot] = ids[j]
+            used += 1
+        slots[j] = slot
+    return slots, rows[:used].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def add_rows(rows, values, total):  # type: ignore[no-untyped-def]
+    """Add each row of values to its row of the total."""
+    for i in range(len(rows)):
+        of, to = values[i], total[rows[i]]
+        for a in range(len(of)):
+            to[a] += of[a]
+
+
+@numba.njit(nogil=True, cache=True)
+def add_entries(entries, values, total):  # type: ignore[no-untyped-def]
+    """Add each value to its entry of the total."""
+    for i in range(len(entries)):
+        total[entries[i]] += values[i]
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
+    if logistic:
+        score = 1 / (1 + np.exp(-score))
+    return score - reward
+
+
+@numba.njit(nogil=True, cache=True)
+def _number_entries(offsets, ids, actions, k, table, slots, entries):  # type: ignore[no-untyped-def]
+    """For each word of some texts the slot of its (word, chosen action) entry, and for each slot its flat index.
+
+    A hash table with open addressing, at most half full: its size follows one client's words, not the vocabulary.
+    """
+    size, shift = 16, 60
+    while size < 2 * (offsets[-1] - offsets[0]):
+        size, shift = 2 * size, shift - 1
+    table[:size] = -1
+    used = 0
+    for i in range(len(offsets) - 1):
+        for j in range(offsets[i], offsets[i + 1]):
+            entry = np.int64(ids[j]) * k + actions[i]
+            at = np.int64((np.uint64(entry) * _HASH) >> np.uint64(shift))
+            slot = table[at]
+            while slot >= 0 and entries[slot] != entry:
+                at = (at + 1) & (size - 1)
+                slot = table[at]
+            if slot < 0:
+                slot = used
+                table[at] = slot
+                entries[slot] = entry
+                used += 1
+            slots[j - offsets[0]] = slot
+    return used
+
+
+@numba.njit(nogil=True, cache=True)
+def train_chosen(  # type: ignore[no-untyped-def]
+    offsets, ids, values, bounds, actions, rewards, weights, logistic, steps, size, epochs, clip_norm,
+    weight, base_bias, entries, moves, total_bias, norms,
+):  # fmt: skip
+    """Every client in turn, with a loss on the chosen action alone: flat entries and by how much each is moved.
+
+    Returns how many there are. An entry that several clients touch stands there once for each of them.
+    """
+    most = 0
+    for client in range(len(bounds) - 1):
+        most = max(most, offsets[bounds[client + 1]] - offsets[bounds[client]])
+    table, slots = np.empty(max(16, 4 * most), np.int32), np.empty(most, np.int32)
+    base, work = np.empty(most, weight.dtype), np.empty(most, weight.dtype)
+    bias, errors = base_bias.copy(), np.empty(size, weight.dtype)
+    found = 0
+    for client in range(len(bounds) - 1):
+        first, last = bounds[client], bounds[client + 1]
+        mine = entries[found:]
+        used = _number_entries(offsets[first : last + 1], ids, actions[first:last], len(base_bias), table, slots, mine)
+        for slot in range(used):
+            base[slot] = work[slot] = weight[mine[slot]]
+        start = offsets[first]
+        for _ in range(epochs):
+            for begin in range(first, last, size):
+                end = min(begin + size, last)
+                step = steps[end - begin]
+                for i in range(begin, end):
+                    score = bias[actions[i]]
+                    for j in range(offsets[i], offsets[i + 1]):
+                        score += values[j] * work[slots[j - start]]
+                    errors[i - begin] = step * weights[i] * _error(score, rewards[i], logistic)
+                for i in range(begin, end):
+                    move = errors[i - begin]
+                    bias[actions[i]] -= move
+                    for j in range(offsets[i], offsets[i + 1]):
+                        work[slots[j - start]] -= move * values[j]
+        square = 0.0
+        for slot in range(used):
+            move = work[slot] - base[slot]
+            moves[found + slot] = move
+            square += float(move) ** 2
+        for a in range(len(bias)):
+            square += float(bias[a] - base_bias[a]) ** 2
+        norms[client] = norm = np.sqrt(square)
+        if np.isfinite(norm):
+            factor = weight.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+            for a in range(len(bias)):
+                total_bias[a] += factor * (bias[a] - base_bias[a])
+            for i in range(found, found + used):
+                moves[i] *= factor
+            found += used
+        bias[:] = base_bias
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
+def train_all(  # type: ignore[no-untyped-def]
+    offsets, slots, values, bounds, targets, weights, logistic, steps, size, epochs, clip_norm,
+    base, base_bias, total, total_bias, norms,
+):  # fmt: skip
+    """Every client in turn, with a loss on all actions."""
+    work, bias = base.copy(), base_bias.copy()
+    k = len(bias)
+    errors = np.empty((size, k), work.dtype)
+    for client in range(len(bounds) - 1):
+        first, last = bounds[client], bounds[client + 1]
+        for _epoch in range(epochs):
+            for begin in range(first, last, size):
+                end = min(begin + size, last)
+                step = steps[end - begin]
+                for i in range(begin, end):
+                    error = errors[i - begin]
+                    for a in range(k):
+                        error[a] = bias[a]
+                    for j in range(offsets[i], offsets[i + 1]):
+                        slot, value = slots[j], values[j]
+                        for a in range(k):
+                            error[a] += value * work[slot, a]
+                    for a in range(k):
+                        error[a] = step * weights[i] * _error(error[a], targets[i, a], logistic)
+                for i in range(begin, end):
+                    error = errors[i - begin]
+                    for a in range(k):
+                        bias[a] -= error[a]
+                    for j in range(offsets[i], offsets[i + 1]):
+                        slot, value = slots[j], values[j]
+                        for a in range(k):
+                            work[slot, a] -= error[a] * value
+        touched = slots[offsets[first] : offsets[last]]
+        norms[client] = _collect_rows(touched, clip_norm, work, bias, base, base_bias, total, total_bias)
+
+
+@numba.njit(nogil=True, cache=True)
+def _collect_rows(client_slots, clip_norm, work, bias, base, base_bias, total, total_bias):  # type: ignore[no-untyped-def]
+    """Add one client's clipped update to the chunk's sum, put the working copy back, and return the update's norm."""
+    k = len(bias)
+    touched = np.empty(len(client_slots), np.int32)  # each slot once: a repeated word must not count twice
+    seen = np.zeros(len(work), np.bool_)
+    used = 0
+    for slot in client_slots:
+        if not seen[slot]:
+            seen[slot] = True
+            touched[used] = slot
+            used += 1
+    square = 0.0
+    for a in range(k):
+        square += (bias[a] - base_bias[a]) ** 2
+    for slot in touched[:used]:
+        for a in range(k):
+            square += (work[slot, a] - base[slot, a]) ** 2
+    norm = np.sqrt(square)
+    factor = work.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+    finite = np.isfinite(norm)
+    for a in range(k):
+        if finite:
+            total_bias[a] += factor * (bias[a] - base_bias[a])
+        bias[a] = base_bias[a]
+    for slot in touched[:used]:
+        for a in range(k):
+            if finite:
+                total[slot, a] += factor * (work[slot, a] - base[slot, a])
+            work[slot, a] = base[slot, a]
+    return norm
