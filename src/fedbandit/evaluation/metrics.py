@@ -10,6 +10,7 @@ from fedbandit.federated.learners import Learner
 from fedbandit.simulation.state import State
 
 _EVALUATION_ROWS = 4096
+_PERCENTS = (10, 25, 50, 75, 90)
 
 
 def round_metrics(
@@ -52,7 +53,8 @@ def _spread(rewards: np.ndarray) -> dict[str, float] | None:
     """How a round's reward spreads over its clients: an average can hide who loses."""
     if not len(rewards):
         return None
-    quantiles = {f"p{q}": float(np.quantile(rewards, q / 100)) for q in (10, 25, 50, 75, 90)}
+    values = np.quantile(rewards, np.array(_PERCENTS) / 100).tolist()
+    quantiles = {f"p{percent}": value for percent, value in zip(_PERCENTS, values, strict=True)}
     worst = np.sort(rewards)[: max(1, len(rewards) // 10)]
     return {**quantiles, "worst_decile": float(worst.mean())}
 
