@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # torch first and exactly: what depends on it then finds it satisfied and asks for no other build.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Quick tests that skip where the extras are not installed.
+NEED_EXTRAS := tests/flower
 
 .PHONY: demo test test-slow lint types clean bench bench-quick bench-scale
 
@@ -15,6 +17,7 @@ test: $(VENV)/.dev lint types
 
 test-slow: $(VENV)/.extras
 	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "not slow" $(NEED_EXTRAS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -37,7 +40,7 @@ $(VENV)/.dev: $(VENV)/.core
 	@touch $@
 
 $(VENV)/.extras: $(VENV)/.dev
-	@$(INSTALL) --editable '.[dev,ray,tensorboard]'
+	@$(INSTALL) --editable '.[dev,ray,tensorboard,flower]'
 	@touch $@
 
 # Side by side with a plain torch loop and, in environments of their own, with pfl, FedJAX and Flower.

@@ -25,13 +25,14 @@ from fedbandit.deploy.flower.messages import Reply, Request
 if TYPE_CHECKING:
     from fedbandit.deploy.flower.deployment import Deployment
 
-FEATURES, ACTIONS = 8, 4
+WORDS, ACTIONS = 8, 4  # texts: their learner starts fast, and servers are killed often
 KEEP_ALL = Retention(max_events=1_000_000)  # so that whatever was logged can still be counted at the end
 
 
 def deployment_in(folder: Path) -> "Deployment":
     from fedbandit.deploy.flower.deployment import build_deployment  # apps, which start often, need none of it
 
+    (folder / "words.txt").write_text("\n".join(f"word{i}" for i in range(WORDS)), encoding="utf-8")
     values = {
         "rounds": 1_000_000,
         "deploy_every": 5,
@@ -42,7 +43,7 @@ def deployment_in(folder: Path) -> "Deployment":
         "deployment": {
             "state": "server",
             "actions": [f"action {i}" for i in range(ACTIONS)],
-            "shape": [FEATURES],
+            "vocabulary": "words.txt",
             "round_seconds": 1.0,
             "install_seconds": 1.0,
             "poll_seconds": 0.05,
@@ -57,7 +58,7 @@ def app(folder: Path, pause: float) -> None:
     waiting: list[str] = []
     with Agent(folder, retention=KEEP_ALL) as agent, open(folder / "told.txt", "a", encoding="utf-8") as told:
         while True:
-            decision = agent.choose(chance.random(FEATURES))
+            decision = agent.choose((np.arange(WORDS), chance.random(WORDS)))
             print("made", decision.event_id, file=told, flush=True)
             if decision.event_id is not None:
                 waiting.append(decision.event_id)
@@ -107,7 +108,7 @@ def serve(folder: Path, lossy: bool = True, attempts: int | None = None) -> None
     store.close()
 
 
-def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: float) -> bool:
+def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: float, kill_server_every: float) -> bool:
     """Run it all and say what became of every event; whether nothing was lost or doubled."""
     folders = [folder / f"device-{i}" for i in range(devices)]
     deployment = deployment_in(folder)
@@ -117,16 +118,20 @@ def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: f
         (device / "told.txt").touch()
     commands = [["app", str(device), str(pause)] for device in folders] + [["serve", str(folder)]]
     running = [_start(command) for command in commands]
+    server = len(commands) - 1
     kills, server_kills, deadline = 0, 0, time.monotonic() + seconds
+    server_dies = time.monotonic() + random.random() * 2 * kill_server_every
     try:
         while time.monotonic() < deadline:
             time.sleep(random.random() * 2 * kill_every)
-            victim = len(commands) - 1 if random.random() < 0.1 else random.randrange(len(commands))
+            victim = random.randrange(devices)
+            if time.monotonic() >= server_dies:
+                victim, server_dies = server, time.monotonic() + random.random() * 2 * kill_server_every
             running[victim].send_signal(signal.SIGKILL)
             running[victim].wait()
             running[victim] = _start(commands[victim])
             kills += 1
-            server_kills += victim == len(commands) - 1
+            server_kills += victim == server
     finally:
         for process in running:
             process.kill()
@@ -184,9 +189,13 @@ def main() -> None:
         "--pause", type=float, default=0.5, help="longest pause of an app between two decisions, seconds"
     )
     parser.add_argument("--kill-every", type=float, default=1.0, help="mean time between two kills, seconds")
+    parser.add_argument(
+        "--kill-server-every", type=float, default=30.0, help="mean time between two kills of the server, seconds"
+    )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedbandit-soak-") as folder:
-        sys.exit(0 if soak(Path(folder), chosen.devices, 60 * chosen.minutes, chosen.pause, chosen.kill_every) else 1)
+        times = (60 * chosen.minutes, chosen.pause, chosen.kill_every, chosen.kill_server_every)
+        sys.exit(0 if soak(Path(folder), chosen.devices, *times) else 1)
 
 
 if __name__ == "__main__":

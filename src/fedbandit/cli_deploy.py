@@ -40,11 +40,14 @@ def client(
     ca: _Ca = None,
     key: Annotated[Path | None, typer.Option(help="This node's private key, in OpenSSH's format.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="No TLS: on loopback or a network you trust.")] = False,
+    secure_aggregation: Annotated[
+        bool, typer.Option("--secure-aggregation", help="Let updates leave this device only inside secure sums.")
+    ] = False,
 ) -> None:
     """Let a device take part: train on its agent's log whenever the server asks. Runs until Ctrl-C."""
     from fedbandit.deploy.flower.operate import take_part
 
-    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key))
+    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key), secure_aggregation)
 
 
 @app.command()

@@ -27,19 +27,28 @@ TRAINING = {
 }
 
 
-def experiment(rounds: int):
+SECURE_TRAINING = {"deploy_every": 1, "server": {"optimizer": "sgd", "learning_rate": 1.0}}  # rounding is not enlarged
+
+
+def experiment(rounds: int, **changed):
     """The simulation: clients that act in every period and train on their newest events."""
     world = {"scenario": "scratch", "mode": "population", "rounds": rounds}
     lives = {"population": {"events_per_period": EVENTS, "cache_size": CACHE}}
-    return build_experiment(Config.build({**TRAINING, **world, **lives}), random_text(words=40))
+    return build_experiment(Config.build({**TRAINING, **world, **lives, **changed}), random_text(words=40))
 
 
-def deployment_values(rounds: int, state: str) -> dict:
+def deployment_values(rounds: int, state: str, rules: dict | None = None, **changed) -> tuple[dict, list[str]]:
     words = [f"w{i}" for i in range(40)]
     return {
         **TRAINING,
+        **changed,
         "rounds": rounds,
-        "deployment": {"state": state, "actions": [f"a{i}" for i in range(6)], "vocabulary": "words.txt"},
+        "deployment": {
+            "state": state,
+            "actions": [f"a{i}" for i in range(6)],
+            "vocabulary": "words.txt",
+            **(rules or {}),
+        },
     }, words
 
 
@@ -52,7 +61,7 @@ def live_a_period(agent: Agent, client: int, simulated) -> None:
     period = agent.model_version
     agent._uniform.start(period)
     work = simulated.bandit.work
-    first_round = period * DEPLOY_EVERY + 1
+    first_round = period * simulated.bandit.deploy_every + 1
     visits = work.plan.visits(work.split, np.array([client]), first_round)
     rewards = simulated.bandit.scenario.stage(first_round).rewards
     for row in visits.rows[visits.fresh]:

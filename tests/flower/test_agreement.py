@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from network_builders import Network, coordinator
-from simulated_devices import CLIENTS, deployment_values, experiment, live_a_period, open_agent
+from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values, experiment, live_a_period, open_agent
 
 from fedbandit.deploy.flower.deployment import build_deployment
 from fedbandit.deploy.flower.participant import Participant
@@ -17,17 +17,26 @@ from fedbandit.timing import Stopwatch
 class Everybody:
     """The cohort that the deployment asks, in its order."""
 
+    def __init__(self, clients=CLIENTS):
+        self.clients = clients
+
     def draw(self, round_number):
-        return np.array(CLIENTS)
+        return np.array(self.clients)
 
 
-def simulated_states(rounds):
+def simulated_states(rounds, clients=CLIENTS):
     """The simulator's state after every round."""
-    phase = replace(experiment(rounds).bandit, cohorts=Everybody())
+    phase = replace(experiment(rounds).bandit, cohorts=Everybody(clients))
     state = phase.start(experiment(rounds).initial_weights())
     for _ in range(rounds):
         state, _ = play_round(phase, state, ThreadEngine(1), Stopwatch())
         yield state
+
+
+def simulated_round(state, rounds, clients=CLIENTS, **changed):
+    """The simulator's state one round after a deployment's."""
+    phase = replace(experiment(rounds, **changed).bandit, cohorts=Everybody(clients))
+    return play_round(phase, state, ThreadEngine(1), Stopwatch())[0]
 
 
 def test_a_deployment_learns_what_the_simulator_learns(tmp_path):
@@ -50,4 +59,33 @@ def test_a_deployment_learns_what_the_simulator_learns(tmp_path):
         np.testing.assert_allclose(server.state.weights, expected.weights, atol=1e-6, rtol=0)
         assert server.state.clip_norm == pytest.approx(expected.clip_norm, rel=1e-6)
         assert max(server.state.deployed) == max(expected.deployed)
+    assert np.abs(server.state.weights - deployment.initial).max() > 0.01
+
+
+def test_with_secure_aggregation_each_round_is_the_simulators_up_to_rounding(tmp_path):
+    """Each round of the simulator starts from the deployment's state, so that the bound is that of one round."""
+    pytest.importorskip("flwr")
+    from secure_builders import SECURE, RecordingGrid, a_server
+
+    from fedbandit.deploy.flower.client_app import make_client_app
+    from fedbandit.deploy.flower.secure_sums import update_error
+
+    rounds = 4
+    values, words = deployment_values(rounds, "server", SECURE, **SECURE_TRAINING)
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    deployment, simulated = build_deployment(values, tmp_path), experiment(rounds, **SECURE_TRAINING)
+    app = make_client_app(
+        open_agent=lambda context: open_agent(context.node_config["agent-dir"], context.node_config["client"]),
+        after_install=lambda agent, context: live_a_period(agent, context.node_config["client"], simulated),
+        secure_aggregation=True,
+    )
+    configs = [{"agent-dir": str(tmp_path / f"device-{client}"), "client": client} for client in CLIENTS]
+    server = a_server(deployment, RecordingGrid(app, configs))
+    for _ in range(rounds):
+        before = server.state
+        assert server.attempt()["clients"] == len(CLIENTS)
+        expected = simulated_round(before, rounds, **SECURE_TRAINING)
+        bound = update_error(len(CLIENTS), before.clip_norm) / len(CLIENTS) + 1e-6
+        np.testing.assert_allclose(server.state.weights, expected.weights, atol=bound, rtol=0)
+        assert server.state.clip_norm == pytest.approx(expected.clip_norm, rel=1e-9)
     assert np.abs(server.state.weights - deployment.initial).max() > 0.01

@@ -9,9 +9,6 @@ from fedbandit.deploy.flower.processes import Security
 from fedbandit.deploy.flower.store import read_rollback
 from fedbandit.errors import ConfigError, DataError
 
-# Flower asks for an older typer, which new versions of click warn of.
-pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
-
 
 @pytest.fixture
 def state(tmp_path):

@@ -181,7 +181,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
     server = coordinator(deployment, network)
     server.run(attempts=2)
 
-    import fedbandit.deploy.flower.participant as participant_module
+    import fedbandit.deploy.flower.card as card_module
     import fedbandit.deploy.model_files as model_files
 
     def no_room(path, write):
@@ -189,7 +189,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(model_files, "write_atomically", no_room)
-        patch.setattr(participant_module, "write_atomically", no_room)
+        patch.setattr(card_module, "write_atomically", no_room)
         metrics = server.attempt()
     assert (metrics["clients"], metrics["model_versions"]) == (3, {"0": 3})
     assert "No space left on device" in caplog.text
@@ -201,13 +201,13 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
 def test_a_device_without_room_for_its_name_does_not_take_part(tmp_path, monkeypatch):
     deployment, network = world(tmp_path)
 
-    import fedbandit.deploy.flower.participant as participant_module
+    import fedbandit.deploy.flower.card as card_module
 
     def no_room(path, write):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(participant_module, "write_atomically", no_room)
+        patch.setattr(card_module, "write_atomically", no_room)
         assert coordinator(deployment, network).attempt() is None
 
 

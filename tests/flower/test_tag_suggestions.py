@@ -21,6 +21,7 @@ from users import TAGS, User
 from fedbandit.deploy import Agent, Retention
 from fedbandit.deploy.flower.deployment import read_deployment
 from fedbandit.deploy.flower.participant import Participant
+from fedbandit.deploy.flower.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tag_suggestions"
 
@@ -30,7 +31,9 @@ def served(tmp_path):
     """Three devices, each with its service and its user."""
     found = []
     for number in range(3):
-        agent = Agent(tmp_path / f"device-{number}", retention=Retention(max_events=200))
+        agent = Agent(
+            tmp_path / f"device-{number}", retention=Retention(max_events=200), uniform=random.Random(number).random
+        )
         service = make_service(agent)
         threading.Thread(target=service.serve_forever, daemon=True).start()
         found.append((agent, service, f"http://127.0.0.1:{service.server_address[1]}", User(number)))
@@ -104,6 +107,7 @@ def test_one_command_runs_all_of_it_and_ctrl_c_ends_it(tmp_path):
     assert "ended; started again" in said
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
+    Store(tmp_path / "out" / "server").close()  # refused while a server app still has the folder
 
 
 def _read(address):

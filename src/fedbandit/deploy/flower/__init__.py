@@ -1,4 +1,5 @@
 """Rounds over real devices, carried by Flower.
 
-Only `grid`, `client_app` and `server_app` import Flower; the rounds themselves know nothing of how messages travel.
+Only the apps, `grid`, `records`, and `masking` and `secure_client` for secure sums import Flower; the rounds themselves
+know nothing of how messages travel.
 """

@@ -1,17 +1,21 @@
 """The client app that Flower runs on a device: opens the agent's folder, answers one request, and lets go of it.
 
 The folder is `agent-dir` of the node's configuration. The app on the device uses the same folder at the same time.
+With `secure-aggregation=true` there, or in `make_client_app`, updates leave the device only inside secure sums.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flwr.app import Context, Message
+from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 
 from fedbandit.deploy.agent import Agent
 from fedbandit.deploy.flower.participant import Participant
 from fedbandit.deploy.flower.records import from_records, to_records
+from fedbandit.deploy.flower.secure_client import as_result, only_sums
 
 
 def make_client_app(
@@ -19,33 +23,52 @@ def make_client_app(
     open_agent: Callable[[Context], Agent] | None = None,
     trusted: Collection[str] = (),
     after_install: Callable[[Agent, Context], None] | None = None,
+    secure_aggregation: bool = False,
 ) -> ClientApp:
-    """A client app. `open_agent` makes the agent in place of the one in `agent-dir`; `trusted` is as in `Agent`."""
+    """A client app. `open_agent` makes the agent in place of the one in `agent-dir`; `trusted` is as in `Agent`.
+
+    With `secure_aggregation` it refuses every request for an update that is not part of a secure sum.
+    """
 
     def of_node(context: Context) -> Agent:
         return Agent(Path(str(context.node_config["agent-dir"])), trusted=trusted)
 
-    def answer(kind: str, message: Message, context: Context) -> Message:
+    def secure(context: Context) -> bool:
+        return secure_aggregation or bool(context.node_config.get("secure-aggregation", False))
+
+    @contextmanager
+    def participant_of(context: Context) -> Iterator[Participant]:
         def installed(agent: Agent) -> None:
             if after_install is not None:
                 after_install(agent, context)
 
         with (open_agent or of_node)(context) as agent:
-            participant = Participant(agent, trusted=trusted, after_install=installed)
-            return Message(
-                to_records(*participant.answer(kind, *from_records(message.content))),
-                reply_to=message,
-            )
+            yield Participant(agent, trusted=trusted, after_install=installed)
 
-    app = ClientApp()
+    def answer(kind: str, message: Message, context: Context) -> Message:
+        with participant_of(context) as participant:
+            said = participant.answer(kind, *from_records(message.content))
+        return Message(to_records(*said), reply_to=message)
+
+    app = ClientApp(mods=[only_sums(secure), secaggplus_mod])
 
     @app.query("fedbandit_install")
     def install(message: Message, context: Context) -> Message:
         return answer("install", message, context)
 
+    @app.query("fedbandit_ready")
+    def ready(message: Message, context: Context) -> Message:
+        return answer("ready", message, context)
+
     @app.train("fedbandit_round")
     def train(message: Message, context: Context) -> Message:
         return answer("train", message, context)
+
+    @app.train()
+    def contribute(message: Message, context: Context) -> Message:
+        with participant_of(context) as participant:
+            vector = participant.contribute(*from_records(message.content))
+        return Message(as_result(vector), reply_to=message)
 
     return app
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedbandit import objectives, policies
 from fedbandit.components import construct, resolve
 from fedbandit.config import Config, Count, Positive, read_toml
+from fedbandit.deploy.flower.secure_sums import LEAST, MOST, MOST_EVENTS, Bounds
 from fedbandit.deploy.model_files import DeviceModel
 from fedbandit.errors import ConfigError
 from fedbandit.federated import optimizers
@@ -49,6 +50,16 @@ class Rules(BaseModel):
     install_seconds: Positive = 60.0  # how long a new model may take to reach the nodes before the round begins
     poll_seconds: Positive = 0.2
     keep_versions: Annotated[int, Field(ge=2)] = 5
+    secure_aggregation: bool = False  # the server sees sums only; the rest is for this
+    secure_seconds: Positive = 60.0  # for each exchange of keys; training has round_seconds
+    secure_shares: Annotated[int, Field(ge=LEAST)] = 25  # devices that keep a share of one device's secrets
+    secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
+    max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
+    max_reward: Positive = 1.0  # larger ones are counted as this
+
+    @property
+    def bounds(self) -> Bounds:
+        return Bounds(self.max_events, self.max_reward)
 
 
 @dataclass(frozen=True)
@@ -120,12 +131,13 @@ class Deployment:
             "model": self.config.model.model_dump(),
             "dtype": self.config.dtype,
             "privacy": None if self.ledger is None else repr(self.ledger.plan),
+            "secure aggregation": self.rules.secure_aggregation or None,
         }
 
     def check_same(self, state: State) -> None:
         """Refuse to go on from a state with other promises."""
         for name, value in self.promises().items():
-            if state.extra["promises"][name] != value:
+            if state.extra["promises"].get(name) != value:
                 raise ConfigError(
                     f"deployment.state: {self.folder}: began with another {name}; name a new folder to begin anew"
                 )
@@ -159,6 +171,8 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     weights = model.init(config.seed)
     layout = Layout.of(weights)
     ledger = _ledger(config, rules, where)
+    if rules.secure_aggregation:
+        _check_secure(config, rules, where)
     deployment = Deployment(
         config=config,
         rules=rules,
@@ -205,6 +219,24 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             " round, which the noise does not cover"
         )
     return build_ledger(config, rules.population, False)
+
+
+def _check_secure(config: Config, rules: Rules, where: str) -> None:
+    if config.privacy.mechanism != "none":
+        raise ConfigError(
+            f"{where}deployment.secure_aggregation: not with privacy.mechanism = {config.privacy.mechanism!r}: a sum of"
+            " too few devices is given up, so that one device more or less could decide whether all the others show,"
+            " which the noise does not cover"
+        )
+    if config.clients_per_round > MOST:
+        raise ConfigError(f"{where}clients_per_round: at most {MOST} devices fit into one secure sum")
+    if rules.min_reports < LEAST:
+        raise ConfigError(f"{where}deployment.min_reports: a secure sum needs at least {LEAST} devices to hide one")
+    if rules.report_goal is not None and rules.report_goal < rules.secure_threshold * config.clients_per_round:
+        raise ConfigError(
+            f"{where}deployment.report_goal: {rules.secure_threshold:g} of the devices (deployment.secure_threshold)"
+            " have to stay until the end, so a round cannot end at fewer"
+        )
 
 
 def _learning(config: Config, num_actions: int) -> dict[str, Any]:

@@ -7,10 +7,16 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedbandit.deploy.flower.messages import Reply, Request
-from fedbandit.deploy.flower.records import from_records, to_records
+from fedbandit.deploy.flower.records import from_records, sealed_in, to_records
 from fedbandit.errors import DataError
 
-TYPES = {"install": "query.fedbandit_install", "train": "train.fedbandit_round"}
+# SecAgg+ acts on the plain type alone: an update under any other name would travel in clear.
+TYPES = {
+    "install": "query.fedbandit_install",
+    "ready": "query.fedbandit_ready",
+    "train": "train.fedbandit_round",
+    "secure": "train",
+}
 
 
 class GridTransport:
@@ -27,7 +33,7 @@ class GridTransport:
     def send(self, requests: Sequence[Request]) -> list[str]:
         messages = [
             Message(
-                to_records(request.facts, request.arrays),
+                to_records(request.facts, request.arrays, request.sealed),
                 dst_node_id=request.node,
                 message_type=TYPES[request.kind],
                 ttl=request.seconds,
@@ -54,6 +60,6 @@ def _reply(message: Message) -> Reply:
     if message.has_error():
         return Reply(ticket, error=f"Flower's error {message.error.code}: {message.error.reason}"[:300])
     try:
-        return Reply(ticket, *from_records(message.content))
+        return Reply(ticket, *from_records(message.content), sealed=sealed_in(message.content))
     except DataError as problem:
         return Reply(ticket, error=str(problem))

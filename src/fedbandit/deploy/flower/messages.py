@@ -1,4 +1,7 @@
-"""What server and devices say to each other: a kind, facts as JSON, and arrays. Knows nothing of how it travels."""
+"""What server and devices say to each other: a kind, facts as JSON, and arrays. Knows nothing of how it travels.
+
+Steps of secure aggregation carry a message of that protocol beside them, which only its two ends understand.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-Kind = Literal["install", "train"]
+Kind = Literal["install", "train", "ready", "secure"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Request:
     facts: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
     seconds: float
+    sealed: Mapping[str, Any] = field(default_factory=dict)  # numbers, texts, bytes and lists of one of these
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Reply:
     facts: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
     error: str | None = None
+    sealed: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Transport(Protocol):

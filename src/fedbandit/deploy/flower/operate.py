@@ -51,13 +51,19 @@ def serve(toml: Path, host: str, port: int, security: Security, say: Callable[[s
         processes.stop(link)
 
 
-def take_part(agent: Path, superlink: str, security: Security, say: Callable[[str], None] = print) -> None:
-    """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again."""
+def take_part(
+    agent: Path, superlink: str, security: Security, sums_only: bool = False, say: Callable[[str], None] = print
+) -> None:
+    """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
+
+    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for.
+    """
+    own = "secure-aggregation=true" if sums_only else ""
     agent.mkdir(parents=True, exist_ok=True)
     delay = 1.0
     while True:
         started = time.monotonic()
-        node = processes.start_supernode(agent / "flower", superlink, agent, security, agent / "node.log")
+        node = processes.start_supernode(agent / "flower", superlink, agent, security, agent / "node.log", own)
         say(f"taking part with {agent} at {superlink}")
         try:
             node.wait()

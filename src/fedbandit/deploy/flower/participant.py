@@ -5,9 +5,9 @@ Only sums leave the device: one clipped update and, for the metrics, the number 
 
 import json
 import logging
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,12 +15,15 @@ import numpy as np
 
 from fedbandit import objectives
 from fedbandit.deploy.agent import Agent
+from fedbandit.deploy.flower.card import read_card, write_card
+from fedbandit.deploy.flower.secure_sums import Bounds, Figures, encode
 from fedbandit.deploy.log import LogUnavailable
+from fedbandit.deploy.model_files import DeviceModel
+from fedbandit.deploy.reading import Logged
 from fedbandit.errors import DataError
 from fedbandit.federated.learners import ClientSettings, Learner, make_learner
 from fedbandit.federated.screening import why_not
 from fedbandit.models import DataSpec, Layout, build_model
-from fedbandit.simulation.state import write_atomically
 
 _logger = logging.getLogger("fedbandit.deploy")
 
@@ -43,7 +46,9 @@ class Participant:
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Facts and arrays to send back. What cannot be done is said in `problem`, never raised."""
         try:
-            return self._install(arrays) if kind == "install" else self._train(facts, arrays)
+            if kind == "install":
+                return self._install(arrays)
+            return self._ready(facts) if kind == "ready" else self._train(facts, arrays)
         except (LogUnavailable, DataError, OSError, ValueError, KeyError) as problem:
             _logger.warning("%s: %s", kind, problem)
             return {"token": facts.get("token"), "problem": str(problem)}, {}
@@ -56,51 +61,92 @@ class Participant:
 
     def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         device, since = self._identity(facts["counted"])
-        model = self.agent.model
-        if model.space != facts["space"]:
-            raise DataError(f"model {model.version} on this device has other actions or features than the server's")
-        learning = facts["learning"]
-        learner, expected = _learner(
-            json.dumps([model.kind, model.shape, model.num_actions, model.model, learning]), self._trusted
-        )
-        weights = arrays["weights"]
-        if reason := why_not(weights, expected):
-            raise DataError(f"the server's weights: {reason}")
-        logged = self.agent.events(counted=since)
-        found = {"token": facts["token"], "device": device, "version": model.version, "since": since}
-        if not len(logged):
+        trained = self._fit(facts, arrays, since)
+        found = {"token": facts["token"], "device": device, "version": self.agent.model.version, "since": since}
+        if trained is None:
             return {**found, "trained": False}, {}
-        total = np.zeros_like(weights)
-        update, norms = learner.train(weights, logged.events, facts["clip_norm"])
-        update.add_to(total)
-        if not np.isfinite(norms[0]):
-            raise DataError("the update is not finite")
-        fresh = logged.events.fresh
+        logged, fresh = trained.logged, trained.logged.events.fresh
         sums = {
             "upto": max(since, int(logged.settled.max())),
             "events": int(fresh.sum()),
             "reward_sum": float(logged.events.rewards[fresh].astype(np.float64).sum()),
             "propensity_sum": float(logged.events.propensities[fresh].sum()),
         }
-        unclipped = bool(norms[0] <= facts["clip_norm"])
-        return {**found, **sums, "trained": True, "unclipped": unclipped}, {"update": total}
+        return {**found, **sums, "trained": True, "unclipped": trained.unclipped}, {"update": trained.update}
+
+    def _ready(self, facts: Mapping[str, Any]) -> Answer:
+        """Before a secure round: who this is, and whether there is anything to train on."""
+        model = self._model(facts["space"])
+        found = {"token": facts["token"], "device": read_card(self._card).device, "version": model.version}
+        return {**found, "ready": len(self.agent.events()) > 0}, {}
+
+    def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+        """A secure round's vector, to be masked before it leaves the device; raises what `answer` would say.
+
+        Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
+        """
+        card = read_card(self._card)
+        since = card.pending.get(facts["settled"], card.counted)
+        trained = self._fit(facts, arrays, since)
+        if trained is None:
+            raise DataError("nothing to train on any more")
+        bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
+        logged = trained.logged
+        fresh = np.flatnonzero(logged.events.fresh)
+        fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
+        own = Figures(
+            update=trained.update,
+            unclipped=int(trained.unclipped),
+            events=len(fresh),
+            reward_sum=float(np.clip(logged.events.rewards[fresh], -bounds.reward, bounds.reward, dtype=float).sum()),
+            propensity_sum=float(logged.events.propensities[fresh].sum()),
+        )
+        vector = encode(own, facts["clip_norm"], bounds)
+        upto = int(logged.settled[fresh].max(initial=since))
+        write_card(self._card, replace(card, counted=since, pending={str(facts["token"]): upto}))
+        return vector
+
+    def _fit(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+        """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
+        model = self._model(facts["space"])
+        learner, expected = _learner(
+            json.dumps([model.kind, model.shape, model.num_actions, model.model, facts["learning"]]), self._trusted
+        )
+        weights = arrays["weights"]
+        if reason := why_not(weights, expected):
+            raise DataError(f"the server's weights: {reason}")
+        logged = self.agent.events(counted=since)
+        if not len(logged):
+            return None
+        total = np.zeros_like(weights)
+        update, norms = learner.train(weights, logged.events, facts["clip_norm"])
+        update.add_to(total)
+        if not np.isfinite(norms[0]):
+            raise DataError("the update is not finite")
+        return _Trained(total, bool(norms[0] <= facts["clip_norm"]), logged)
+
+    def _model(self, space: str) -> DeviceModel:
+        model = self.agent.model
+        if model.space != space:
+            raise DataError(f"model {model.version} on this device has other actions or features than the server's")
+        return model
 
     def _identity(self, counted: int | None) -> tuple[str, int]:
         """Who this device is, and up to where its rewards have been counted: as the server says, else as last heard."""
-        try:
-            card = json.loads(self._card.read_text(encoding="utf-8"))
-            device, heard = str(card["device"]), int(card["counted"])
-        except FileNotFoundError:
-            device, heard = uuid.uuid4().hex, 0
-            self._keep(device, heard)  # a device that could not be known again must not take part
-        if counted is not None and counted != heard:
+        card = read_card(self._card)  # a device that could not be known again must not take part
+        if counted is not None and counted != card.counted:
             with suppress(OSError):  # no room: the server will say it again
-                self._keep(device, counted)
-        return device, heard if counted is None else counted
+                write_card(self._card, replace(card, counted=counted))
+        return card.device, card.counted if counted is None else counted
 
-    def _keep(self, device: str, counted: int) -> None:
-        card = json.dumps({"device": device, "counted": counted}).encode()
-        write_atomically(self._card, lambda file: file.write(card))
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a device has learned, and from what."""
+
+    update: np.ndarray
+    unclipped: bool
+    logged: Logged
 
 
 @lru_cache(maxsize=4)

@@ -73,13 +73,29 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
 
 def stop(process: subprocess.Popen, patience: float = 15.0) -> None:
     """Ask a process to end, and after a while end it and everything it has started."""
+    groups = {process.pid, *_groups_below(process.pid)}  # while it still knows its children
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-    with suppress(ProcessLookupError):  # the group is ours: it was made for this process
-        os.killpg(process.pid, signal.SIGKILL)
+    for group in groups:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
     process.wait()
+
+
+def _groups_below(pid: int) -> set[int]:
+    """The process groups of all that a process has started: Flower gives some of them sessions of their own."""
+    try:
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,pgid="], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return set()
+    below, groups = {pid}, set()
+    rows = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    while found := [row for row in rows if row[1] in below and row[0] not in below]:
+        below |= {row[0] for row in found}
+        groups |= {row[2] for row in found}
+    return groups - {os.getpgrp()}
 
 
 def start_superlink(

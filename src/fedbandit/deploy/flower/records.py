@@ -6,22 +6,28 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS as SEALED
 
 from fedbandit.errors import DataError
 
 
-def to_records(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> RecordDict:
-    """One text and some arrays, ready to be sent."""
-    return RecordDict(
+def to_records(
+    facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sealed: Mapping[str, Any] | None = None
+) -> RecordDict:
+    """One text, some arrays and perhaps a message of SecAgg+, ready to be sent."""
+    content = RecordDict(
         {
             "facts": ConfigRecord({"json": json.dumps(dict(facts))}),
             "arrays": ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}),
         }
     )
+    if sealed:
+        content.config_records[SEALED] = ConfigRecord(dict(sealed))
+    return content
 
 
 def from_records(content: RecordDict) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `to_records` was given."""
+    """The facts and arrays that `to_records` was given."""
     try:
         facts = json.loads(str(content["facts"]["json"]))
         arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
@@ -30,3 +36,8 @@ def from_records(content: RecordDict) -> tuple[dict[str, Any], dict[str, np.ndar
     if not isinstance(facts, dict):
         raise DataError(f"unreadable: a {type(facts).__name__} where facts were expected")
     return facts, arrays
+
+
+def sealed_in(content: RecordDict) -> dict[str, Any]:
+    """The message of SecAgg+ that `to_records` was given."""
+    return dict(content.config_records.get(SEALED, {}))

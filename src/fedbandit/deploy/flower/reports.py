@@ -43,10 +43,7 @@ class Sorted:
 
     def kinds(self) -> dict[str, int]:
         """How many answers were refused, by kind."""
-        counts: dict[str, int] = {}
-        for _, kind, _ in self.refused:
-            counts[kind] = counts.get(kind, 0) + 1
-        return dict(sorted(counts.items()))
+        return by_kind(self.refused)
 
 
 def sort_replies(
@@ -60,8 +57,8 @@ def sort_replies(
     found = Sorted()
     seen: set[str] = set()
     for node, reply in replies:
-        refuse = _refusal(reply, token)
-        if refuse is None and reply.facts.get("trained") is False and _is_name(reply.facts.get("device")):
+        refuse = refusal(reply, token)
+        if refuse is None and reply.facts.get("trained") is False and is_name(reply.facts.get("device")):
             found.idle += 1
             continue
         if refuse is None:
@@ -77,6 +74,11 @@ def sort_replies(
         else:
             found.refused.append((node, *refuse))
     return found
+
+
+def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
+    """How many of (node, kind, what exactly) there are of each kind."""
+    return dict(sorted(Counter(kind for _, kind, _ in refused).items()))
 
 
 def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float) -> Screened:
@@ -102,20 +104,17 @@ def count_rewards(
         events += report.events
         rewards += report.reward_sum
         propensities += report.propensity_sum
-    figures = {
-        "reward": rewards / events if events else None,
-        "propensity": propensities / events if events else None,
-        "events": events,
-    }
+    figures = {"events": events, "reward_sum": rewards, "propensity_sum": propensities}
     return marks, figures, overlapping
 
 
-def versions_held(reports: Iterable[Report]) -> dict[str, int]:
+def versions_held(versions: Iterable[int]) -> dict[str, int]:
     """How many devices hold which version, by its number as JSON has keys."""
-    return {str(version): count for version, count in sorted(Counter(report.version for report in reports).items())}
+    return {str(version): count for version, count in sorted(Counter(versions).items())}
 
 
-def _refusal(reply: Reply, token: str) -> tuple[str, str] | None:
+def refusal(reply: Reply, token: str) -> tuple[str, str] | None:
+    """Why an answer does not belong to the attempt with that token, as kind and words; None if it does."""
     if reply.error is not None:
         return "failed", reply.error
     if reply.facts.get("token") != token:
@@ -128,7 +127,7 @@ def _refusal(reply: Reply, token: str) -> tuple[str, str] | None:
 def _read(reply: Reply) -> Report | str:
     """A report, or what is wrong with the facts."""
     facts: Mapping[str, Any] = reply.facts
-    if not _is_name(facts.get("device")):
+    if not is_name(facts.get("device")):
         return "no device named"
     if not isinstance(facts.get("unclipped"), bool):
         return "unclipped: not true or false"
@@ -170,5 +169,6 @@ def _unsound(
     return None
 
 
-def _is_name(value: object) -> bool:
+def is_name(value: object) -> bool:
+    """Whether a device may be called that."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME

@@ -45,6 +45,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         "privacy": {"epsilon_rdp": last.get("epsilon"), "epsilon_pld": max(epsilons, default=None)}
         if "epsilon" in last
         else None,
+        "secure_aggregation": bool(state.extra.get("promises", {}).get("secure aggregation")),
         "clip_norm": state.clip_norm,
         "model_version": max(state.deployed),
         "kept_versions": sorted(state.deployed),
@@ -63,6 +64,8 @@ def in_lines(status: dict[str, Any]) -> list[str]:
         f" {part['idle']} had nothing to train on, {part['refused']} were refused",
         f"reward         {_shown(reward['running'])} over all rounds, {_shown(reward['lately'])} lately",
         f"privacy        {_privacy(status['privacy'])}",
+        "aggregation    "
+        + ("secure: only sums are seen here" if status["secure_aggregation"] else "plain: each report is seen here"),
         f"clip norm      {status['clip_norm']:.4g}",
         f"model          version {status['model_version']}; kept: {', '.join(map(str, status['kept_versions']))}",
     ]

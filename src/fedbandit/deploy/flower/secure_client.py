@@ -1,0 +1,80 @@
+"""The device's own guard in front of Flower's SecAgg+: what a device set to secure sums lends itself to, and what not.
+
+Flower's part follows the server's word; here the device insists on terms under which a sum hides it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+
+from fedbandit.deploy.flower.records import from_records, sealed_in, to_records
+from fedbandit.deploy.flower.secure_sums import LEAST, LEVELS, MODULUS, RANGE
+from fedbandit.errors import DataError
+
+_TERMS = {Key.CLIPPING_RANGE: RANGE, Key.TARGET_RANGE: LEVELS, Key.MOD_RANGE: MODULUS, Key.MAX_WEIGHT: 1.0}
+
+
+def only_sums(required: Callable[[Context], bool]) -> Mod:
+    """A mod to go before Flower's: refuses bad terms and, where `required`, any request for an update in clear.
+
+    Of an answer it lets through the protocol's own message and the token of the round, nothing else.
+    """
+
+    def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        kind = message.metadata.message_type
+        if kind.split(".")[0] != "train":
+            return call_next(message, context)
+        facts, _ = from_records(message.content)
+        token = {"token": facts.get("token")}
+        if kind == "train.fedbandit_round" and not required(context):
+            return call_next(message, context)
+        problem = "this device takes part in secure sums only" if kind != "train" else _problem(message)
+        if problem is not None:
+            return Message(to_records({**token, "problem": problem}, {}), reply_to=message)
+        answer = call_next(message, context)
+        return Message(to_records(token, {}, sealed_in(answer.content)), reply_to=message)
+
+    return guard
+
+
+def as_result(vector: np.ndarray) -> RecordDict:
+    """A vector as Flower's SecAgg+ takes it from the app, with weight one."""
+    parameters = ndarrays_to_parameters([vector])
+    return fitres_to_recorddict(FitRes(Status(Code.OK, ""), parameters, 1, {}), False)
+
+
+def _problem(message: Message) -> str | None:
+    try:
+        return bad_terms(sealed_in(message.content), message.metadata.dst_node_id)
+    except (KeyError, TypeError, DataError) as error:
+        return f"not a message of SecAgg+: {error!r}"[:300]
+
+
+def bad_terms(said: Mapping[str, Any], own: int) -> str | None:
+    """Why a device with that node id does not go along with a message of the protocol; None if it does."""
+    stage = said[Key.STAGE]
+    if stage == Stage.SETUP:
+        for name, value in _TERMS.items():
+            if said[name] != value:
+                return f"{name} is {said[name]}, should be {value}"
+        if not said[Key.SHARE_NUMBER] / 2 < said[Key.THRESHOLD] <= said[Key.SHARE_NUMBER]:
+            return f"{said[Key.THRESHOLD]} of {said[Key.SHARE_NUMBER]} shares would do: not more than half"
+        together = said[Key.SHARE_NUMBER]
+    elif stage == Stage.SHARE_KEYS:
+        together = len(said) - 1
+    elif stage == Stage.COLLECT_MASKED_VECTORS:
+        together = len(set(said[Key.SOURCE_LIST]) | {own})
+    elif stage == Stage.UNMASK:
+        active, dead = set(said[Key.ACTIVE_NODE_ID_LIST]), set(said[Key.DEAD_NODE_ID_LIST])
+        if active & dead or own not in active:
+            return "asked for both secrets of one device, or as if this one had dropped out"
+        together = len(active)
+    else:
+        return f"no such step: {stage!r}"[:100]
+    return f"{together} devices are too few to hide among" if together < LEAST else None

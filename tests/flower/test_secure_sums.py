@@ -1,0 +1,116 @@
+"""What goes into a secure sum comes out of it: exactly for counts, within the documented bound for the rest."""
+
+import numpy as np
+import pytest
+
+from fedbandit.deploy.flower.secure_sums import (
+    LEVELS,
+    MODULUS,
+    MOST,
+    MOST_EVENTS,
+    RANGE,
+    Bounds,
+    Figures,
+    decode,
+    encode,
+    reward_error,
+    update_error,
+    why_impossible,
+)
+
+BOUNDS = Bounds(events=1000, reward=2.0)
+
+
+def on_grid(vector, rng):
+    """As SecAgg+ rounds: to the grid point below or above, by chance, without bias."""
+    exact = (np.clip(vector, -RANGE, RANGE) + RANGE) * LEVELS / (2 * RANGE)
+    return (np.floor(exact) + (rng.random(len(exact)) < exact % 1)).astype(np.int64)
+
+
+def some_figures(rng, clip_norm, size=50):
+    update = rng.normal(size=size)
+    update *= clip_norm * rng.random() / np.linalg.norm(update)
+    events = int(rng.integers(BOUNDS.events + 1))
+    return Figures(
+        update.astype(np.float32),
+        int(rng.integers(2)),
+        events,
+        float(rng.uniform(-2, 2) * events),
+        float(rng.uniform(0, 1) * events),
+    )
+
+
+def summed(parts, rng, clip_norm, bounds=BOUNDS):
+    levels = sum(on_grid(encode(part, clip_norm, bounds), rng) for part in parts) % MODULUS
+    return decode(levels, len(parts), clip_norm, bounds)
+
+
+@pytest.mark.parametrize("devices", [3, 50, MOST])
+def test_sums_come_back_within_the_bound(devices):
+    rng = np.random.default_rng(devices)
+    clip_norm = 0.7
+    parts = [some_figures(rng, clip_norm) for _ in range(devices)]
+    found = summed(parts, rng, clip_norm)
+    assert found.unclipped == sum(part.unclipped for part in parts)
+    assert found.events == sum(part.events for part in parts)
+    assert found.devices == devices
+    exact = np.sum([part.update.astype(np.float64) for part in parts], axis=0)
+    assert np.abs(found.update - exact).max() < update_error(devices, clip_norm)
+    assert abs(found.reward_sum - sum(part.reward_sum for part in parts)) < reward_error(devices, BOUNDS)
+    assert why_impossible(found, devices, clip_norm, BOUNDS) is None
+
+
+@pytest.mark.parametrize(("devices", "right"), [(MOST, True), (MOST + 1, False)])
+def test_so_many_devices_at_their_limits_fit_and_no_more(devices, right):
+    rng = np.random.default_rng(0)
+    limit = Figures(np.array([1.0, 0.0]), 1, 1000, 2000.0, 1000.0)
+    found = summed([limit] * devices, rng, 1.0)
+    assert bool(found.update[0] == devices) is right
+    assert (found.reward_sum == devices * 2000.0) is right
+
+
+def test_rounding_has_no_bias():
+    rng = np.random.default_rng(3)
+    value = Figures(np.full(20_000, 0.3 / np.sqrt(20_000)), 0, 0, 0.0, 0.0)
+    errors = (summed([value] * 10, rng, 1.0).update - 10 * value.update) / update_error(1, 1.0)
+    assert abs(errors.mean()) < 5 * np.sqrt(10 / 4 / 20_000)
+
+
+def test_counts_up_to_their_limit_are_exact():
+    bounds = Bounds(MOST_EVENTS, 1.0)
+    rng = np.random.default_rng(1)
+    for events in (0, 1, 12345, MOST_EVENTS):
+        found = summed([Figures(np.zeros(3), 1, events, 0.0, 0.0)] * 3, rng, 1.0, bounds)
+        assert (found.events, found.unclipped) == (3 * events, 3)
+
+
+def test_an_update_beyond_the_clip_norm_is_clipped_and_the_rest_is_refused():
+    vector = encode(Figures(np.full(4, 10.0), 0, 0, 0.0, 0.0), 2.0, BOUNDS)
+    assert np.linalg.norm(vector[:4]) == pytest.approx(1.0)
+    beyond = [
+        Figures(np.zeros(4), 0, 1, 2001.0, 0.0),
+        Figures(np.zeros(4), 0, 1, 0.0, 1001.0),
+        Figures(np.zeros(4), 0, 1, float("nan"), 0.0),
+        Figures(np.full(4, np.nan), 0, 1, 0.0, 0.0),
+    ]
+    for own in beyond:
+        with pytest.raises(ValueError, match="beyond their bounds"):
+            encode(own, 2.0, BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"devices": 4}, "4 devices are in it, 5 should be"),
+        ({"unclipped": 6}, "6 unclipped updates"),
+        ({"events": -1}, "-1 events"),
+        ({"events": 5001}, "5001 events"),
+        ({"update": np.full(4, 3.0)}, "norm 6 of 5 updates"),
+        ({"propensity_sum": 20.0}, "propensities"),
+        ({"reward_sum": -30.0}, "rewards that add up to -30"),
+    ],
+)
+def test_impossible_sums(changed, reason):
+    sound = {"update": np.zeros(4), "unclipped": 2, "events": 10, "reward_sum": 5.0, "propensity_sum": 3.0}
+    assert why_impossible(Figures(**sound, devices=5), 5, 1.0, BOUNDS) is None
+    assert reason in why_impossible(Figures(**{**sound, "devices": 5, **changed}), 5, 1.0, BOUNDS)
