@@ -19,6 +19,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WRONG_PLACE = (errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def main() -> None:
@@ -30,6 +31,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except OSError as error:
+        if error.errno in _WRONG_PLACE and error.filename:
+            _fail(f"{error.filename}: {error.strerror}", 2)
         if error.errno not in _DISK_TROUBLE:
             raise
         _fail(f"{error.filename or 'the disk'}: {error.strerror}; nothing is lost: free some space and run it again", 2)
@@ -40,7 +43,9 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":  # a command without a sub-command shows its help
             print(message())
             sys.exit(0)
-        _fail(f"{message()} (see `fedbandit --help`)", 2)
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "fedbandit"
+        _fail(f"{message()} (see `{command} --help`)", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -67,6 +72,8 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Run a simulation into a folder, or go on where it stopped."""
+    from contextlib import closing
+
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.engines.choose import make_engine
@@ -79,15 +86,16 @@ def run(
     chosen = {key: value for key, value in named.items() if value is not None}
     config = _load(what).with_values({**chosen, **parse_settings(settings)})
     dataset = open_dataset(config.data.source)
-    outcome = play(
-        config,
-        out,
-        dataset=dataset,
-        engine=make_engine(config, dataset, ray_address),
-        progress=None if quiet else show_progress,
-        checkpoint_seconds=checkpoint_seconds,
-        tracker=tracker_named(tracker) if tracker else None,
-    )
+    with closing(make_engine(config, dataset, ray_address)) as clients_engine:
+        outcome = play(
+            config,
+            out,
+            dataset=dataset,
+            engine=clients_engine,
+            progress=None if quiet else show_progress,
+            checkpoint_seconds=checkpoint_seconds,
+            tracker=tracker_named(tracker) if tracker else None,
+        )
     if outcome.summary is None:
         print(f"stopped after round {outcome.rounds} of {config.rounds}; the same command goes on from there")
         raise typer.Exit(130)

@@ -23,7 +23,7 @@ def drift(
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.errors import ConfigError
-    from fedbandit.experiments.drift import HEADING, DriftStudy, draw, play
+    from fedbandit.experiments.drift import HEADING, LEGEND, DriftStudy, draw, play
 
     try:
         changes = tuple(int(part) for part in at.split(","))
@@ -45,6 +45,6 @@ def drift(
     dataset = open_dataset(data)
     print(HEADING)
     outcomes = play(study, dataset, lambda outcome: print("\n".join(outcome.lines(study.window)), flush=True))
-    print("recovery: rounds until the mean of 10 is back at nine tenths; lost: reward below before, summed over rounds")
+    print(LEGEND)
     title = {"permute": "Labels trade places", "appear": "New actions appear", "rotate": "Preferences rotate"}
     print(draw(study, outcomes, out, f"{title.get(kind, kind)} ({dataset.header.name}, {seeds} seeds)"))

@@ -20,8 +20,11 @@ def evaluate(
     model: Annotated[Path | None, typer.Option(help="A run folder or model file whose scores the policy uses.")] = None,
     reward_model: Annotated[
         str,
-        typer.Option(help="For dm and dr: `actions` (each one's mean, cross-fitted), or a run folder or model file."),
-    ] = "actions",
+        typer.Option(
+            help="For dm and dr: linear (in contexts), actions (each one's mean), or a run folder or model file;"
+            " auto: linear where there are contexts."
+        ),
+    ] = "auto",
     target: Annotated[
         str | None,
         typer.Option(help="A column with the policy's probability of the action taken, in place of a policy."),

@@ -25,6 +25,26 @@ def pretrained(tmp_path, monkeypatch):
 # --- rounds and arrays ---
 
 
+def test_an_engine_of_its_own_is_closed_after_the_last_round_and_by_with():
+    for play in (list, lambda simulation: simulation.collect()):
+        simulation = simulate(config(), text())
+        play(simulation)
+        assert simulation.engine._pool._shutdown
+    with simulate(config(), text()) as simulation:
+        next(iter(simulation))
+        assert not simulation.engine._pool._shutdown  # one who stops can go on
+        next(iter(simulation))
+    assert simulation.engine._pool._shutdown
+
+
+def test_an_engine_that_was_given_stays_open():
+    engine = ThreadEngine(1)
+    with simulate(config(), text(), engine=engine) as simulation:
+        list(simulation)
+    list(simulate(config(), text(), engine=engine))
+    engine.close()
+
+
 def test_iterating_gives_every_round():
     simulation = simulate(config(), text())
     numbers = [metrics["round"] for metrics in simulation]

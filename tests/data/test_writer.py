@@ -153,6 +153,31 @@ def test_what_a_killed_import_left_is_cleared(tmp_path):
     assert FederatedDataset.open(tmp_path / "d").train.features.take(np.array([0])).ids.size == 0
 
 
+def test_two_imports_of_one_target_at_once(tmp_path):
+    """The second is refused and takes nothing from the first."""
+    example = (np.array([1], np.int32), np.array([1.0], np.float32))
+    with sparse_writer(tmp_path / "d") as first:
+        first.add("a", example, [0])
+        with pytest.raises(DataError, match="another import is writing it"):
+            sparse_writer(tmp_path / "d")
+        with sparse_writer(tmp_path / "e") as other:
+            other.add("a", example, [0])
+            other.finish()
+        first.finish()
+    assert FederatedDataset.open(tmp_path / "d").train.num_examples == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "e"]
+
+
+def test_a_target_that_appears_meanwhile_is_not_overwritten(tmp_path):
+    with sparse_writer(tmp_path / "d") as writer:
+        writer.add("a", (np.array([1], np.int32), np.array([1.0], np.float32)), [0])
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "theirs").write_text("x", encoding="utf-8")
+        with pytest.raises(DataError, match="already exists"):
+            writer.finish()
+    assert [path.name for path in tmp_path.rglob("*")] == ["d", "theirs"]
+
+
 def test_a_damaged_folder_says_so(tmp_path):
     with sparse_writer(tmp_path / "d") as writer:
         for client in "abc":

@@ -11,6 +11,7 @@ from fedbandit.data import open_dataset
 from fedbandit.errors import ConfigError
 from fedbandit.experiments.advice import recommendation
 from fedbandit.experiments.comparison import Curves
+from fedbandit.experiments.many import LocalRunner
 from fedbandit.experiments.run import run
 from fedbandit.experiments.tournament import base_configs, choose, hold
 from fedbandit.experiments.trackers import tracker_named
@@ -41,12 +42,12 @@ def test_starting_points_fit_small_data(tiny_text):
 
 def test_a_budget_that_cannot_do_is_refused(tiny_text, tmp_path):
     with pytest.raises(ConfigError, match="needs at least"):
-        hold(str(tiny_text), 0.0001, tmp_path, workers=1, say=lambda text: None)
+        hold(str(tiny_text), 0.0001, tmp_path, runner=LocalRunner(1), say=lambda text: None)
 
 
 @pytest.mark.slow
 def test_a_tournament_answers_every_question_and_can_be_gone_on_with(tiny_text, tmp_path):
-    held = hold(str(tiny_text), 1.0, tmp_path / "advice", workers=1, say=lambda text: None)
+    held = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
     text = recommendation(held)
     for question in ("exploration worth it", "Which rule", "Which parameters", "How often", "privacy cost", "How sure"):
         assert question in text
@@ -54,7 +55,7 @@ def test_a_tournament_answers_every_question_and_can_be_gone_on_with(tiny_text, 
     assert len(held.periods) == 3
     assert 8.0 in held.private or "cannot be had" in held.private_note
     assert "± " in text
-    again = hold(str(tiny_text), 1.0, tmp_path / "advice", workers=1, say=lambda text: None)
+    again = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
     for name, curves in held.curves.items():
         np.testing.assert_array_equal(again.curves[name].final, curves.final)
 

@@ -1,6 +1,7 @@
 """Every figure of the paper: its runs, its verdicts, and making one end to end."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ import pytest
 from fedbandit.errors import ConfigError
 from fedbandit.experiments.catalogue import Above, Alike, figure, figure_names, matching
 from fedbandit.experiments.comparison import Curves, paired_difference
+from fedbandit.experiments.drift_figure import TITLE
 from fedbandit.experiments.figures import Request, make_figure, scaled
 from fedbandit.experiments.gallery import make_gallery
+from fedbandit.experiments.many import LocalRunner
+from fedbandit.experiments.plots import write_heading
 from fedbandit.experiments.presets import preset
 from fedbandit.experiments.tuning import TUNING_SEED, effort_in_words
 from fedbandit.experiments.verdicts import judge
@@ -32,7 +36,8 @@ def test_every_figure_has_buildable_members(name):
 def test_names_stand_for_one_several_or_all():
     assert matching("fig1c") == ["fig1c"]
     assert matching("fig2") == ["fig2a", "fig2b", "fig2c", "fig2d"]
-    assert len(matching("all")) == 16
+    assert len(matching("all")) == 17
+    assert matching("drift") == ["drift"]
     with pytest.raises(ConfigError, match="fig2a"):
         matching("fig2e")
 
@@ -73,7 +78,7 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
 
 
 def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, workers=1)
+    request = Request(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
     said = []
     made = make_figure("fig2c", request, tmp_path, said.append)
     assert made.png.read_bytes().startswith(b"\x89PNG")
@@ -91,7 +96,7 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
 
 
 def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, workers=1)
+    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, runner=LocalRunner(1))
     said = []
     made = make_figure("fig3b", request, tmp_path, said.append)
     assert made.png.name == "fig3b-tuned.png"
@@ -117,9 +122,9 @@ def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
 
 
 def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, workers=1)
-    names = ["fig3b", "ablation-importance-weighting"]
-    made = make_gallery(names, request, tmp_path, lambda text: None, drift=True)
+    request = Request(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
+    names = ["fig3b", "ablation-importance-weighting", "drift"]
+    made = make_gallery(names, request, tmp_path, lambda text: None)
     page = made.index.read_text(encoding="utf-8")
     assert page.count("<img") == 3
     assert "labels trade places" in page
@@ -127,3 +132,48 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
         assert one.png.name in page
         assert one.note.split(";")[0] in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
+    request = Request(str(tiny_text), seeds=2, scale=0.1, settings={"clients_per_round": 8}, runner=LocalRunner(1))
+    said = []
+    [made] = make_gallery(["drift"], request, tmp_path, said.append).figures
+    assert made.png.read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in made.svg.read_bytes()[:2000]
+    kept = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["members"]
+    assert set(kept) == {"greedy", "epsilon-greedy", "softmax", "falcon"}
+    for policy, seeds in kept.items():
+        [line] = [line for line in made.text.splitlines() if line.startswith(f"{policy} ")]
+        falls = [change["before"] - change["lowest"] for [change] in seeds]
+        assert len(falls) == 2
+        assert line.split()[1] == "20"
+        assert float(line.split()[3]) == pytest.approx(np.mean(falls), abs=6e-4)
+    assert sum("finished" in line for line in said) == 8
+    said.clear()
+    make_gallery(["drift"], request, tmp_path, said.append)
+    assert not [line for line in said if "finished" in line]
+    with pytest.raises(ConfigError, match="--tune"):
+        make_gallery(["drift"], replace(request, tune_minutes=1.0), tmp_path)
+
+
+@pytest.mark.parametrize("family", ["emnist", "so"])
+def test_no_title_is_cut_off(family):
+    """At their real lengths, with the longest notes there are."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    wanted = [figure(name, family if name.startswith("ablation") else None) for name in figure_names()]
+    titles = [f"{one.name}: {one.title}" for one in wanted] + [f"drift: {TITLE}"]
+    note = "data: stackoverflow; 1500 rounds, deploying every 200; shortened to 0.25; reduced: clients_per_round=16,"
+    note += " client.max_examples=64; 3 seeds; tuned here"
+    for title in titles:
+        picture = Figure(figsize=(7.2, 4.5), layout="constrained")
+        canvas = FigureCanvasAgg(picture)
+        axes = picture.add_subplot()
+        axes.set(xlabel="round", ylabel="running average reward")
+        write_heading(axes, title, note)
+        canvas.draw()
+        for text in (axes._left_title, *axes.texts):
+            shown = text.get_window_extent(canvas.get_renderer())
+            assert shown.x1 <= picture.bbox.x1, title
+            assert shown.y1 <= picture.bbox.y1, title

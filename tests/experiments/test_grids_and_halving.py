@@ -12,6 +12,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.grids import appendix, on_edge, one_two_five, points
 from fedbandit.experiments.halving import Candidate, cost, race, rungs
+from fedbandit.experiments.many import LocalRunner
 from fedbandit.experiments.presets import preset
 
 
@@ -81,7 +82,7 @@ def _candidates(source, rates):
 
 def test_race_pauses_and_goes_on_without_playing_twice(tiny_text, tmp_path):
     candidates = _candidates(tiny_text, [0.01, 0.5, 2.0])
-    standings = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 3, workers=1)
+    standings = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 3, runner=LocalRunner(1))
     assert [s.rounds for s in standings] == [12, 4, 4]
     winner = standings[0].candidate
     lines = read_metrics(tmp_path / winner.name)
@@ -90,24 +91,24 @@ def test_race_pauses_and_goes_on_without_playing_twice(tiny_text, tmp_path):
     assert max(at_first_step, key=at_first_step.get) == winner.name
 
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
-    again = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 3, workers=1)
+    again = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 3, runner=LocalRunner(1))
     assert again == standings
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == written
 
 
 def test_race_is_the_same_as_playing_straight_through(tiny_text, tmp_path):
     [candidate] = _candidates(tiny_text, [0.5])
-    paused = race([candidate], [3], lambda c, s: tmp_path / "paused", [4, 12], 3, workers=1)
-    straight = race([candidate], [3], lambda c, s: tmp_path / "straight", [12], 3, workers=1)
+    paused = race([candidate], [3], lambda c, s: tmp_path / "paused", [4, 12], 3, runner=LocalRunner(1))
+    straight = race([candidate], [3], lambda c, s: tmp_path / "straight", [12], 3, runner=LocalRunner(1))
     assert paused[0].rewards == straight[0].rewards
     assert (tmp_path / "paused/metrics.jsonl").read_bytes() == (tmp_path / "straight/metrics.jsonl").read_bytes()
 
 
 def test_a_run_that_lacks_only_its_summary_is_finished(tiny_text, tmp_path):
     [candidate] = _candidates(tiny_text, [0.5])
-    first = race([candidate], [0], lambda c, s: tmp_path / "run", [12], 3, workers=1)
+    first = race([candidate], [0], lambda c, s: tmp_path / "run", [12], 3, runner=LocalRunner(1))
     (tmp_path / "run" / "summary.json").unlink()  # killed between the last round and the end
-    again = race([candidate], [0], lambda c, s: tmp_path / "run", [12], 3, workers=1)
+    again = race([candidate], [0], lambda c, s: tmp_path / "run", [12], 3, runner=LocalRunner(1))
     assert again == first
     assert (tmp_path / "run" / "summary.json").exists()
 
@@ -116,7 +117,7 @@ def test_a_diverged_candidate_loses_and_is_not_played_again(tiny_text, tmp_path)
     wild = small_config(data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False)
     candidates = [Candidate("wild", wild, {}), *_candidates(tiny_text, [0.5])]
     for _ in range(2):
-        standings = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, workers=1)
+        standings = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1))
         assert [s.candidate.name for s in standings] == ["rate-0.5", "wild"]
         assert standings[1].score == -math.inf
         assert standings[1].statuses == ("diverged",)
@@ -126,4 +127,4 @@ def test_a_diverged_candidate_loses_and_is_not_played_again(tiny_text, tmp_path)
 def test_race_out_of_time_answers_with_what_it_has(tiny_text, tmp_path):
     candidates = _candidates(tiny_text, [0.1, 0.5])
     late = time.monotonic() - 1
-    assert race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, workers=1, deadline=late) == []
+    assert race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1), deadline=late) == []

@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
+import psutil
 import pytest
 from small_runs import small_config
 
+from fedbandit.errors import FedbanditError
 from fedbandit.experiments.comparison import compare
-from fedbandit.experiments.many import Job, play_all
+from fedbandit.experiments.many import Job, LocalRunner
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +22,8 @@ def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
     config = small_config(data__source=str(tiny_text))
     members = {"a": config, "b": config.with_values({"policy.beta": 0.5})}
     for workers in (1, 2):
-        compare(members, [0, 1], lambda label, seed, w=workers: tmp_path / str(w) / f"{label}{seed}", workers=workers)
+        out = tmp_path / str(workers)
+        compare(members, [0, 1], lambda label, seed, o=out: o / f"{label}{seed}", runner=LocalRunner(workers))
     for label in ("a0", "a1", "b0", "b1"):
         one, two = (tmp_path / w / label / "metrics.jsonl" for w in ("1", "2"))
         assert one.read_bytes() == two.read_bytes()
@@ -28,8 +32,25 @@ def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
 def test_a_diverged_run_does_not_stop_its_neighbours(tiny_text, tmp_path):
     good = small_config(data__source=str(tiny_text))
     wild = good.with_values({"client.learning_rate": 1e30, "clipping.enabled": False})
-    ends = play_all([Job(wild, tmp_path / "w"), Job(good, tmp_path / "g"), Job(good, tmp_path / "h")], workers=2)
+    jobs = [Job(wild, tmp_path / "w"), Job(good, tmp_path / "g"), Job(good, tmp_path / "h")]
+    ends = LocalRunner(2).play(jobs)
     assert [end.status for end in ends] == ["diverged", "finished", "finished"]
+
+
+def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_path):
+    config = small_config(data__source=str(tiny_text), rounds=20_000)
+    jobs = [Job(config.with_values({"seed": seed}), tmp_path / str(seed)) for seed in range(2)]
+
+    def kill_one() -> None:
+        while not list(tmp_path.rglob("metrics.jsonl")):
+            time.sleep(0.05)
+        workers = [p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()]
+        workers[0].kill()
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    with pytest.raises(FedbanditError, match="run it again to go on"):
+        LocalRunner(2).play(jobs)
 
 
 @pytest.mark.parametrize("killer", [signal.SIGTERM, signal.SIGKILL])

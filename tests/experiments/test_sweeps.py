@@ -6,7 +6,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from fedbandit.errors import ConfigError
+from fedbandit.experiments.many import LocalRunner
 from fedbandit.experiments.results import rows_of, summary_text, write_table
+from fedbandit.experiments.runners import runner_of
 from fedbandit.experiments.sweeps import groups_of, read_sweep, sweep
 
 SPEC = """
@@ -34,7 +36,7 @@ def _spec(tmp_path, text, data):
 def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
     spec = _spec(tmp_path, SPEC, tiny_text)
     said = []
-    results = sweep(spec, tmp_path / "out", workers=1, say=said.append)
+    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
     assert [len(result.standings) for result in results] == [3, 3]
     for result in results:
         scores = [standing.score for standing in result.standings]
@@ -44,6 +46,9 @@ def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
     parquet_file, csv_file = write_table(rows, tmp_path / "out" / "results")
     table = parquet.read_table(parquet_file)
     assert table.num_rows == 12
+    assert set(table["folder"].to_pylist()) == {
+        str(path.parent.relative_to(tmp_path / "out")) for path in tmp_path.rglob("summary.json")
+    }
     for column in ("client.learning_rate", "policy.name", "policy.beta", "running_reward", "status", "seed"):
         assert column in table.column_names
     assert set(table["client.learning_rate"].to_pylist()) == {0.2, 0.5, 1.0}
@@ -55,10 +60,10 @@ def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
 
 
 def test_extending_a_grid_keeps_what_was_played(tiny_text, tmp_path):
-    sweep(_spec(tmp_path, SPEC, tiny_text), tmp_path / "out", workers=1, say=lambda text: None)
+    sweep(_spec(tmp_path, SPEC, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     before = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     wider = SPEC.replace('"0.2..1"', '"0.2..2"')
-    sweep(_spec(tmp_path, wider, tiny_text), tmp_path / "out", workers=1, say=lambda text: None)
+    sweep(_spec(tmp_path, wider, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     after = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert len(after) == len(before) + 4
     assert all(after[folder] == written for folder, written in before.items())
@@ -67,7 +72,7 @@ def test_extending_a_grid_keeps_what_was_played(tiny_text, tmp_path):
 def test_a_winner_on_the_edge_is_warned_of(tiny_text, tmp_path):
     text = SPEC.replace('"0.2..1"', "[1e-9, 2e-9, 0.5]").replace("rounds = 6", "rounds = 30")
     text = text.replace(', "so-scratch-greedy"', "")
-    results = sweep(_spec(tmp_path, text, tiny_text), tmp_path / "out", workers=1, say=lambda text: None)
+    results = sweep(_spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     assert results[0].winner.candidate.point["client.learning_rate"] == 0.5
     assert "edge of the grid (client.learning_rate)" in summary_text(results)
 
@@ -75,7 +80,7 @@ def test_a_winner_on_the_edge_is_warned_of(tiny_text, tmp_path):
 def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
     text = SPEC + "\n[halving]\nfactor = 3\nshortest = 2\n"
     spec = _spec(tmp_path, text, tiny_text)
-    results = sweep(spec, tmp_path / "out", workers=1, say=lambda text: None)
+    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
     assert sorted({row["rounds_played"] for row in rows}) == [2, 6]
     assert sum(row["status"] == "finished" for row in rows) == 4  # the best of each start, with two seeds
@@ -85,7 +90,7 @@ def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
 def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
     text = SPEC.replace('"0.2..1"', "[0.2, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
     spec = _spec(tmp_path, text, tiny_text)
-    results = sweep(spec, tmp_path / "out", workers=1, say=lambda text: None)
+    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
     lost = [row for row in rows if row["client.learning_rate"] == 1e30]
     assert {row["status"] for row in lost} == {"diverged"}
@@ -108,16 +113,21 @@ def test_wrong_files_are_refused_before_anything_is_played(tiny_text, tmp_path, 
         groups_of(_spec(tmp_path, SPEC.replace(*change), tiny_text))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_sweep_over_ray_gives_the_same_rewards(tiny_text, tmp_path):
-    pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    from functools import partial
+def test_the_privacy_that_members_spent_is_in_the_table(tiny_text, tmp_path):
+    private = "[set]\nprivacy.mechanism = 'dp-fedavg'\nprivacy.noise_multiplier = 1.0\nprivacy.delta = 1e-3"
+    private += "\nprivacy.sampling = 'poisson'\nclipping.norm = 0.5"
+    text = SPEC.replace("[set]", private).replace('"0.2..1"', "[0.5]").replace(', "so-scratch-greedy"', "")
+    spec, said = _spec(tmp_path, text, tiny_text), []
+    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
+    assert "tuning spends privacy" in said[0]
+    rows = rows_of(results, spec.all_seeds, tmp_path / "out")
+    assert all(0 < row["epsilon_pld"] <= row["epsilon_rdp"] for row in rows)
 
-    from fedbandit.engines.ray import RayEngine
 
-    text = SPEC.replace('"0.2..1"', "[0.5]").replace(', "so-scratch-greedy"', "").replace("seeds = 2", "seeds = 1")
-    spec = _spec(tmp_path, text, tiny_text)
-    here = sweep(spec, tmp_path / "here", workers=1, say=lambda text: None)
-    there = sweep(spec, tmp_path / "there", engine=partial(RayEngine, workers=1), say=lambda text: None)
-    assert there[0].winner.rewards == here[0].winner.rewards
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(("rays",), "--engine"), (("threads", "auto"), "--ray-address"), (("threads", None, 0), "--workers")],
+)
+def test_wrong_places_to_play_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message), runner_of(*options):
+        raise AssertionError("it should not get here")

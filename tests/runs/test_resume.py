@@ -151,3 +151,21 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 
     run(config, out, progress=SecondProcess)
     fails_with_one_line(SecondProcess.result, "another process")
+
+
+def test_what_a_killed_atomic_write_left_goes_at_the_next_start(tmp_path):
+    out = tmp_path / "run"
+    assert fedbandit(*RUN, "--rounds", 3, "--out", out).returncode == 0
+    leftovers = [out / ".summary.json.123-4.tmp", out / "checkpoints" / ".round-000003.safetensors.123-4.tmp"]
+    for path in leftovers:
+        path.write_bytes(b"half")
+    assert fedbandit(*RUN, "--rounds", 3, "--out", out).returncode == 0
+    assert not [path for path in leftovers if path.exists()]
+
+
+def test_the_package_is_a_command():
+    import sys
+
+    result = subprocess.run([sys.executable, "-m", "fedbandit", "--help"], capture_output=True, text=True, check=True)
+    assert "Usage" in result.stdout
+    assert "simulate" in result.stdout

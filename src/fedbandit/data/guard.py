@@ -2,15 +2,14 @@
 
 import errno
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from fedbandit.data.compressed import unpacked_name
 from fedbandit.data.writer import check_target
 from fedbandit.errors import DataError
+from fedbandit.signals import handling
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -20,7 +19,7 @@ def importing(out: Path | str) -> Iterator[None]:
     """Check the target before any work; SIGTERM and SIGHUP clean up like Ctrl-C; OS errors become one line."""
     out = check_target(out)
     unpacked_name(out).unlink(missing_ok=True)  # the writer clears its own leftovers
-    with _signals_interrupt():
+    with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):
         try:
             yield
         except OSError as error:
@@ -30,17 +29,5 @@ def importing(out: Path | str) -> Iterator[None]:
             raise DataError(f"{where}{error.strerror or error}; nothing was written") from None
 
 
-@contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
-        yield
-        return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt

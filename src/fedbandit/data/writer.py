@@ -4,13 +4,13 @@ Examples are spooled to disk as they come; at the end they are gathered client b
 under its own name only when it is complete, so an interrupted import leaves nothing behind.
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -72,22 +72,21 @@ class DatasetWriter:
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
         self._made_parents = [p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()]
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._folder, ignore_errors=True)  # what a killed import of the same target left
-        self._folder.mkdir()
+        self._lock: int | None = _claimed(self._folder, self.out)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Throw away whatever is not finished."""
         for spool in self._spools.values():
             spool.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._release()
         for parent in self._made_parents:  # innermost first
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
@@ -157,10 +156,16 @@ class DatasetWriter:
             json.dump(header.to_json(), file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        if self.out.exists():
-            self.out.rmdir()  # empty: checked at the start
+        if check_target(self.out).exists():
+            self.out.rmdir()  # empty
         self._folder.rename(self.out)
+        self._release()
         return self.out
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _spool(self, split: str) -> Spool:
         if split not in self._spools:
@@ -199,3 +204,19 @@ class DatasetWriter:
                 np.array(actions, np.int32), np.array(rewards, np.float32), np.array(propensities, np.float32), sets
             )
         self._spool(split).add_many(clients, features, Ragged.from_rows(list(labels)), log)
+
+
+def _claimed(folder: Path, out: Path) -> int:
+    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of it is refused."""
+    folder.mkdir(exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(folder)):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):  # another one holds it, or has this moment renamed or removed it
+        os.close(lock)
+        raise DataError(f"{out}: another import is writing it; nothing was overwritten") from None
+    for left in folder.iterdir():  # by an import that was killed
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return lock

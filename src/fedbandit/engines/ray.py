@@ -4,7 +4,6 @@ A worker opens the data where it lies and builds the same work from the same con
 weights travels to it and nothing but sums of updates comes back. Knows nothing of what the work computes.
 """
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +15,7 @@ import numpy as np
 
 from fedbandit.config import Config
 from fedbandit.data import FederatedDataset
+from fedbandit.engines.ray_cluster import cores_of, join, load_ray, original
 from fedbandit.engines.ray_worker import RoundWeights, Worker, phase_name
 from fedbandit.errors import ConfigError, FedbanditError
 from fedbandit.federated.client import Broadcast, ChunkResult, ClientWork
@@ -64,13 +64,11 @@ class RayEngine:
         One worker per core of the cluster, unless `workers` says otherwise. The data set must lie under the same path
         on every machine, or be an embedded one.
         """
-        ray = _ray()
+        ray = load_ray()
         if dataset.path is None:
             raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
         self._experiment = build_experiment(config, dataset)
-        self._owns_cluster = not ray.is_initialized()
-        if self._owns_cluster:
-            _connect(ray, address, workers)
+        self._owns_cluster = join(ray, address, workers)
         self._ray = ray
         self._arguments = (config.model_dump(), str(Path(dataset.path).absolute()), dataset.header.fingerprint)
         self._remote = ray.remote(num_cpus=1, max_restarts=0)(Worker)
@@ -78,7 +76,7 @@ class RayEngine:
         self._put: dict[int, tuple[np.ndarray, Any]] = {}  # deployed version -> its weights and where they were put
         self._rounds = 0
         self.traffic = Traffic()
-        self.workers = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.workers = workers or max(1, cores_of(ray))
         for _ in range(self.workers):
             self._start_worker()
 
@@ -133,7 +131,7 @@ class RayEngine:
         try:
             answers = ray.get(call)
         except ray.exceptions.RayTaskError as error:
-            raise _original(error) from None
+            raise original(error) from None
         except ray.exceptions.RayError as error:
             self._replace(worker, error)
             part.attempts += 1
@@ -155,7 +153,7 @@ class RayEngine:
         try:
             self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise _original(error) from None
+            raise original(error) from None
         except self._ray.exceptions.RayError as error:
             self._replace(worker, error)
             return
@@ -187,33 +185,6 @@ class RayEngine:
             deployed={version: [reference] for version, (_, reference) in kept.items()},
             rest=replace(broadcast, training=broadcast.training[:0], deployed={}),
         )
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("engine: ray is not installed; pip install 'fedbandit[ray]'") from None
-    return ray
-
-
-def _connect(ray: Any, address: str | None, workers: int | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run reports to nobody
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address is None:
-            ray.init(address="local", num_cpus=workers, **quiet)
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"ray-address: cannot join {address or 'a local cluster'}: {str(error).splitlines()[0]}"
-        ) from None
-
-
-def _original(error: Any) -> Exception:
-    """What went wrong in the worker, as if it had gone wrong here."""
-    return error.cause if isinstance(error.cause, FedbanditError) else error
 
 
 def _bytes(update: Any) -> int:

@@ -29,11 +29,7 @@ class Worker:
 
     def open(self, config: dict[str, Any], path: str, fingerprint: str) -> None:
         """Open the data set on this machine and build the work."""
-        source = config["data"]["source"]
-        made_here = source in EMBEDDED and not Path(path).exists()
-        dataset = open_dataset(source) if made_here else FederatedDataset.open(path)
-        if dataset.header.fingerprint != fingerprint:
-            raise DataError(f"{dataset.path}: holds other data on this machine than where the run was started")
+        dataset = open_same_data(config["data"]["source"], path, fingerprint)
         self._experiment = build_experiment(Config.build(config), dataset)
         self._key = 0
         self._broadcast: Broadcast | None = None
@@ -58,6 +54,15 @@ class Worker:
                 deployed={version: array for version, (_, array) in held.items()},
             )
         return self._broadcast
+
+
+def open_same_data(source: str, path: str, fingerprint: str) -> FederatedDataset:
+    """The data set of the driver as it lies on this machine; an embedded one is made where it is missing."""
+    made_here = source in EMBEDDED and not Path(path).exists()
+    dataset = open_dataset(source) if made_here else FederatedDataset.open(path)
+    if dataset.header.fingerprint != fingerprint:
+        raise DataError(f"{dataset.path}: holds other data on this machine than where the run was started")
+    return dataset
 
 
 def phase_work(experiment: Experiment, phase: str) -> ClientWork:

@@ -23,6 +23,7 @@ from fedbandit.evaluation.ope import (
 )
 from fedbandit.evaluation.ope.action_means import action_means
 from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
+from fedbandit.evaluation.ope.linear_rewards import linear_rewards
 from fedbandit.evaluation.ope.logs import RowScores, log_of, records_for, records_of
 from fedbandit.evaluation.scoring import load_scorer
 from fedbandit.evaluation.tables import LogColumns, read_log_table
@@ -36,7 +37,7 @@ class Request:
     policy: str = "uniform"
     parameters: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None  # whose scores the policy looks at
-    reward_model: str = "actions"  # each action's mean, or the path of a model whose scores are rewards
+    reward_model: str = "auto"  # linear in contexts where there are any, actions (each one's mean), or a model's path
     estimators: Sequence[str] = ()  # none: all that can be computed
     clip: float | None = None
     shrink: float | None = None
@@ -125,7 +126,13 @@ def _dataset_records(dataset: FederatedDataset, request: Request) -> Records:
 
 
 def _rewards(split: Split, header: Header | None, num_actions: int, request: Request) -> RowScores:
-    if request.reward_model == "actions":
+    if request.reward_model in ("auto", "linear"):
+        fitted = linear_rewards(split, num_actions)
+        if fitted is not None:
+            return fitted
+        if request.reward_model == "linear":
+            raise ConfigError("reward_model: linear needs contexts; `fedbandit data import logged` reads them")
+    if request.reward_model in ("auto", "actions"):
         return action_means(split, num_actions)
     if header is None:
         raise ConfigError("reward_model: a table without contexts only has `actions`")

@@ -3,6 +3,7 @@
 Nothing acts here. The objective says how the log's choices are allowed for: unweighted, weighted, or doubly robust.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,8 +73,10 @@ def train_from_logs(
     engine: Engine | None = None,
 ) -> Trained:
     """Train the configuration's model for its `rounds` on the logs of the clients (None: all), from `start` weights."""
+    if engine is None:
+        with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as own:
+            return train_from_logs(config, dataset, start=start, clients=clients, engine=own)
     experiment = _experiment(config, dataset)
-    engine = engine or ThreadEngine(None if config.threads == "auto" else config.threads)
     start = experiment.initial_weights() if start is None else start
     pool = clients or range(dataset.train.num_clients)
     phase = experiment.bandit

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedbandit.components import nearest
 from fedbandit.config import Config
 from fedbandit.errors import ConfigError
 from fedbandit.experiments.presets import preset
@@ -150,21 +149,22 @@ _ABLATIONS = {
     "ablation-server-optimizer": _server_optimizer,
     "ablation-importance-weighting": _importance_weighting,
 }
+OURS = ("drift",)  # figures that the paper does not have
 _SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
 
 
 def figure_names() -> list[str]:
-    """Every figure, in the paper's order."""
+    """Every figure of the paper, in its order."""
     panels = [f"fig{number}{panel}" for number in (1, 2) for panel in "abcd"]
     return [*panels, "fig3a", "fig3b", *(f"fig4{panel}" for panel in "abcd"), *_ABLATIONS]
 
 
 def matching(name: str) -> list[str]:
-    """The figures that a name stands for: itself, the panels of `fig1`, or `all`."""
-    names = figure_names()
+    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, with those of ours."""
+    names = [*figure_names(), *OURS]
     found = names if name == "all" else [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
     if not found:
-        raise ConfigError(f"{name}: no such figure{nearest(name, names)}; there are {', '.join(names)} and all")
+        raise ConfigError(f"{name}: no such figure; there are {', '.join(names)} and all")
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedbandit.config import Config
 from fedbandit.errors import FedbanditError
 from fedbandit.experiments.folder import read_metrics
-from fedbandit.experiments.many import Ended, Job, play_all
+from fedbandit.experiments.many import HERE, Ended, Job, LocalRunner, Runner
 
 
 class Interrupted(FedbanditError):
@@ -38,7 +38,7 @@ def compare(
     seeds: Sequence[int],
     folders: Callable[[str, int], Path],
     *,
-    workers: int | None = None,
+    runner: Runner = HERE,
     on_end: Callable[[str, int, Ended], None] = lambda label, seed, ended: None,
 ) -> dict[str, Curves]:
     """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
@@ -47,11 +47,9 @@ def compare(
     done = [i for i, job in enumerate(jobs) if (job.folder / "summary.json").exists()]
     missing = [i for i in range(len(jobs)) if i not in done]
     # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
-    ended = dict(zip(done, play_all([jobs[i] for i in done], workers=1), strict=True))
+    ended = dict(zip(done, LocalRunner(1).play([jobs[i] for i in done]), strict=True))
     tell = {str(jobs[i].folder): places[i] for i in missing}
-    outcomes = play_all(
-        [jobs[i] for i in missing], workers=workers, on_end=lambda job, end: on_end(*tell[str(job.folder)], end)
-    )
+    outcomes = runner.play([jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end))
     ended |= zip(missing, outcomes, strict=True)
     for i, (label, seed) in enumerate(places):
         if ended[i].status in ("interrupted", "not run"):

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit.config import Config
 from fedbandit.data import FederatedDataset
 from fedbandit.evaluation.recovery import Recovery, recoveries
-from fedbandit.experiments.plots import styles_of
+from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.presets import preset
 from fedbandit.simulation.simulate import simulate
 
@@ -54,6 +55,28 @@ class Outcome:
 
 
 HEADING = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
+LEGEND = "recovery: rounds until the mean of 10 is back at nine tenths; lost: reward below before, summed over rounds"
+
+
+def members(study: DriftStudy, dataset: FederatedDataset) -> dict[str, Config]:
+    """The configuration of each policy, as the paper has it for this kind of data, in the study's world."""
+    family = "so" if dataset.header.kind == "sparse" else "emnist"
+    world = {
+        "scenario": "drift",
+        "drift.kind": study.kind,
+        "drift.at": list(study.at),
+        "rounds": study.rounds,
+        "deploy_every": study.deploy_every,
+        "clients_per_round": study.clients_per_round,
+        "client.max_examples": study.max_examples,
+        **dict(study.settings),
+    }
+    return {policy: preset(f"{family}-scratch-{policy}").with_values(world) for policy in study.policies}
+
+
+def outcome_of(study: DriftStudy, policy: str, rewards: np.ndarray) -> Outcome:
+    """What the changes did to a policy, from its rewards by round, [seeds, rounds]."""
+    return Outcome(policy, rewards, [recoveries(curve, study.at, window=study.window) for curve in rewards])
 
 
 def play(
@@ -61,50 +84,27 @@ def play(
 ) -> list[Outcome]:
     """Run every policy and seed; `told` hears of each policy as it is done."""
     outcomes = []
-    family = "so" if dataset.header.kind == "sparse" else "emnist"
-    for policy in study.policies:
-        base = preset(f"{family}-scratch-{policy}").with_values(
-            {
-                "scenario": "drift",
-                "drift.kind": study.kind,
-                "drift.at": list(study.at),
-                "rounds": study.rounds,
-                "deploy_every": study.deploy_every,
-                "clients_per_round": study.clients_per_round,
-                "client.max_examples": study.max_examples,
-                **dict(study.settings),
-            }
-        )
-        curves = [simulate(base.with_values({"seed": s}), dataset).collect()["reward"] for s in range(study.seeds)]
-        found = [recoveries(curve, study.at, window=study.window) for curve in curves]
-        outcomes.append(Outcome(policy, np.array(curves), found))
+    for policy, config in members(study, dataset).items():
+        curves = [simulate(config.with_values({"seed": s}), dataset).collect()["reward"] for s in range(study.seeds)]
+        outcomes.append(outcome_of(study, policy, np.array(curves)))
         told(outcomes[-1])
     return outcomes
 
 
-def draw(study: DriftStudy, outcomes: list[Outcome], path: Path, title: str) -> Path:
+def draw(study: DriftStudy, outcomes: Sequence[Outcome], path: Path, title: str, note: str = "") -> Path:
     """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    return draw_curves(
+        {outcome.policy: _smooth(outcome.rewards, study.window) for outcome in outcomes},
+        path,
+        title=title,
+        ylabel=f"reward, mean of {study.window} rounds",
+        note=note,
+        changes=study.at,
+    )
 
-    figure = Figure(figsize=(7.2, 4.3), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    kernel = np.ones(study.window) / study.window
-    rounds = np.arange(study.window, study.rounds + 1)
-    styles = styles_of([outcome.policy for outcome in outcomes])
-    for outcome in outcomes:
-        smooth = np.array([np.convolve(curve, kernel, mode="valid") for curve in outcome.rewards])
-        mean, (colour, _) = smooth.mean(axis=0), styles[outcome.policy]
-        spread = smooth.std(axis=0, ddof=1) if len(smooth) > 1 else np.zeros_like(mean)
-        axes.plot(rounds, mean, label=outcome.policy, color=colour, linewidth=1.6)
-        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
-    for change in study.at:
-        axes.axvline(change, color="#595959", linewidth=1, linestyle=(0, (4, 2)), zorder=0)
-    axes.set(title=title, xlabel="round (dashed: the world changes)", ylabel=f"reward, mean of {study.window} rounds")
-    axes.set_ylim(0, None)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
+
+def _smooth(rewards: np.ndarray, window: int) -> np.ndarray:
+    """Means over the last `window` rounds, [seeds, rounds]; not a number before there are so many."""
+    kernel = np.ones(window) / window
+    means = np.array([np.convolve(curve, kernel, mode="valid") for curve in rewards])
+    return np.pad(means, ((0, 0), (window - 1, 0)), constant_values=np.nan)

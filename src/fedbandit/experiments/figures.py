@@ -12,8 +12,8 @@ from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.errors import ConfigError
 from fedbandit.experiments.catalogue import EMBEDDED, Family, Figure, figure
 from fedbandit.experiments.comparison import Curves, compare, standard_error
-from fedbandit.experiments.many import Ended
-from fedbandit.experiments.plots import draw_curves, draw_trials
+from fedbandit.experiments.many import HERE, Ended, Runner
+from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.tuning import effort, effort_in_words, tune
 from fedbandit.experiments.verdicts import beside_the_paper, judge
 from fedbandit.simulation.state import write_atomically
@@ -28,20 +28,23 @@ class Request:
     scale: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     tune_minutes: float | None = None
-    workers: int | None = None
+    runner: Runner = HERE
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ConfigError(f"--seeds: should be at least 1, not {self.seeds}")
         if not 0 < self.scale <= 1:
             raise ConfigError(f"--scale: should be above 0 and at most 1, not {self.scale:g}")
+        if self.tune_minutes is not None and not self.tune_minutes > 0:
+            raise ConfigError(f"--budget: should be above 0 minutes, not {self.tune_minutes:g}")
 
 
 @dataclass(frozen=True)
 class Made:
     """A figure that was made."""
 
-    figure: Figure
+    name: str
+    title: str
     note: str
     text: str
     png: Path
@@ -57,11 +60,11 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
     }
     members = {label: config.with_values(request.settings) for label, config in members.items()}
     keys = {label: member.key for label, member in wanted.members.items()}
-    place = out / "runs" / _place(dataset, request)
+    place = runs_folder(out, dataset, request)
     published = members
     if request.tune_minutes is not None:
         by_key = {keys[label]: config for label, config in members.items()}
-        tuned = tune(by_key, wanted.family, place / "tuning", request.tune_minutes, workers=request.workers, say=say)
+        tuned = tune(by_key, wanted.family, place / "tuning", request.tune_minutes, runner=request.runner, say=say)
         members = {label: tuned[keys[label]] for label in members}
 
     def folder(label: str, seed: int) -> Path:
@@ -76,7 +79,7 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
         members,
         range(request.seeds),
         folder,
-        workers=request.workers,
+        runner=request.runner,
         on_end=progress,
     )
     note = describe(wanted, members, dataset, request)
@@ -88,7 +91,7 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
     if efforts:
         text += f"\n\n{effort_in_words(efforts)}"
     _keep(stem.with_suffix(".json"), wanted, note, members, curves, efforts)
-    return Made(wanted, note, text, png, svg)
+    return Made(wanted.name, wanted.title, note, text, png, svg)
 
 
 def scaled(config: Config, scale: float) -> Config:
@@ -148,25 +151,25 @@ def _source(wanted: Figure, request: Request) -> str:
     return request.data if request.data is not None else EMBEDDED[wanted.family]
 
 
-def _place(dataset: FederatedDataset, request: Request) -> str:
-    """A folder name for everything that all members of a figure share, so that no run is taken for another."""
+def runs_folder(out: Path, dataset: FederatedDataset, request: Request) -> Path:
+    """A folder named after everything that all members of a figure share, so that no run is taken for another."""
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
-    return f"{dataset.header.name}-{dataset.header.fingerprint[:6]}-scale{request.scale:g}{mark}"
+    return out / "runs" / f"{dataset.header.name}-{dataset.header.fingerprint[:6]}-scale{request.scale:g}{mark}"
 
 
 def _draw(wanted: Figure, members: Mapping[str, Config], curves: Mapping[str, Curves], path: Path, note: str) -> Path:
     config = next(iter(members.values()))
     shown = {_with_losses(label, c): c for label, c in curves.items() if len(c.final)}
     values = {label: c.propensity if wanted.shows == "propensity" else c.running_reward for label, c in shown.items()}
-    draw = draw_trials if wanted.shows == "trials" else draw_curves
-    return draw(
+    return draw_curves(
         values,
         path,
         title=f"{wanted.name}: {wanted.title}",
         ylabel=wanted.y_axis,
         deploy_every=config.deploy_every,
         note=note,
+        trials=wanted.shows == "trials",
     )
 
 

@@ -12,7 +12,6 @@ import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from fedbandit import __version__
@@ -26,6 +25,10 @@ _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damage
 _FLUSH_SECONDS = 1.0  # who follows a run sees it this late at most
 
 
+class FolderBusy(ConfigError):
+    """A run folder that another process holds; it is free again when that one ends."""
+
+
 class RunFolder:
     """Opens (or makes) the folder of a run and holds it locked; a folder of another run is refused and left alone."""
 
@@ -37,16 +40,17 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{path}: another process is running here") from None
+            self._lock.close()
+            raise FolderBusy(f"{path}: another process is running here") from None
+        for leftover in (*path.glob(".*.tmp"), *path.glob("checkpoints/.*.tmp")):
+            leftover.unlink(missing_ok=True)  # of an atomic write that was killed; nobody else writes here now
         self._files: dict[str, IO[str]] = {}
         self._flushed_at = 0.0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -1,12 +1,14 @@
 """Several figures and a page to look at them: an index.html and the pictures, labelled with data and scale."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 
 from fedbandit.data import open_dataset
-from fedbandit.experiments.catalogue import EMBEDDED, Figure, figure
+from fedbandit.errors import ConfigError
+from fedbandit.experiments.catalogue import figure
+from fedbandit.experiments.drift_figure import make_drift_figure
 from fedbandit.experiments.figures import Made, Request, make_figure
 from fedbandit.simulation.state import write_atomically
 
@@ -19,15 +21,13 @@ class Gallery:
     index: Path | None
 
 
-def make_gallery(
-    names: Sequence[str], request: Request, out: Path, say: Callable[[str], None] = print, *, drift: bool = False
-) -> Gallery:
+def make_gallery(names: Sequence[str], request: Request, out: Path, say: Callable[[str], None] = print) -> Gallery:
     """Make the figures one after another; of several, those that the given data does not fit take embedded data."""
+    if list(names) == ["drift"] and request.tune_minutes is not None:
+        raise ConfigError("--tune: drift is played at the published rates")
     if len(names) == 1:
-        return Gallery([make_figure(names[0], request, out, say)], None)
-    made = [make_figure(name, _fitting(name, request), out, say) for name in names]
-    if drift:
-        made.append(_drift(request, out, say))
+        return Gallery([_make(names[0], request, out, say)], None)
+    made = [_make(name, _fitting(name, request), out, say) for name in names]
     index = out / "index.html"
     write_atomically(index, lambda file: file.write(page(made).encode()))
     return Gallery(made, index)
@@ -39,40 +39,25 @@ def page(made: Sequence[Made]) -> str:
     return _PAGE.replace("ITEMS", items)
 
 
-def _drift(request: Request, out: Path, say: Callable[[str], None]) -> Made:
-    """A figure of ours beside the paper's: what a change of the world does to each policy."""
-    from fedbandit.experiments.drift import HEADING, DriftStudy, draw, play
-
-    source = request.data or EMBEDDED["so"]
-    dataset = open_dataset(source)
-    whole = DriftStudy()
-    rounds = max(4 * whole.window, round(whole.rounds * request.scale))
-    settings = tuple({"data.source": source, **request.settings}.items())
-    study = DriftStudy(rounds=rounds, at=(rounds // 2,), seeds=request.seeds, settings=settings)
-    title = "labels trade places half-way (ours, not the paper's)"
-    say(f"drift: {title}")
-    outcomes = play(study, dataset)
-    note = f"data: {dataset.header.name}; {rounds} rounds, deploying every {study.deploy_every}; {request.seeds} seeds"
-    png, svg = (draw(study, outcomes, out / f"drift{suffix}", f"drift: {title}") for suffix in (".png", ".svg"))
-    lines = [HEADING, *(line for outcome in outcomes for line in outcome.lines(study.window))]
-    return Made(Figure("drift", title, "so", {}), note, "\n".join(lines), png, svg)
+def _make(name: str, request: Request, out: Path, say: Callable[[str], None]) -> Made:
+    return make_drift_figure(request, out, say) if name == "drift" else make_figure(name, request, out, say)
 
 
 def _fitting(name: str, request: Request) -> Request:
     if request.data is None:
         return request
     sparse = open_dataset(request.data).header.kind == "sparse"
-    if name.startswith("ablation-") or (figure(name).family == "so") == sparse:
+    if name == "drift" or name.startswith("ablation-") or (figure(name).family == "so") == sparse:
         return request
-    return Request(None, request.seeds, request.scale, request.settings, request.tune_minutes, request.workers)
+    return replace(request, data=None)
 
 
 def _item(one: Made) -> str:
-    name, title = escape(one.figure.name), escape(one.figure.title)
+    name, title = escape(one.name), escape(one.title)
     return (
         f'<section id="{name}"><h2>{name}: {title}</h2><p>{escape(one.note)}</p>'
         f'<a href="{escape(one.svg.name)}"><img src="{escape(one.png.name)}" alt="{name}: {title}; numbers below"></a>'
-        f"<details><summary>Numbers, beside the paper's</summary><pre>{escape(one.text)}</pre></details></section>"
+        f"<details><summary>Numbers</summary><pre>{escape(one.text)}</pre></details></section>"
     )
 
 
@@ -85,7 +70,7 @@ main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 2
 h2 { font-size: 1.1rem; margin: 0; } p { margin: .2rem 0 .6rem; color: #4a4a4a; font-size: .9rem; }
 img { width: 100%; height: auto; } pre { overflow-x: auto; font-size: .8rem; background: #f5f5f5; padding: .6rem; }
 </style></head>
-<body><h1>Figures of the paper, made here</h1><main>
+<body><h1>Figures of the paper, and one of ours</h1><main>
 ITEMS
 </main></body></html>
 """

@@ -16,7 +16,7 @@ import numpy as np
 from fedbandit.config import Config
 from fedbandit.experiments.comparison import Interrupted
 from fedbandit.experiments.folder import read_metrics
-from fedbandit.experiments.many import Ended, EngineMaker, Job, play_all
+from fedbandit.experiments.many import HERE, Ended, Job, Runner
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,8 @@ def race(
     steps: Sequence[int],
     factor: int = 3,
     *,
-    workers: int | None = None,
+    runner: Runner = HERE,
     deadline: float | None = None,
-    engine: EngineMaker | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Standing]:
     """The standings, best first: by how far a candidate was let go, then by its running average reward there.
@@ -82,7 +81,7 @@ def race(
     for number, step in enumerate(steps):
         places = [(candidate, seed) for candidate in alive for seed in seeds]
         jobs = [Job(c.config.with_values({"seed": seed}), folder(c, seed), until=step) for c, seed in places]
-        outcomes = play_all(jobs, workers=workers, deadline=ends[number], engine=engine)
+        outcomes = runner.play(jobs, deadline=ends[number])
         if any(end.status == "interrupted" for end in outcomes) or (
             deadline is None and any(end.status == "not run" for end in outcomes)
         ):

@@ -11,24 +11,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
-from types import FrameType
-from typing import Literal
+from typing import Literal, Protocol
 
 from fedbandit.config import Config
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import Engine, ThreadEngine
 from fedbandit.engines.threads import usable_cores
-from fedbandit.errors import Diverged
+from fedbandit.errors import Diverged, FedbanditError
 from fedbandit.experiments.run import run
+from fedbandit.signals import handling
 from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.simulate import starting_weights
-
-EngineMaker = Callable[[Config, FederatedDataset], Engine]
+from fedbandit.simulation.simulate import pretrained_file, starting_weights
 
 _orphaned = threading.Event()  # set in a worker whose parent is gone
 
@@ -54,55 +53,59 @@ class Ended:
     seconds: float = 0.0
 
 
-def play_all(
-    jobs: Sequence[Job],
-    *,
-    workers: int | None = None,
-    deadline: float | None = None,
-    on_end: Callable[[Job, Ended], None] = lambda job, ended: None,
-    engine: EngineMaker | None = None,
-) -> list[Ended]:
-    """Play every job; those not started by the deadline (of `time.monotonic`) are left, as is all after an interrupt.
+OnEnd = Callable[[Job, Ended], None]
+
+
+def nobody(job: Job, ended: Ended) -> None:
+    """Listens to no end of a job."""
+
+
+class Runner(Protocol):
+    """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it leaves."""
+
+    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+        """Play every job; those not started by the deadline (of `time.monotonic`), or after an interrupt, are left."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalRunner:
+    """Plays on this machine, `workers` runs at a time (one per core).
 
     A run alone spreads its clients over all cores, but its rounds have a serial part and end when the slowest thread
-    does. With several runs to play, one run per core on one thread wastes neither. An `engine` that spreads a run over
-    more than this machine is made for each run in turn.
+    does. With several runs to play, one run per core on one thread wastes neither.
     """
-    workers = min(workers or usable_cores(), len(jobs))
-    if workers <= 1 or engine is not None:
-        return _one_after_another(jobs, deadline, on_end, engine)
-    _prepare(jobs)
-    return _side_by_side(jobs, workers, deadline, on_end)
+
+    workers: int | None = None
+
+    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+        """Play every job here, in processes of their own if several can run at a time."""
+        workers = min(self.workers or usable_cores(), len(jobs))
+        if workers <= 1:
+            return _one_after_another(jobs, deadline, on_end)
+        prepare(jobs)
+        return _side_by_side(jobs, workers, deadline, on_end)
 
 
-def _one_after_another(
-    jobs: Sequence[Job],
-    deadline: float | None,
-    on_end: Callable[[Job, Ended], None],
-    make: EngineMaker | None = None,
-) -> list[Ended]:
+HERE = LocalRunner()
+
+
+def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEnd) -> list[Ended]:
     results: list[Ended] = []
-    shared = ThreadEngine()
+    engine = ThreadEngine()
     try:
         for job in jobs:
             if _stopped(results) or (deadline is not None and time.monotonic() > deadline):
                 results.append(Ended("not run"))
                 continue
-            engine = make(job.config, _dataset(job.config.data.source)) if make else shared
-            try:
-                results.append(_play(job, engine))
-            finally:
-                if engine is not shared:
-                    engine.close()
+            results.append(play_one(job, engine, dataset_of(job)))
             on_end(job, results[-1])
     finally:
-        shared.close()
+        engine.close()
     return results
 
 
-def _side_by_side(
-    jobs: Sequence[Job], workers: int, deadline: float | None, on_end: Callable[[Job, Ended], None]
-) -> list[Ended]:
+def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd) -> list[Ended]:
     """One process a worker; each holds one thread, and stops cleanly when this process is told to, or dies."""
     results = [Ended("not run")] * len(jobs)
     waiting = iter(enumerate(jobs))
@@ -110,7 +113,7 @@ def _side_by_side(
     # spawn: the threads of torch and numba do not survive a fork
     with (
         ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent) as pool,
-        _interrupts(lambda: [process.pid for process in pool._processes.values()]) as interrupted,
+        interrupts(lambda: [process.pid for process in pool._processes.values()]) as interrupted,
     ):
 
         def start(count: int) -> None:
@@ -122,7 +125,7 @@ def _side_by_side(
         while running:
             for future in as_completed(list(running)):
                 position = running.pop(future)
-                results[position] = future.result()
+                results[position] = _result(future, jobs[position], interrupted)
                 on_end(jobs[position], results[position])
                 if results[position].status == "interrupted":
                     interrupted.set()
@@ -131,10 +134,24 @@ def _side_by_side(
     return results
 
 
-def _play(job: Job, engine: Engine) -> Ended:
+def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> Ended:
+    """How a worker's job ended; a worker that was killed leaves a run that can be gone on with."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        if interrupted.is_set():
+            return Ended("interrupted")
+        raise FedbanditError(
+            f"{job.folder}: a worker process was killed, for want of memory perhaps (--workers takes fewer);"
+            " run it again to go on"
+        ) from None
+
+
+def play_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
+    """Play a job here and now; one that leaves the finite numbers has ended like any other."""
     started = time.monotonic()
     try:
-        outcome = run(job.config, job.folder, dataset=_dataset(job.config.data.source), engine=engine, until=job.until)
+        outcome = run(job.config, job.folder, dataset=dataset, engine=engine, until=job.until)
     except Diverged as error:
         return Ended("diverged", message=str(error), seconds=time.monotonic() - started)
     status: Status = "finished" if outcome.summary else "paused" if outcome.rounds == job.until else "interrupted"
@@ -144,11 +161,16 @@ def _play(job: Job, engine: Engine) -> Ended:
 def _play_alone(job: Job) -> Ended:
     engine = ThreadEngine(1)
     try:
-        return _play(job, engine)
+        return play_one(job, engine, dataset_of(job))
     finally:
         engine.close()
         if _orphaned.is_set():
             os._exit(0)  # nobody will ask for the result, and nobody will give the next job
+
+
+def dataset_of(job: Job) -> FederatedDataset:
+    """The data set of a job, opened once for all jobs that share it."""
+    return _dataset(job.config.data.source)
 
 
 @lru_cache(maxsize=4)
@@ -156,19 +178,27 @@ def _dataset(source: str) -> FederatedDataset:
     return open_dataset(source)
 
 
-def _prepare(jobs: Iterable[Job]) -> None:
-    """Make what runs share, embedded data and pre-trained models, once before they start side by side."""
-    missing = {_shared_start(job.config): job for job in jobs if not (job.folder / "config.toml").exists()}
+def prepare(jobs: Iterable[Job]) -> dict[str, Path]:
+    """Make what runs share, embedded data and pre-trained models, once before they start side by side.
+
+    The files of the pre-trained models, by `shared_start`.
+    """
+    missing = {shared_start(job.config): job for job in jobs if not (job.folder / "config.toml").exists()}
+    made = {}
     engine = ThreadEngine()
     try:
-        for job in missing.values():
+        for key, job in missing.items():
+            experiment = build_experiment(job.config, dataset_of(job))
             with contextlib.suppress(Diverged):  # the run itself will say so, and be a loser
-                starting_weights(build_experiment(job.config, _dataset(job.config.data.source)), engine)
+                starting_weights(experiment, engine)
+                if (file := pretrained_file(experiment)) is not None:
+                    made[key] = file
     finally:
         engine.close()
+    return made
 
 
-def _shared_start(config: Config) -> str:
+def shared_start(config: Config) -> str:
     """The same for runs that surely start from the same pre-trained model."""
     values = config.identity()
     for key in ("seed", "rounds", "deploy_every", "training", "evaluate_every", "policy", "objective", "privacy"):
@@ -194,14 +224,11 @@ def _follow_parent() -> None:
 
 
 @contextmanager
-def _interrupts(workers: Callable[[], list[int | None]]) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; they are passed on to the workers, who stop after their round."""
+def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; they are passed on to worker processes, which stop after their round."""
     requested = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield requested
-        return
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         if requested.is_set():
             return  # a terminal's Ctrl-C reaches the workers too; telling them twice would cut their round short
         requested.set()
@@ -210,12 +237,8 @@ def _interrupts(workers: Callable[[], list[int | None]]) -> Iterator[threading.E
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGTERM)
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(handle):
         yield requested
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _stopped(results: Sequence[Ended]) -> bool:

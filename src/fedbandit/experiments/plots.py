@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ COLOURS = {
 }
 OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7B4173")
 _DASHED = ("baseline",)
+_TITLE_WIDTH, _NOTE_WIDTH = 75, 105  # characters a line
 
 
 def policy_of(label: str) -> str | None:
@@ -55,33 +56,14 @@ def draw_curves(
     ylabel: str = "running average reward",
     deploy_every: int | None = None,
     note: str = "",
+    changes: Sequence[int] = (),
+    trials: bool = False,
 ) -> Path:
-    """Mean and band (± one standard deviation over seeds) of curves [seeds, rounds], saved by the path's suffix."""
-    return _draw(curves, path, _band, title, ylabel, deploy_every, note)
+    """Mean and band (± one standard deviation over seeds) of curves [seeds, rounds], saved by the path's suffix.
 
-
-def draw_trials(
-    curves: Mapping[str, np.ndarray],
-    path: Path,
-    *,
-    title: str,
-    ylabel: str = "running average reward",
-    deploy_every: int | None = None,
-    note: str = "",
-) -> Path:
-    """Every seed of curves [seeds, rounds] as a thin line of its own, with their mean."""
-    return _draw(curves, path, _trials, title, ylabel, deploy_every, note)
-
-
-def _draw(
-    curves: Mapping[str, np.ndarray],
-    path: Path,
-    draw_member: Callable[[Any, str, np.ndarray, str, bool], None],
-    title: str,
-    ylabel: str,
-    deploy_every: int | None,
-    note: str,
-) -> Path:
+    With `trials` every seed is a thin line of its own in place of the band. Rounds before which the world changes are
+    marked as `changes`; a curve may begin with rounds that are not a number.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -97,12 +79,12 @@ def _draw(
                 axes.axvline(deployed, color="#d0d0d0", linewidth=0.7, zorder=0)
         styles = styles_of(list(curves))
         for label, values in curves.items():
-            draw_member(axes, label, np.atleast_2d(values), *styles[label])
-        axes.set(xlabel="round (grey lines: deployments)" if lines else "round", ylabel=ylabel)
-        wrapped = textwrap.fill(note, 105)
-        axes.set_title(title + "\n" * (wrapped.count("\n") + 1 if note else 0), loc="left", fontsize=11)
-        if note:
-            axes.text(0, 1.02, wrapped, transform=axes.transAxes, fontsize=8, color="#595959")
+            (_trials if trials else _band)(axes, label, np.atleast_2d(values), *styles[label])
+        marks = [*(["grey lines: deployments"] if lines else []), *(["dashed: the world changes"] if changes else [])]
+        axes.set(xlabel=f"round ({', '.join(marks)})" if marks else "round", ylabel=ylabel)
+        for change in changes:
+            axes.axvline(change, color="#595959", linewidth=1, linestyle=(0, (4, 2)), zorder=1)
+        write_heading(axes, title, note)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlim(1, max(rounds, 2))
         if curves:
@@ -110,6 +92,15 @@ def _draw(
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
+
+
+def write_heading(axes: Any, title: str, note: str = "") -> None:
+    """A title above the axes and a smaller note below it, both broken into lines that fit a figure 7.2 inches wide."""
+    wrapped = textwrap.fill(note, _NOTE_WIDTH)
+    room = "\n" * (wrapped.count("\n") + 1 if note else 0)
+    axes.set_title(textwrap.fill(title, _TITLE_WIDTH) + room, loc="left", fontsize=11)
+    if note:
+        axes.text(0, 1.02, wrapped, transform=axes.transAxes, fontsize=8, color="#595959")
 
 
 def _band(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:

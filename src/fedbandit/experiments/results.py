@@ -29,7 +29,7 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                         "running_reward": None if math.isnan(reward) else reward,
                         **_from_summary(folder),
                         **flatten(standing.candidate.config.with_values({"seed": seed}).model_dump()),
-                        "folder": str(folder),
+                        "folder": str(folder.relative_to(out)),
                     }
                 )
     return rows
@@ -82,8 +82,10 @@ def _column(values: list[Any]) -> Any:
 
 
 def _from_summary(folder: Path) -> dict[str, Any]:
+    """What a finished run says of itself beside its reward: held-out metrics, and the privacy it has spent."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return {key: v for key, v in summary.items() if key == "seconds_per_round" or key.startswith(("test_", "epsilon"))}
+    said = {**summary, **summary.get("privacy", {})}
+    return {key: value for key, value in said.items() if key.startswith(("test_", "epsilon_"))}

@@ -1,13 +1,11 @@
 """Playing a configuration into a run folder, so that it can be interrupted at any moment and picked up again."""
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 from fedbandit.config import Config
@@ -17,6 +15,7 @@ from fedbandit.errors import Diverged, FedbanditError
 from fedbandit.experiments.folder import RunFolder, read_metrics
 from fedbandit.experiments.trackers import Tracker
 from fedbandit.privacy.reporting import summary as privacy_summary
+from fedbandit.signals import handling
 from fedbandit.simulation.experiment import build_experiment
 from fedbandit.simulation.simulate import Simulation, simulate
 from fedbandit.timing import Stopwatch
@@ -66,7 +65,7 @@ def run(
         if until is not None and until < config.rounds and folder.rounds_recorded() >= until:
             return Outcome(None, until, {})
         stack.enter_context(_kept_failures(folder))
-        simulation = simulate(config, dataset, engine=engine, state=folder.resume(), watch=watch)
+        simulation = stack.enter_context(simulate(config, dataset, engine=engine, state=folder.resume(), watch=watch))
         shown = stack.enter_context(progress(simulation)) if progress else None
         tracked = stack.enter_context(closing(tracker(out, config))) if tracker else None
         stopping = stack.enter_context(_stop_requests())
@@ -132,18 +131,11 @@ def _kept_failures(folder: RunFolder) -> Iterator[None]:
 def _stop_requests() -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set; a second one interrupts at once. Only the main thread gets signals."""
     requested = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield requested
-        return
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         if requested.is_set():
             raise KeyboardInterrupt
         requested.set()
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(handle):
         yield requested
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -18,7 +18,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.experiments.flat import flatten
 from fedbandit.experiments.grids import appendix, on_edge, points, values_of
 from fedbandit.experiments.halving import Candidate, Standing, race, rungs
-from fedbandit.experiments.many import EngineMaker
+from fedbandit.experiments.many import HERE, Runner
 from fedbandit.experiments.presets import load
 from fedbandit.experiments.tuning import SPENDS_PRIVACY
 from fedbandit.simulation.experiment import build_experiment
@@ -84,8 +84,9 @@ def read_sweep(path: Path) -> SweepSpec:
     try:
         return SweepSpec.model_validate(read_toml(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg'].lower()}") from None
+        key = error.errors()[0]["loc"][0]
+        reasons = [one["msg"].lower() for one in error.errors() if one["loc"][0] == key]  # one for each kind it may be
+        raise ConfigError(f"{path}: {key}: {', or '.join(dict.fromkeys(reasons))}") from None
 
 
 def groups_of(spec: SweepSpec) -> list[Group]:
@@ -111,8 +112,7 @@ def sweep(
     spec: SweepSpec,
     out: Path,
     *,
-    workers: int | None = None,
-    engine: EngineMaker | None = None,
+    runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> list[Result]:
     """Play the sweep into `out` and rank each group; run again, it goes on where it stopped."""
@@ -133,8 +133,7 @@ def sweep(
             lambda member, seed: member_folder(out, member.name, seed),
             steps,
             spec.halving.factor if spec.halving else 2,
-            workers=workers,
-            engine=engine,
+            runner=runner,
             say=lambda text: say(f"  {text}"),
         )
         results.append(Result(group, standings))

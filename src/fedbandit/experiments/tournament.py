@@ -3,6 +3,7 @@
 Rates are picked on seeds apart from those that are reported, and all policies get the same number of tries.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +21,10 @@ from fedbandit.experiments.figures import scaled
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.grids import RATES, points, values_of
 from fedbandit.experiments.halving import Candidate, cost, race
-from fedbandit.experiments.many import Job, play_all
+from fedbandit.experiments.many import HERE, Job, LocalRunner, Runner
 from fedbandit.experiments.presets import preset
-from fedbandit.experiments.tuning import FACTOR, TUNING_SEED, pace, search_steps
+from fedbandit.experiments.tuning import FACTOR, TUNING_SEED, kept_choice, pace, search_steps
+from fedbandit.simulation.state import write_atomically
 
 EXPLORERS = ("softmax", "falcon", "epsilon-greedy")
 POLICIES = (*EXPLORERS, "greedy")
@@ -75,10 +77,12 @@ def hold(
     *,
     scenario: str = "init-shift",
     epsilon: float | None = 8.0,
-    workers: int | None = None,
+    runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> Tournament:
     """Hold the tournament within about so many minutes; run again, it goes on where it stopped."""
+    if epsilon is not None and not epsilon > 0:
+        raise ConfigError(f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}")
     started = time.monotonic()
     ends = started + 60 * minutes
     dataset = open_dataset(source)
@@ -93,16 +97,16 @@ def hold(
     for number, name in enumerate(POLICIES):
         share = (started + 0.45 * 60 * minutes - time.monotonic()) / (len(POLICIES) - number)
         deadline = time.monotonic() + max(share, 5.0)
-        configs[name] = _best_rates(name, bases[name], grid, out / "rates", deadline, workers, say)
+        configs[name] = _best_rates(name, bases[name], grid, out / "rates", deadline, runner, say)
     if "baseline" in bases:
         configs["baseline"] = bases["baseline"]
     seeds = range(_affordable_seeds(configs["softmax"], out, ends - time.monotonic(), epsilon is not None))
     say(f"all policies at their best rates, {len(seeds)} seeds")
-    curves = compare(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", workers=workers)
+    curves = compare(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner)
     chosen = choose(curves)
-    periods = _other_periods(configs[chosen], chosen, seeds, out, workers, say)
+    periods = _other_periods(configs[chosen], chosen, seeds, out, runner, say)
     usual = configs[chosen].deploy_every
-    private, note = _under_privacy(configs[chosen], seeds, out, epsilon, dataset, workers, say)
+    private, note = _under_privacy(configs[chosen], seeds, out, epsilon, dataset, runner, say)
     return Tournament(
         dataset=dataset,
         scale=scale,
@@ -146,7 +150,7 @@ def _fitting_scale(
     """How much the paper's length has to be shortened for the whole tournament to fit."""
     rounds = 30
     probe = config.with_values({"rounds": rounds, "seed": TUNING_SEED})
-    play_all([Job(probe, out / "probe")], workers=1)
+    LocalRunner(1).play([Job(probe, out / "probe")])
     seconds_a_round = pace(out / "probe")
     scale = 1.0
     while _rounds_of_everything(search_steps(scaled(config, scale)), tries, 3, private) * seconds_a_round > seconds:
@@ -177,10 +181,16 @@ def _best_rates(
     grid: Mapping[str, list[float]],
     out: Path,
     deadline: float,
-    workers: int | None,
+    runner: Runner,
     say: Callable[[str], None],
 ) -> Config:
-    """The policy at the rates that did best on the tuning seed: the coarse grid, and the paper's own rates."""
+    """The policy at the rates that did best on the tuning seed: the coarse grid, and the paper's own rates.
+
+    A choice once made is kept: with more time a search could choose others, and what was played with these be lost.
+    """
+    kept = out / name / "choice.json"
+    if (point := kept_choice(kept, config)) is not None:
+        return config.with_values(point)
     published = {
         "client.learning_rate": config.client.learning_rate,
         "server.learning_rate": config.server.learning_rate,
@@ -196,10 +206,13 @@ def _best_rates(
         lambda candidate, seed: out / name / candidate.name,
         search_steps(config),
         FACTOR,
-        workers=workers,
+        runner=runner,
         deadline=deadline,
     )
     best = standings[0].candidate if standings else candidates[0]
+    choice = json.dumps({"point": best.point, "for": config.identity()}, indent=1)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(kept, lambda file: file.write(choice.encode()))
     rates = best.config.client.learning_rate, best.config.server.learning_rate
     say(f"{name}: client rate {rates[0]:g}, server rate {rates[1]:g} (of {len(standings)} tried)")
     return best.config
@@ -218,12 +231,12 @@ def _affordable_seeds(config: Config, out: Path, seconds: float, private: bool) 
 
 
 def _other_periods(
-    config: Config, name: str, seeds: range, out: Path, workers: int | None, say: Callable[[str], None]
+    config: Config, name: str, seeds: range, out: Path, runner: Runner, say: Callable[[str], None]
 ) -> dict[int, Curves]:
     periods = sorted({max(1, round(config.deploy_every * factor)) for factor in _PERIODS} - {config.deploy_every})
     say(f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}")
     members = {str(every): config.with_values({"deploy_every": every}) for every in periods}
-    curves = compare(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", workers=workers)
+    curves = compare(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner)
     return {int(every): c for every, c in curves.items()}
 
 
@@ -233,7 +246,7 @@ def _under_privacy(
     out: Path,
     epsilon: float | None,
     dataset: FederatedDataset,
-    workers: int | None,
+    runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
     """The chosen policy with noise for the epsilon asked for; its clip norm is the median update without noise."""
@@ -253,7 +266,7 @@ def _under_privacy(
     say(f"{config.policy.name} with epsilon {epsilon:g}")
     try:
         member = {f"epsilon-{epsilon:g}": config.with_values(settings)}
-        curves = compare(member, seeds, lambda label, seed: out / "private" / label / f"seed-{seed}", workers=workers)
+        curves = compare(member, seeds, lambda label, seed: out / "private" / label / f"seed-{seed}", runner=runner)
     except ConfigError as error:
         return {}, f"epsilon {epsilon:g} cannot be had here: {error}"
     note = (

@@ -15,6 +15,7 @@ import numpy as np
 from fedbandit.config import Config
 from fedbandit.experiments.grids import appendix, on_edge, points
 from fedbandit.experiments.halving import Candidate, Standing, race, rungs
+from fedbandit.experiments.many import HERE, Runner
 from fedbandit.randomness import Purpose, uniforms
 from fedbandit.simulation.state import write_atomically
 
@@ -32,7 +33,7 @@ def tune(
     out: Path,
     minutes: float,
     *,
-    workers: int | None = None,
+    runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> dict[str, Config]:
     """The members with the values that did best; choices once made are kept in `out` and used again."""
@@ -42,11 +43,11 @@ def tune(
     ends = time.monotonic() + 60 * minutes
     for number, (key, config) in enumerate(members.items()):
         kept = out / key / "choice.json"
-        point = _kept_choice(kept, config)
+        point = kept_choice(kept, config)
         if point is None and config.training:
             share = (ends - time.monotonic()) / (len(members) - number)
             say(f"tuning {key} ({max(0, share) / 60:.1f} minutes)")
-            point = _tune_one(key, config, family, out / key, max(share, 1.0), workers, kept, say)
+            point = _tune_one(key, config, family, out / key, max(share, 1.0), runner, kept, say)
         chosen[key] = config.with_values(point or {})
     return chosen
 
@@ -85,7 +86,7 @@ def _tune_one(
     family: str,
     out: Path,
     seconds: float,
-    workers: int | None,
+    runner: Runner,
     kept: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _tune_one(
         lambda candidate, seed: out / candidate.name,
         steps,
         FACTOR,
-        workers=workers,
+        runner=runner,
         deadline=deadline,
         say=lambda text: say(f"  {text}"),
     )
@@ -142,7 +143,8 @@ def _value(config: Config, dotted: str) -> Any:
     return value
 
 
-def _kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
+def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
+    """What an earlier search has chosen for this very configuration; None if there was none."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -181,8 +181,9 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
         raise ConfigError(f"{folder}: no such folder")
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, Watcher(folder)))
-    except OSError as error:
-        raise ConfigError(f"--port: cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", "a port is a number from 0 to 65535")
+        raise ConfigError(f"--port: cannot listen on 127.0.0.1:{port}: {reason}") from None
     server.daemon_threads = True
     return server
 

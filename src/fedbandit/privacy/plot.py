@@ -15,6 +15,8 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from fedbandit.experiments.plots import write_heading
+
     plan = ledger.plan
     rounds = np.unique(np.linspace(1, plan.rounds, min(plan.rounds, 200)).astype(int))
     # Closer together at the beginning, where epsilon bends.
@@ -30,9 +32,7 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
         axes.axhspan(MEANINGLESS, max(by_rdp), color="#eeeeee", zorder=0, label="no meaningful guarantee")
     axes.set(xlabel="round", ylabel=f"epsilon at delta = {plan.delta:g}", ylim=(0, None), xlim=(1, plan.rounds))
     title = f"noise {plan.noise_multiplier:g}, {plan.clients_per_round} of {plan.population:,} clients a round"
-    axes.set_title(f"{title}\n", loc="left")
-    words = f"{plan.sampling} sampling; adjacency: {assumptions(plan)['adjacency']}"
-    axes.text(0, 1.02, words, transform=axes.transAxes, fontsize=8, color="#595959")
+    write_heading(axes, title, f"{plan.sampling} sampling; adjacency: {assumptions(plan)['adjacency']}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,12 +25,27 @@ from fedbandit.timing import Stopwatch
 
 @dataclass
 class Simulation:
-    """A run in progress: iterating over it plays rounds; `state` is all that has to be kept to go on later."""
+    """A run in progress: iterating over it plays rounds; `state` is all that has to be kept to go on later.
+
+    An engine of its own is closed after the last round, or at the end of a `with` block by one who stops earlier.
+    """
 
     experiment: Experiment
     engine: Engine
     state: State
     watch: Stopwatch = field(default_factory=Stopwatch)
+    owns_engine: bool = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine, if it was made for this simulation; no round can be played after that."""
+        if self.owns_engine:
+            self.engine.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Play the remaining rounds, yielding each one's metrics."""
@@ -40,6 +55,8 @@ class Simulation:
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
             give_back(self.experiment.dataset)
+            if self.state.round == self.experiment.rounds:
+                self.close()
             yield metrics
 
     def collect(self) -> dict[str, np.ndarray]:
@@ -73,19 +90,24 @@ def simulate(
     watch = watch or Stopwatch()
     dataset = dataset or open_dataset(config.data.source)
     experiment = build_experiment(config, dataset)
+    owns_engine = engine is None
     engine = engine or make_engine(config, dataset)
     if state is None:
-        with watch("pretrain"):
-            state = experiment.bandit.start(starting_weights(experiment, engine))
-    return Simulation(experiment, engine, state, watch)
+        try:
+            with watch("pretrain"):
+                state = experiment.bandit.start(starting_weights(experiment, engine))
+        except BaseException:
+            if owns_engine:
+                engine.close()
+            raise
+    return Simulation(experiment, engine, state, watch, owns_engine)
 
 
 def starting_weights(experiment: Experiment, engine: Engine) -> np.ndarray:
     """The initial model of the bandit phase; a pre-trained one is kept and reused by runs that share it."""
-    phase = experiment.pretraining
-    if phase is None:
+    phase, kept = experiment.pretraining, pretrained_file(experiment)
+    if phase is None or kept is None:
         return experiment.initial_weights()
-    kept = cache_folder() / "pretrained" / f"{_pretraining_key(experiment)}.safetensors"
     if kept.exists():
         try:
             return load_state(kept).weights
@@ -96,6 +118,13 @@ def starting_weights(experiment: Experiment, engine: Engine) -> np.ndarray:
         state, _metrics = play_round(phase, state, engine, Stopwatch())
     _keep(state, kept)
     return state.weights
+
+
+def pretrained_file(experiment: Experiment) -> Path | None:
+    """Where this machine keeps (or would keep) the pre-trained model that the run starts from; None: from scratch."""
+    if experiment.pretraining is None:
+        return None
+    return cache_folder() / "pretrained" / f"{_pretraining_key(experiment)}.safetensors"
 
 
 def _keep(state: State, path: Path) -> None:

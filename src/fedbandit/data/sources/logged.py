@@ -15,11 +15,12 @@ from fedbandit.data.holdout import HoldOut
 from fedbandit.data.labels import in_natural_order, split_labels
 from fedbandit.data.progress import SILENT, Progress
 from fedbandit.data.ragged import Ragged
+from fedbandit.data.sources.checks import check_table_options
 from fedbandit.data.sources.outcome import Dropped
 from fedbandit.data.sources.splitting import add_rows, take_log
 from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +40,14 @@ class LoggedOptions:
     test_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        if bool(self.text) == bool(self.features):
-            raise ConfigError("text, features: give one of them")
-        for name, number in (("vocabulary", self.vocabulary), ("actions", self.actions)):
-            if number is not None and number < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {number}")
-        if not self.separator:
-            raise ConfigError("separator: may not be empty")
-        HoldOut(self.test_fraction, by_client=True)
+        check_table_options(
+            text=self.text,
+            features=self.features,
+            vocabulary=self.vocabulary,
+            actions=self.actions,
+            test_fraction=self.test_fraction,
+            separator=self.separator,
+        )
 
 
 def import_logged(path: Path | str, out: Path | str, options: LoggedOptions, progress: Progress = SILENT) -> Path:

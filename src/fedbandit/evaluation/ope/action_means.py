@@ -8,7 +8,7 @@ import numpy as np
 from fedbandit.data.dataset import Split
 from fedbandit.evaluation.ope.logs import RowScores, log_of
 
-_PRIOR_EVENTS = 10.0  # an action is held to be average until it has been seen about this often
+PRIOR_EVENTS = 10.0  # an action is held to be average until it has been seen about this often
 
 
 def action_means(split: Split, num_actions: int) -> RowScores:
@@ -29,4 +29,4 @@ def _means(actions: np.ndarray, rewards: np.ndarray, num_actions: int) -> np.nda
         return np.zeros(num_actions)
     totals = np.bincount(actions, rewards, minlength=num_actions)
     counts = np.bincount(actions, minlength=num_actions)
-    return (totals + _PRIOR_EVENTS * rewards.mean()) / (counts + _PRIOR_EVENTS)
+    return (totals + PRIOR_EVENTS * rewards.mean()) / (counts + PRIOR_EVENTS)
