@@ -1,4 +1,4 @@
-"""Running contestants side by side: each in a process of its own, taking turns, a round at a time."""
+"""Running contestants side by side: each in a process of its own, taking turns of a round or half a second."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 VENVS = HERE / ".venvs"
 _TICK = os.sysconf("SC_CLK_TCK")
+_TURN = 0.5  # seconds
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,31 @@ class Running:
         self._expect("ready")
 
     def play(self, keep: bool = True) -> None:
-        """One round; the first ones of a process are for warming up and not kept."""
-        if self.measured.error:
-            return
+        """One turn: rounds until half a second has passed, and at least one; those for warming up are not kept.
+
+        Short rounds are many to a turn: one alone would be measured with the caches that the others have left behind.
+        """
         load, cpu = os.getloadavg()[0], _cpu_seconds(self._process.pid)
+        wall: list[float] = []
+        while not self.measured.error and sum(wall) < _TURN:
+            wall.append(self._round())
+        self.measured.memory = max(self.measured.memory, _peak_memory(self._process.pid))
+        if keep and not self.measured.error:
+            self.measured.wall.append(sum(wall) / len(wall))
+            self.measured.cpu.append((_cpu_seconds(self._process.pid) - cpu) / len(wall))
+            self.measured.load.append(load)
+
+    def _round(self) -> float:
+        """The seconds that one round took."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write("round\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             self.measured.error = "ended by itself"
-            return
+            return 0.0
         answer = self._expect("{")
-        self.measured.memory = max(self.measured.memory, _peak_memory(self._process.pid))
-        if keep and answer:
-            self.measured.wall.append(json.loads(answer)["seconds"])
-            self.measured.cpu.append(_cpu_seconds(self._process.pid) - cpu)
-            self.measured.load.append(load)
+        return float(json.loads(answer)["seconds"]) if answer else 0.0
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -89,8 +98,8 @@ class Running:
         return line
 
 
-def take_turns(contestants: list[Contestant], rounds: int, logs: Path, warm_up: int = 1) -> dict[str, Measured]:
-    """Play `rounds` rounds of each, one of A, one of B, ..., then again; those that cannot start are reported."""
+def take_turns(contestants: list[Contestant], turns: int, logs: Path, warm_up: int = 1) -> dict[str, Measured]:
+    """Let each have so many turns, one of A, one of B, ..., then again; those that cannot start are reported."""
     logs.mkdir(parents=True, exist_ok=True)
     running = []
     results = {}
@@ -106,7 +115,7 @@ def take_turns(contestants: list[Contestant], rounds: int, logs: Path, warm_up: 
         outcome = one.measured.error or f"set up and warm after {time.perf_counter() - started:.1f} s"
         print(f"  {contestant.name}: {outcome}", flush=True)
         running.append(one)
-    for _ in range(rounds):
+    for _ in range(turns):
         for one in running:
             one.play()
     for one in running:

@@ -1,6 +1,6 @@
 """The benchmark: `python -m benchmarks.run` (all of it), `--quick` (under three minutes, no peers but plain torch).
 
-Contestants take turns on the same data, a round at a time; medians are compared, as ratios. Writes results.json and
+Contestants take turns on the same data; the medians of their rounds are compared, as ratios. Writes results.json and
 charts beside this file.
 """
 
@@ -21,6 +21,7 @@ from benchmarks.contestants import HERE, VENVS, Contestant, Measured, take_turns
 sys.path.insert(0, str(HERE / "peers"))
 import sgemm
 
+RESULTS = HERE / "results.json"
 PEERS = {"pfl": "pfl_loop.py", "fedjax": "fedjax_loop.py", "flower": "flower_loop.py"}
 OURS, TRAINING = "fedbandit, bandit round", "fedbandit, training only"
 ONE_THREAD, TWO_THREADS = "plain torch, 1 thread", "plain torch, 2 threads"
@@ -149,26 +150,29 @@ def busy_neighbour(folder: Path, rounds: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="under three minutes, no peers but the plain torch loop")
-    parser.add_argument("--rounds", type=int, help="rounds of each contestant")
+    parser.add_argument("--rounds", type=int, help="turns of each contestant")
+    parser.add_argument("--only", choices=("E", "S"), help="this workload alone; the rest of results.json stays")
     parser.add_argument("--clients", type=int, help="clients of workload E, for a shorter look than 64")
     chosen = parser.parse_args()
     quick = chosen.quick
     rounds = chosen.rounds or (2 if quick else 5)
-    result: dict[str, Any] = {
-        "quick": quick,
-        "machine": {"processor": platform.processor(), "cores": os.cpu_count(), "load_before": os.getloadavg()},
-    }
+    machine = {"processor": platform.processor(), "cores": os.cpu_count(), "load_before": os.getloadavg()}
+    result: dict[str, Any] = {"quick": quick, "machine": machine}
+    if chosen.only:
+        result = json.loads(RESULTS.read_text()) | result
     if not quick:
         result["peers"] = install_peers()
     images, texts = workloads.images(chosen.clients or (8 if quick else 64)), workloads.texts()
-    examples = {folder: int(np.load(folder / "offsets.npy")[-1]) for folder in (images, texts)}
-    result["E"] = comparison("E", images, rounds, not quick, examples[images])
-    result["S"] = comparison("S", texts, rounds if quick else max(rounds, 5), not quick, examples[texts])
-    if not quick:
+    for name, folder in (("E", images), ("S", texts)):
+        if chosen.only in (None, name):
+            examples = int(np.load(folder / "offsets.npy")[-1])
+            result[name] = comparison(name, folder, rounds, not quick, examples)
+    if not quick and chosen.only != "S":
         result["busy_neighbour"] = busy_neighbour(workloads.images(min(16, chosen.clients or 16)), rounds)
-    print("\ngrowth of a round (CPU seconds)")
-    result["growth"] = growth.measure(rounds=3 if quick else 7, short=quick)
-    result["startup"] = startup.measure(2 if quick else 5)
+    if not chosen.only:
+        print("\ngrowth of a round (CPU seconds)")
+        result["growth"] = growth.measure(rounds=3 if quick else 7, short=quick)
+        result["startup"] = startup.measure(2 if quick else 5)
     for name in ("E", "S"):
         print_table(f"{name}: {'the FedAvg CNN on images' if name == 'E' else 'a linear model on text'}", result[name])
     start = result["startup"]
@@ -176,7 +180,7 @@ def main() -> None:
     for what, seconds in start.items():
         print(f"{what:34s} {seconds['wall']:7.2f} {seconds['cpu']:7.2f}")
     result["machine"]["load_after"] = os.getloadavg()
-    (HERE / "results.json").write_text(json.dumps(result, indent=2) + "\n")
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     for path in charts.draw(result, HERE):
         print(f"wrote {path}")
 

@@ -4,7 +4,7 @@ This is the unit of work of every engine. Its result depends on the chunk alone,
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fedbandit.events import Events
 from fedbandit.federated.addressing import uniforms
 from fedbandit.federated.drawing import draw_actions, fresh_sums
 from fedbandit.federated.learners import Learner
-from fedbandit.federated.updates import UpdateSum
+from fedbandit.federated.updates import Nothing, UpdateSum
 from fedbandit.federated.visits import VisitPlan, Visits
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy
@@ -46,6 +46,10 @@ class ChunkResult:
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
     seconds: Mapping[str, float] = field(default_factory=dict)  # where the time went; no part of any result
+
+    def figures(self) -> "ChunkResult":
+        """The same without the update, which is as large as the model and needed only until it has been added."""
+        return replace(self, update=Nothing())
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,14 @@ class UpdateSum(Protocol):
 
 
 @dataclass(frozen=True)
+class Nothing:
+    """The sum of no updates, or of such as have been added already."""
+
+    def add_to(self, total: np.ndarray) -> None:
+        pass
+
+
+@dataclass(frozen=True)
 class DenseSum:
     """A sum that touches every weight."""
 

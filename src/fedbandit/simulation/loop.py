@@ -103,7 +103,7 @@ def play_round(phase: Phase, state: State, engine: Engine, watch: Stopwatch) -> 
 def _collect(
     results: Iterable[ChunkResult], like: np.ndarray, watch: Stopwatch
 ) -> tuple[list[ChunkResult], np.ndarray]:
-    """The chunks' results, and the sum of their updates added in the order of the chunks."""
+    """The chunks' figures, and the sum of their updates added in the order of the chunks."""
     total = np.zeros_like(like)
     kept = []
     here = Stopwatch()
@@ -111,7 +111,7 @@ def _collect(
         for result in results:
             with here("aggregate"):
                 result.update.add_to(total)
-            kept.append(result)
+            kept.append(result.figures())
     aggregate = here.seconds["aggregate"]
     watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})
     return kept, total
