@@ -101,8 +101,12 @@ def a_deployment(folder: Path, given: dict | None = None) -> Deployment:
 
 
 def devices(folder: Path, number: int, **agent) -> dict[int, Participant]:
-    """Participants by node, with empty logs."""
-    return {100 + i: Participant(Agent(folder / f"device-{i}", **agent)) for i in range(number)}
+    """Participants by node, with empty logs; what they choose follows from their number."""
+
+    def made(i: int) -> Agent:
+        return Agent(folder / f"device-{i}", **{"uniform": np.random.default_rng(1000 + i).random, **agent})
+
+    return {100 + i: Participant(made(i)) for i in range(number)}
 
 
 def live(participant: Participant, events: int = 6, seed: int = 0) -> float:

@@ -18,7 +18,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["figure"], ["'name'", "figure --help"]),
+        (["figure"], ["Missing argument", "figure --help"]),
         (["figure", "fig5"], ["fig5", "fig4d", "drift"]),
         (["figure", "fig2a", "--scale", "2"], ["--scale", "at most 1"]),
         (["figure", "fig2a", "--seeds", "0"], ["--seeds"]),
@@ -39,7 +39,7 @@ def here(tmp_path, monkeypatch):
         (["advise", "--data", "nowhere"], ["nowhere"]),
         (["advise", "--data", "topics", "--epsilon", "-1"], ["--epsilon", "0 to leave privacy out"]),
         (["advise", "--data", "topics", "--scenario", "nope"], ["scenario", "init-shift"]),
-        (["report"], ["'runs'", "report --help"]),
+        (["report"], ["Missing argument", "report --help"]),
         (["report", "nowhere"], ["nowhere"]),
         (["report", "file"], ["file"]),
         (["watch", "nowhere"], ["nowhere"]),
