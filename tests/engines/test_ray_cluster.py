@@ -17,7 +17,8 @@ from ray.cluster_utils import Cluster  # noqa: E402 - needs ray
 
 from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
 
-CONFIG = Config.build({"scenario": "scratch", "rounds": 5, "deploy_every": 2, "clients_per_round": 20})
+# Enough clients for several chunks a round, so that both nodes have work and the loss of one is noticed.
+CONFIG = Config.build({"scenario": "scratch", "rounds": 5, "deploy_every": 2, "clients_per_round": 250})
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def two_nodes():
 
 def test_two_nodes_and_then_one(two_nodes, tmp_path):
     cluster, second = two_nodes
-    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=100, words=1000))
+    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=300, words=1000))
     threads = ThreadEngine(2)
     expected = [json.dumps(metrics) for metrics in simulate(CONFIG, dataset, engine=threads)]
     threads.close()
@@ -54,6 +55,6 @@ def test_two_nodes_and_then_one(two_nodes, tmp_path):
 
 
 def test_an_address_where_nobody_answers(tmp_path):
-    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=40, words=1000))
+    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=300, words=1000))
     with pytest.raises(ConfigError, match="ray-address"):
         RayEngine(CONFIG, dataset, address="no port at all")

@@ -55,7 +55,14 @@ def make_keys(folder):
 def deploy(log, *arguments):
     command = [sys.executable, "-m", "fedbandit.cli_deploy", *map(str, arguments)]
     with open(log, "wb") as file:
-        return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=hear_ctrl_c
+        )
+
+
+def hear_ctrl_c():
+    """Who starts these tests in the background may ignore Ctrl-C, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process):

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,9 @@ def test_the_page_before_the_first_round(tmp_path):
 def test_one_command_runs_all_of_it_and_ctrl_c_ends_it(tmp_path):
     pytest.importorskip("flwr")
     command = [sys.executable, str(EXAMPLE / "run.py"), "--out", str(tmp_path / "out"), "--devices", "2"]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    # Who starts these tests in the background may ignore Ctrl-C, and children inherit that.
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear)
     try:
         address = running.stdout.readline().split()[1]
         deadline = time.monotonic() + 200
