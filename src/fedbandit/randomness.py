@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
@@ -34,7 +34,7 @@ class Purpose(IntEnum):
 _Address = int | np.integer | np.ndarray
 
 
-def _scramble(x: np.ndarray) -> np.ndarray:
+def scramble(x: np.ndarray) -> np.ndarray:
     """The splitmix64 finaliser: each output bit depends on each input bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
@@ -46,7 +46,7 @@ def bits(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:
     state = np.zeros((), np.uint64)
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         for part in (seed, int(purpose), *address):
-            state = _scramble(state + _GOLDEN + np.asarray(part).astype(np.uint64))
+            state = scramble(state + GOLDEN + np.asarray(part).astype(np.uint64))
     return state
 
 

@@ -1,10 +1,14 @@
 """A network with secure aggregation in one process: Flower's own messages, all of them recorded, some of them lost."""
 
+import json
+
+import numpy as np
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from local_grid import LocalGrid
-from network_builders import HandTime, a_deployment, devices, settle, values
+from network_builders import HandTime, Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.deploy.flower.client_app import make_client_app
+from fedbandit.deploy.flower.gathering import PlainReports
 from fedbandit.deploy.flower.grid import GridTransport
 from fedbandit.deploy.flower.records import SEALED
 from fedbandit.deploy.flower.rounds import Coordinator
@@ -13,6 +17,7 @@ from fedbandit.deploy.flower.store import Store
 SECURE = {"secure_aggregation": True, "min_reports": 3, "round_seconds": 30, "secure_seconds": 10}
 KEYS, SHARES, TRAINING, UNMASKING = Stage.all()
 READY = "ready"
+FIRST = 1000  # the first node
 
 
 class RecordingGrid(LocalGrid):
@@ -65,3 +70,29 @@ def a_server(deployment, grid, store=None):
         sleep=time.sleep,
         select=lambda _, nodes, __: list(nodes),
     )
+
+
+def lines_of(deployment):
+    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def plain_round(folder, participants):
+    """The same devices' next round without secure aggregation: its server, after one round."""
+    server = coordinator(a_deployment(folder, values()), Network(dict(enumerate(participants))))
+    server.attempt()
+    return server
+
+
+def clear_task(folder):
+    """What a server without secure aggregation asks for in its first round."""
+    deployment = a_deployment(folder, values())
+    return PlainReports(deployment, None)._task(deployment.start(), 0, 1, "token")
+
+
+def own_parts(deployment, participants):
+    """What each device would have sent in clear."""
+    task, found = clear_task(deployment.folder.parent), []
+    for participant in participants:
+        facts, arrays = participant.answer("train", task.facts, task.arrays)
+        found.append((facts, arrays["update"].astype(np.float64)))
+    return found

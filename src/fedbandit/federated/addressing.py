@@ -8,12 +8,10 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-from fedbandit.randomness import Purpose, bits
+from fedbandit.randomness import GOLDEN, Purpose, bits, scramble
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_30, _27, _31, _11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+_scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)
+_11 = np.uint64(11)
 
 
 def uniforms(seed: int, purpose: Purpose, times: np.ndarray, clients: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -40,10 +38,7 @@ def _start(seed: int, purpose: Purpose) -> np.uint64:
 @numba.njit(nogil=True, cache=True, inline="always")
 def _extended(state, part):  # type: ignore[no-untyped-def]
     """The state of an address after one part more."""
-    x = state + _GOLDEN + np.uint64(part)
-    x = (x ^ (x >> _30)) * _MIX_1
-    x = (x ^ (x >> _27)) * _MIX_2
-    return x ^ (x >> _31)
+    return _scramble(state + GOLDEN + np.uint64(part))
 
 
 @numba.njit(nogil=True, cache=True)
