@@ -94,7 +94,7 @@ def train_offline(
     from fedbandit.errors import ConfigError
     from fedbandit.evaluation.offline import train_from_logs
     from fedbandit.experiments.presets import load
-    from fedbandit.simulation.state import write_atomically
+    from fedbandit.files import write_bytes
 
     dataset = open_dataset(logs)
     size = min(64, dataset.train.num_clients)
@@ -107,7 +107,7 @@ def train_offline(
     trained = train_from_logs(config, dataset)
     model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=0)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, lambda file: file.write(model.to_bytes()))
+    write_bytes(out, model.to_bytes())
     clients, events = dataset.train.num_clients, dataset.train.num_examples
     print(f"{config.objective.name}: {config.rounds} rounds on {events} events of {clients} clients")
     print(f"Evaluate it: fedbandit evaluate {logs} --policy epsilon-greedy --set epsilon=0.1 --model {out}")
@@ -208,11 +208,12 @@ def _range(text: str | None) -> tuple[float, float] | None:
 
 
 def _report(evaluation: Any, as_json: bool) -> None:
-    import json
     from dataclasses import asdict
 
+    from fedbandit.files import to_json
+
     if as_json:
-        print(json.dumps(asdict(evaluation), indent=1))
+        print(to_json(asdict(evaluation), indent=1))
         return
     estimates = evaluation.estimates
     first = next(iter(estimates.values()))

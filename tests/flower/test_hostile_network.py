@@ -188,8 +188,8 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model_files, "write_atomically", no_room)
-        patch.setattr(card_module, "write_atomically", no_room)
+        patch.setattr(model_files, "write_bytes", no_room)
+        patch.setattr(card_module, "write_json", no_room)
         metrics = server.attempt()
     assert (metrics["clients"], metrics["model_versions"]) == (3, {"0": 3})
     assert "No space left on device" in caplog.text
@@ -207,7 +207,7 @@ def test_a_device_without_room_for_its_name_does_not_take_part(tmp_path, monkeyp
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(card_module, "write_atomically", no_room)
+        patch.setattr(card_module, "write_json", no_room)
         assert coordinator(deployment, network).attempt() is None
 
 

@@ -70,7 +70,7 @@ def test_a_device_without_room_for_its_mark_drops_out(tmp_path, monkeypatch, cap
     server = a_server(deployment, grid)
     server.attempt()
     live(participants[0], events=2)
-    write = card_module.write_atomically
+    write = card_module.write_json
 
     def no_room(path, fill):
         if path.parent.name == "device-0":
@@ -78,7 +78,7 @@ def test_a_device_without_room_for_its_mark_drops_out(tmp_path, monkeypatch, cap
         write(path, fill)
 
     with monkeypatch.context() as patch:
-        patch.setattr(card_module, "write_atomically", no_room)
+        patch.setattr(card_module, "write_json", no_room)
         metrics = server.attempt()
     assert (metrics["clients"], metrics["events"], metrics["refused"]) == (3, 0, {"failed": 1})
     assert "No space left on device" in caplog.text

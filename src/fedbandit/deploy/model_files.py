@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedbandit.errors import DataError
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_bytes
 
 if TYPE_CHECKING:
     from fedbandit.simulation.experiment import Experiment
@@ -222,6 +222,6 @@ class ModelFiles:
 
     def _write(self, path: Path, payload: bytes) -> None:
         try:
-            write_atomically(path, lambda file: file.write(payload))
+            write_bytes(path, payload)
         except OSError as error:
             raise DataError(f"{path}: could not be written: {error.strerror}; the model in use stays") from None

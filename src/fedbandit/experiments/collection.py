@@ -17,6 +17,7 @@ from fedbandit.errors import ConfigError, DataError
 from fedbandit.experiments.flat import flatten, in_short
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.plots import COLOURS, policy_of
+from fedbandit.files import read_json
 
 Status = Literal["running", "stopped", "finished", "failed"]
 
@@ -94,13 +95,13 @@ def read_run(path: Path, name: str) -> Run | None:
         config = _config(path / "config.toml", (path / "config.toml").stat().st_mtime_ns)
     except (ConfigError, OSError):
         return None
-    error = _json(path / "error.json")
+    error = read_json(path / "error.json")
     return Run(
         path=path,
         name=name,
         config=config,
-        environment=_json(path / "environment.json") or {},
-        summary=_json(path / "summary.json"),
+        environment=read_json(path / "environment.json") or {},
+        summary=read_json(path / "summary.json"),
         error=None if error is None else str(error.get("error", "failed")),
         rounds=_lines(path / "metrics.jsonl"),
     )
@@ -163,14 +164,6 @@ def _said(key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     return f"{key.removeprefix('policy.').replace('learning_rate', 'rate')}={in_short(value)}"
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _lines(path: Path) -> int:

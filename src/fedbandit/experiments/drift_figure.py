@@ -1,6 +1,5 @@
 """The gallery's figure of drift, ours and not the paper's: its runs lie beside the others, and are gone on with."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedbandit.experiments.drift import HEADING, LEGEND, DriftStudy, Outcome, dr
 from fedbandit.experiments.figures import Made, Request, runs_folder
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.many import Ended
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_json
 
 TITLE = "labels trade places half-way; how far policies fall, how soon they recover"
 
@@ -90,4 +89,4 @@ def _keep(path: Path, note: str, outcomes: Sequence[Outcome]) -> None:
         "note": note,
         "members": {o.policy: [[asdict(change) for change in seed] for seed in o.recovered] for o in outcomes},
     }
-    write_atomically(path, lambda file: file.write(json.dumps(kept, indent=1).encode()))
+    write_json(path, kept)

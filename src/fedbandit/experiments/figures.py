@@ -16,7 +16,7 @@ from fedbandit.experiments.many import HERE, Ended, Runner
 from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.tuning import effort, effort_in_words, tune
 from fedbandit.experiments.verdicts import beside_the_paper, judge
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_json
 
 
 @dataclass(frozen=True)
@@ -209,5 +209,4 @@ def _keep(
         "tuning": {label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in efforts.items()},
         "claims": [asdict(judge(claim, curves)) for claim in wanted.claims],
     }
-    text = json.dumps(kept, indent=1).replace("NaN", "null")
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_json(path, kept)

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,8 @@ from fedbandit import __version__
 from fedbandit.config import Config, read_toml
 from fedbandit.data.dataset import Header
 from fedbandit.errors import ConfigError, DataError
-from fedbandit.simulation.state import State, load_state, save_state, write_atomically
+from fedbandit.files import read_json, read_lines, write_json, write_text
+from fedbandit.simulation.state import State, load_state, save_state
 
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
 
@@ -61,18 +61,16 @@ class RunFolder:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None."""
-        path = self.path / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_json(self.path / "summary.json")
 
     @property
     def failure(self) -> dict[str, Any] | None:
         """What the run died of the last time (`kind`, `error`), or None."""
-        path = self.path / "error.json"
-        return _read_json(path) if path.exists() else None
+        return read_json(self.path / "error.json")
 
     def fail(self, error: Exception) -> None:
         """Keep what the run died of; going on with it takes the note away."""
-        self._write_text("error.json", json.dumps({"kind": type(error).__name__, "error": str(error)}) + "\n")
+        write_json(self.path / "error.json", {"kind": type(error).__name__, "error": str(error)})
 
     def rounds_recorded(self) -> int:
         """How many rounds have a line of metrics."""
@@ -83,8 +81,8 @@ class RunFolder:
         state = self._newest_checkpoint()
         (self.path / "error.json").unlink(missing_ok=True)
         if not (self.path / "config.toml").exists():
-            self._write_text("environment.json", json.dumps(_environment(self.header), indent=1) + "\n")
-            self._write_text("config.toml", self.config.to_toml())
+            write_json(self.path / "environment.json", _environment(self.header))
+            write_text(self.path / "config.toml", self.config.to_toml())
         for name in ("metrics.jsonl", "timings.jsonl"):
             self._files[name] = _cut_to_round(self.path / name, state.round if state else 0)
         return state
@@ -111,16 +109,13 @@ class RunFolder:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary, which marks the run as complete."""
-        self._write_text("summary.json", json.dumps(summary, indent=1) + "\n")
+        write_json(self.path / "summary.json", summary)
 
     def total_seconds(self) -> float:
         """The seconds of all rounds so far, over every time the run was started."""
         self._files["timings.jsonl"].flush()
         with open(self.path / "timings.jsonl", encoding="utf-8") as lines:
             return sum(json.loads(line)["seconds"] for line in lines)
-
-    def _write_text(self, name: str, text: str) -> None:
-        write_atomically(self.path / name, lambda file: file.write(text.encode()))
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""
@@ -144,23 +139,15 @@ class RunFolder:
             return
         there = Config.build(read_toml(self.path / "config.toml"), where=f"{self.path / 'config.toml'}: ").identity()
         here = self.config.identity()
-        there["data"] = _read_json(self.path / "environment.json").get("data_fingerprint")
+        there["data"] = (read_json(self.path / "environment.json") or {}).get("data_fingerprint")
         here["data"] = self.header.fingerprint
         if difference := _first_difference("", there, here):
             raise ConfigError(f"{self.path}: made by another configuration ({difference}); nothing was overwritten")
 
 
-def remove_run(path: Path) -> None:
-    """Delete a run folder, and refuse to delete anything else."""
-    if path.exists() and not (path / "config.toml").exists():
-        raise ConfigError(f"{path}: not a run folder; nothing was removed")
-    shutil.rmtree(path, ignore_errors=True)
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run folder, one dictionary each; a torn last line of a running run is left out."""
-    text = (path / "metrics.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return read_lines(path / "metrics.jsonl")
 
 
 def _ours(name: str) -> bool:
@@ -168,13 +155,6 @@ def _ours(name: str) -> bool:
     return name in (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "error.json") or (
         name.endswith(".tmp")
     )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _first_difference(path: str, there: Any, here: Any) -> str | None:

@@ -10,7 +10,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.experiments.catalogue import figure
 from fedbandit.experiments.drift_figure import make_drift_figure
 from fedbandit.experiments.figures import Made, Request, make_figure
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_text
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def make_gallery(names: Sequence[str], request: Request, out: Path, say: Callabl
         return Gallery([_make(names[0], request, out, say)], None)
     made = [_make(name, _fitting(name, request), out, say) for name in names]
     index = out / "index.html"
-    write_atomically(index, lambda file: file.write(page(made).encode()))
+    write_text(index, page(made))
     return Gallery(made, index)
 
 

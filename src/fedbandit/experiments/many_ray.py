@@ -31,7 +31,7 @@ from fedbandit.experiments.many import (
     prepare,
     shared_start,
 )
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_bytes
 
 _MOST_ATTEMPTS = 4  # a run that has cost so many workers their lives is not given to another
 _LOOK_SECONDS = 1.0  # how often the driver looks for interrupts and for machines that came or went
@@ -237,7 +237,7 @@ def _dataset(source: str, path: str, fingerprint: str) -> FederatedDataset:
 def _keep_weights(path: Path, weights: bytes) -> None:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: file.write(weights))
+        write_bytes(path, weights)
 
 
 @contextmanager

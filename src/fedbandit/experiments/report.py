@@ -18,7 +18,7 @@ from fedbandit.errors import DataError
 from fedbandit.experiments import report_tables as tables
 from fedbandit.experiments.collection import Group, find_runs, grouped
 from fedbandit.experiments.series import chart, columns_of
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_text
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -43,7 +43,7 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
         raise DataError(f"{', '.join(map(str, folders))}: no runs here (a run folder holds a config.toml)")
     page = render(grouped(runs))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(page.encode()))
+    write_text(path, page)
     return path
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from fedbandit.experiments.comparison import standard_error
 from fedbandit.experiments.flat import flatten, in_short
 from fedbandit.experiments.sweeps import Result, member_folder
+from fedbandit.files import read_json
 
 
 def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
@@ -83,9 +84,6 @@ def _column(values: list[Any]) -> Any:
 
 def _from_summary(folder: Path) -> dict[str, Any]:
     """What a finished run says of itself beside its reward: held-out metrics, and the privacy it has spent."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    summary = read_json(folder / "summary.json") or {}
     said = {**summary, **summary.get("privacy", {})}
     return {key: value for key, value in said.items() if key.startswith(("test_", "epsilon_"))}

@@ -21,8 +21,8 @@ from fedbandit.experiments.halving import Candidate, Standing, race, rungs
 from fedbandit.experiments.many import HERE, Runner
 from fedbandit.experiments.presets import load
 from fedbandit.experiments.tuning import SPENDS_PRIVACY
+from fedbandit.files import write_text
 from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.state import write_atomically
 
 
 class Halving(BaseModel):
@@ -138,7 +138,7 @@ def sweep(
         )
         results.append(Result(group, standings))
     best = max(results, key=lambda result: result.winner.score).winner.candidate.config
-    write_atomically(out / "winner.toml", lambda file: file.write(best.to_toml().encode()))
+    write_text(out / "winner.toml", best.to_toml())
     return results
 
 

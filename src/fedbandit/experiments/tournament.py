@@ -3,7 +3,6 @@
 Rates are picked on seeds apart from those that are reported, and all policies get the same number of tries.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +23,7 @@ from fedbandit.experiments.halving import Candidate, cost, race
 from fedbandit.experiments.many import HERE, Job, LocalRunner, Runner
 from fedbandit.experiments.presets import preset
 from fedbandit.experiments.tuning import FACTOR, TUNING_SEED, kept_choice, pace, search_steps
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_json
 
 EXPLORERS = ("softmax", "falcon", "epsilon-greedy")
 POLICIES = (*EXPLORERS, "greedy")
@@ -210,9 +209,8 @@ def _best_rates(
         deadline=deadline,
     )
     best = standings[0].candidate if standings else candidates[0]
-    choice = json.dumps({"point": best.point, "for": config.identity()}, indent=1)
     kept.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(kept, lambda file: file.write(choice.encode()))
+    write_json(kept, {"point": best.point, "for": config.identity()})
     rates = best.config.client.learning_rate, best.config.server.learning_rate
     say(f"{name}: client rate {rates[0]:g}, server rate {rates[1]:g} (of {len(standings)} tried)")
     return best.config

@@ -16,8 +16,8 @@ from fedbandit.config import Config
 from fedbandit.experiments.grids import appendix, on_edge, points
 from fedbandit.experiments.halving import Candidate, Standing, race, rungs
 from fedbandit.experiments.many import HERE, Runner
+from fedbandit.files import write_json
 from fedbandit.randomness import Purpose, uniforms
-from fedbandit.simulation.state import write_atomically
 
 TUNING_SEED = 1_000_000
 FACTOR = 3
@@ -176,4 +176,4 @@ def _keep(
         "for": config.identity(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(json.dumps(kept, indent=1).encode()))
+    write_json(path, kept)

@@ -20,6 +20,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.experiments.collection import Group, Run, find_runs, grouped
 from fedbandit.experiments.report import asset
 from fedbandit.experiments.series import Columns, chart, columns_of
+from fedbandit.files import to_json
 
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12
@@ -151,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in ("127.0.0.1", "localhost"):  # a foreign name that points here is a foreign site's doing
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for this machine")
         elif self.path == "/runs.json":
-            self._answer(HTTPStatus.OK, "application/json", json.dumps(_finite(self.watcher.now())))
+            self._answer(HTTPStatus.OK, "application/json", to_json(self.watcher.now()))
         elif self.path in _ASSETS:
             name, kind = _ASSETS[self.path]
             self._answer(HTTPStatus.OK, kind, asset(name))
@@ -186,12 +187,3 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
         raise ConfigError(f"--port: cannot listen on 127.0.0.1:{port}: {reason}") from None
     server.daemon_threads = True
     return server
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN."""
-    if isinstance(value, float):
-        return value if np.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value

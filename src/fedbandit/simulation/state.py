@@ -1,16 +1,14 @@
 """All state that crosses a round, in one object, and how it is kept: one safetensors file, written atomically."""
 
 import json
-import os
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from fedbandit.errors import DataError
+from fedbandit.files import write_bytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ def save_state(state: State, path: Path) -> None:
         "rewarded_rounds": state.rewarded_rounds,
         "extra": state.extra,
     }
-    payload = save(tensors, metadata={"state": json.dumps(scalars)})
-    write_atomically(path, lambda file: file.write(payload))
+    write_bytes(path, save(tensors, metadata={"state": json.dumps(scalars)}))
 
 
 def load_state(path: Path) -> State:
@@ -57,25 +54,15 @@ def load_state(path: Path) -> State:
         with safe_open(path, framework="numpy") as file:
             scalars = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        return State(
+            weights=tensors["weights"],
+            deployed={int(version): weights for version, weights in _under("deployed/", tensors).items()},
+            optimizer=_under("optimizer/", tensors),
+            **scalars,
+        )
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: damaged checkpoint: {error}") from None
 
-    def under(prefix: str) -> dict[str, np.ndarray]:
-        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
-    deployed = {int(version): weights for version, weights in under("deployed/").items()}
-    return State(weights=tensors["weights"], deployed=deployed, optimizer=under("optimizer/"), **scalars)
-
-
-def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # others may write it too
-    try:
-        with open(temporary, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def _under(prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

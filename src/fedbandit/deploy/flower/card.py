@@ -8,7 +8,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedbandit.simulation.state import write_atomically
+from fedbandit.files import write_json
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,4 @@ def read_card(path: Path) -> Card:
 
 def write_card(path: Path, card: Card) -> None:
     """Keep the card, or raise `OSError` and keep the old one."""
-    payload = json.dumps(asdict(card)).encode()
-    write_atomically(path, lambda file: file.write(payload))
+    write_json(path, asdict(card))

@@ -1,6 +1,5 @@
 """What an operator's commands do: keep a server or a device's node running until there is nothing left, or Ctrl-C."""
 
-import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from fedbandit.deploy.flower.bundle import write_bundle
 from fedbandit.deploy.flower.deployment import read_deployment
 from fedbandit.deploy.flower.processes import Security
 from fedbandit.errors import FedbanditError
+from fedbandit.files import read_lines
 
 _WATCH = 2.0  # seconds between two looks at what is running
 _ASK = 15.0  # seconds between two questions to the SuperLink, each of which costs a process
@@ -91,9 +91,8 @@ def _show_new_rounds(path: Path, shown: int, say: Callable[[str], None]) -> int:
     """Say what happened in the rounds after the first `shown`; how many there are now."""
     if not path.exists():
         return shown
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]
-    for line in whole[shown:]:
-        found = json.loads(line)
+    rounds = read_lines(path)
+    for found in rounds[shown:]:
         reward = "no new rewards" if found["reward"] is None else f"reward {found['reward']:.4f}"
         say(f"round {found['round']}: {found['clients']} of {found['asked']} devices, {reward}")
-    return len(whole)
+    return len(rounds)

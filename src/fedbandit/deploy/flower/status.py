@@ -1,11 +1,11 @@
 """What an operator wants to know, read from the server's folder: rounds, participation, reward, privacy, models."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from fedbandit.deploy.flower.store import read_rollback
 from fedbandit.errors import DataError
+from fedbandit.files import read_lines
 from fedbandit.simulation.state import load_state
 
 _RECENT = 10  # rounds that "lately" looks at
@@ -81,10 +81,7 @@ def in_lines(status: dict[str, Any]) -> list[str]:
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # a line without its end is being written
-    return [json.loads(line) for line in whole]
+    return read_lines(path) if path.exists() else []
 
 
 def _mean_reward(lines: list[dict[str, Any]]) -> float | None:

@@ -13,7 +13,8 @@ import numpy as np
 
 from fedbandit.deploy.flower.deployment import Deployment
 from fedbandit.errors import ConfigError, DataError
-from fedbandit.simulation.state import State, load_state, save_state, write_atomically
+from fedbandit.files import write_bytes, write_json
+from fedbandit.simulation.state import State, load_state, save_state
 
 _NOISE = "noise/"
 _LONGEST_LINES = 2**20  # bytes in which at least one whole line of metrics ends
@@ -55,7 +56,7 @@ class Store:
         for version, weights in state.deployed.items():
             path = self.model_path(version)
             if not path.exists():
-                _write(path, deployment.device_model(weights, version).to_bytes())
+                write_bytes(path, deployment.device_model(weights, version).to_bytes())
         kept = {self.model_path(version) for version in state.deployed}
         for path in (self.folder / "models").glob("model-*.safetensors"):
             if path not in kept:
@@ -99,7 +100,7 @@ def ask_rollback(folder: Path, version: int) -> None:
     known = sorted(load_state(path).deployed)
     if version not in known:
         raise DataError(f"{folder}: version {version} is not kept; there are {known}")
-    _write(folder / "rollback.json", json.dumps({"version": version}).encode())
+    write_json(folder / "rollback.json", {"version": version})
 
 
 def read_rollback(folder: Path) -> int | None:
@@ -110,10 +111,6 @@ def read_rollback(folder: Path) -> int | None:
         return None
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{folder / 'rollback.json'}: damaged ({error!r}); ask again") from None
-
-
-def _write(path: Path, payload: bytes) -> None:
-    write_atomically(path, lambda file: file.write(payload))
 
 
 def _locked(path: Path) -> int:
