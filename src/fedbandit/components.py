@@ -4,11 +4,13 @@ A wrong name or parameter is refused with the path of the key, before any work s
 """
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -26,19 +28,28 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
     if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise ConfigError(f"{path}: cannot import {module_name}: {error}") from None
-    except AttributeError:
-        raise ConfigError(f"{path}: {module_name} has no {attribute}") from None
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's own file does when it is read
+        raise ConfigError(f"{path}: cannot import {module_name}: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{path}: {module_name} has no {attribute}")
+    return getattr(module, attribute)
 
 
-def construct(
-    path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any, leave_out: tuple[str, ...] = ()
-) -> Any:
+def source_digest(name: str) -> str:
+    """Tells apart what an import path has meant: a digest of the file it leads to; empty for a built-in name."""
+    if ":" not in name:
+        return ""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any) -> Any:
     """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path."""
-    accepted = list(inspect.signature(make).parameters)[len(leading) :]
-    accepted = [key for key in accepted if key not in leave_out]
+    try:
+        accepted = list(inspect.signature(make).parameters)[len(leading) :]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path}: {make!r} is nothing that can be made with parameters") from None
     for key in parameters:
         if key not in accepted:
             raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
@@ -68,8 +79,8 @@ def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
     wanted = inspect.signature(make, eval_str=True).parameters[key].annotation
     if wanted is inspect.Parameter.empty:
         return value
-    adapter = TypeAdapter(wanted, config=ConfigDict(strict=False, arbitrary_types_allowed=True))
+    adapter = TypeAdapter(wanted, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     try:
-        return adapter.validate_python(value)
+        return adapter.validate_python(value, strict=None if isinstance(value, list) else True)
     except ValidationError as error:
         raise ConfigError(f"{path}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None

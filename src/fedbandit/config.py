@@ -4,6 +4,7 @@ The names are the ones users type, in TOML and with `--set`.
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,24 +18,44 @@ from fedbandit.errors import ConfigError
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 # Where a run is computed says nothing about what it computes.
 _NOT_IDENTITY = ("threads", "engine", "device")
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether TOML and JSON both know it."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(inner) for key, inner in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class _Component(BaseModel):
-    """A name, and whatever parameters the thing of that name takes; those are checked when it is built."""
+class _Open(BaseModel):
+    """A section with further keys: the parameters of what it names, which are checked when that is built."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
-    name: str
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     @property
     def parameters(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _can_be_kept(self) -> "_Open":
+        for key, value in self.parameters.items():
+            if not _is_plain(value):
+                raise ValueError(f"{key} should be a number, a text, true or false, or a list or table of these")
+        return self
+
+
+class _Component(_Open):
+    name: str
 
 
 class DataConfig(_Section):
@@ -64,16 +85,15 @@ class ClientConfig(_Section):
     max_examples: Count | None = None
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(_Open):
     """The server's optimiser; further keys are its own parameters (`momentum`, `epsilon`, ...)."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
     optimizer: str = "adam"
     learning_rate: Positive = 0.01
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return {"learning_rate": self.learning_rate, **(self.model_extra or {})}
+        return {"learning_rate": self.learning_rate, **super().parameters}
 
 
 class ClippingConfig(_Section):
@@ -83,7 +103,7 @@ class ClippingConfig(_Section):
     norm: Positive | None = None
     quantile: Fraction | None = None
     initial: Positive | None = None  # of an adaptive norm; 1.0, and 0.1 in private runs
-    rate: Positive = 0.2
+    rate: Annotated[float, Field(gt=0, le=10)] = 0.2
 
     @model_validator(mode="after")
     def _one_way(self) -> "ClippingConfig":
@@ -97,8 +117,9 @@ class PretrainingConfig(_Section):
 
     rounds: Count = 100
     clients: Count = 100
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     objective: Literal["full-information", "full-information-cross-entropy"] = "full-information"
+    reduction: Literal["mean", "half-sum"] = "mean"  # of the loss over a mini-batch
     client_learning_rate: Positive | None = None
     server_learning_rate: Positive | None = None
     server_optimizer: str | None = None
@@ -132,12 +153,12 @@ class DriftConfig(_Section):
     """What changes in the `drift` scenario, and before which rounds."""
 
     kind: Literal["permute", "appear", "rotate"] = "permute"
-    at: tuple[Count, ...] = ()
+    at: Annotated[tuple[Count, ...], Field(strict=False)] = ()  # a list, in TOML
     start: Literal["scratch", "init"] = "scratch"
     fraction: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the actions: permuted at each change, or missing at first
     groups: Annotated[int, Field(ge=2)] = 4  # of users, whose preferences rotate
     disliked: Annotated[float, Field(ge=0, lt=1)] = 0.25  # what a right answer pays a user who does not care for it
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
 
 
 class GateConfig(_Section):
@@ -158,7 +179,7 @@ class Config(_Section):
     rounds: Count = 1500
     deploy_every: Count = 200
     clients_per_round: Count = 64
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
     training: bool = True
     evaluate_every: Count | None = None
     dtype: Literal["float32", "float64"] = "float32"
@@ -187,10 +208,13 @@ class Config(_Section):
             raise ConfigError(f"{where}{_first_problem(error)}") from None
 
     def with_values(self, settings: Mapping[str, Any]) -> "Config":
-        """A copy with dotted keys set: `config.with_values({"policy.beta": 0.1})`."""
+        """A copy with dotted keys set, in any order: `config.with_values({"policy.beta": 0.1})`."""
+        if all(settings.get(f"clipping.{way}") is not None for way in ("norm", "quantile")):
+            raise ConfigError("clipping: either norm (fixed) or quantile (adaptive), not both")
         values = self.model_dump()
-        for key, value in settings.items():
-            values = _set(values, key, value)
+        # A new name takes the old one's parameters away, so it must not come after those that belong to it.
+        for key in sorted(settings, key=lambda key: not key.endswith((".name", ".optimizer"))):
+            values = _set(values, key, settings[key])
         return Config.build(values)
 
     def identity(self) -> dict[str, Any]:
@@ -200,12 +224,10 @@ class Config(_Section):
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""
         values = self.model_dump(exclude_none=True)
-        top = [f"{key} = {_toml_value(value)}" for key, value in values.items() if not isinstance(value, dict)]
-        lines = ["\n".join(top)]
-        for section, entries in values.items():
-            if isinstance(entries, dict):
-                lines.append("\n".join([f"[{section}]", *(f"{k} = {_toml_value(v)}" for k, v in entries.items())]))
-        return "\n\n".join(lines) + "\n"
+        sections = {key: value for key, value in values.items() if isinstance(value, dict)}
+        top = {key: value for key, value in values.items() if key not in sections}
+        parts = [_toml_entries(top), *([f"[{name}]", *_toml_entries(inner)] for name, inner in sections.items())]
+        return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -250,14 +272,30 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 
 
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    path = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"{path}: unknown key{nearest(path.rpartition('.')[2], _keys_beside(problem['loc']))}"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-    if problem["type"].startswith(("value_error",)):
-        return f"{path}: {message}"
-    return f"{path}: should be {message}, not {problem['input']!r}"
+    problems = error.errors()
+    first = problems[0]
+    path = _path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"{path}: unknown key{nearest(path.rpartition('.')[2], _keys_beside(first['loc']))}"
+    if first["type"] == "model_type":
+        return f"{path}: should be a section with keys of its own, not {first['input']!r}"
+    if first["type"] == "value_error":
+        return f"{path}: {first['msg'].removeprefix('Value error, ')}"
+    alike = dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
+    return f"{path}: should be {' or '.join(alike)}, not {first['input']!r}"
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    """The key as a user types it: a location goes on behind it with the kinds of value that were tried."""
+    model: Any = Config
+    parts = []
+    for part in location:
+        if isinstance(part, int):
+            parts.append(str(part))
+        elif isinstance(model, type) and issubclass(model, BaseModel):
+            parts.append(part)
+            model = model.model_fields[part].annotation if part in model.model_fields else None
+    return ".".join(parts)
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
@@ -267,8 +305,20 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields)
 
 
+def _toml_entries(values: Mapping[str, Any]) -> list[str]:
+    return [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in values.items()]
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
+
+
 def _toml_value(value: Any) -> str:
-    """JSON's scalars and lists are TOML's, but for the names of numbers that are not finite."""
+    """Of what JSON and TOML share, TOML's way to write it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(_toml_entries(value)) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value)
+        return repr(value)  # JSON names numbers that are not finite otherwise
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

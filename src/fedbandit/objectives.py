@@ -149,11 +149,11 @@ class DoublyRobust(Pointwise):
     def targets(
         self, predicted: np.ndarray, actions: np.ndarray, rewards: np.ndarray, propensities: np.ndarray
     ) -> np.ndarray:
-        """A reward for every action, right on average for each: float32 [n, K] from predictions [n, K]."""
-        targets = predicted.astype(np.float32)
+        """A reward for every action, right on average for each: [n, K] from predictions [n, K]."""
+        targets = predicted.copy()
         rows = np.arange(len(actions))
         weights = 1 / propensities if self.limit is None else np.minimum(1 / propensities, self.limit)
-        targets[rows, actions] += (weights * (rewards - targets[rows, actions])).astype(np.float32)
+        targets[rows, actions] += (weights * (rewards - targets[rows, actions])).astype(targets.dtype)
         return targets
 
 

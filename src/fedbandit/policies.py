@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+_ROUNDING = 1e-3  # what the sum of a thousand float32 probabilities may be off
+
 
 class Policy(Protocol):
     """Anything with `probabilities`. Your own policy is a class of your own with this one method."""
@@ -105,6 +107,17 @@ def importance_scale(policy: Policy, num_actions: int) -> float:
     """What importance weights 1/ρ are multiplied with for this policy; 1 unless the policy says otherwise."""
     scale = getattr(policy, "importance_scale", None)
     return 1.0 if scale is None else float(scale(num_actions))
+
+
+def check_probabilities(probabilities: np.ndarray, like: np.ndarray) -> None:
+    """Raise `ValueError` unless these are probabilities, one row for each row of scores `like` [n, K]."""
+    if np.shape(probabilities) != like.shape:
+        raise ValueError(f"probabilities of shape {np.shape(probabilities)} for scores of shape {like.shape}")
+    if not (np.isfinite(probabilities).all() and np.min(probabilities, initial=0) >= 0):
+        raise ValueError("probabilities that are negative or not numbers")
+    sums = np.sum(probabilities, axis=-1)
+    if len(sums) and np.abs(sums - 1).max() > _ROUNDING:
+        raise ValueError(f"probabilities that sum to {sums[np.abs(sums - 1).argmax()]:.6g}")
 
 
 def _require(name: str, value: float, holds: bool, what: str) -> None:

@@ -61,6 +61,13 @@ def test_importance_weights_of_softmax_and_with_a_scale():
 
 
 @pytest.mark.parametrize("data", ["text", "images"])
+@pytest.mark.parametrize("parameters", [{}, {"limit": 3.0}, {"reduction": "half-sum"}], ids=str)
+def test_doubly_robust(data, parameters):
+    settings = {f"objective__{key}": value for key, value in parameters.items()}
+    assert_agrees(data, objective__name="doubly-robust", client__learning_rate=0.05, **settings)
+
+
+@pytest.mark.parametrize("data", ["text", "images"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum", "adagrad", "yogi"])
 def test_server_optimizers(data, optimizer):
     assert_agrees(data, server__optimizer=optimizer)
@@ -100,8 +107,9 @@ def test_scenarios(data, scenario):
         {"objective": "full-information", "client_learning_rate": 0.8, "seed": 5},
         {"objective": "full-information-cross-entropy", "server_learning_rate": 0.01},
         {"server_optimizer": "sgd", "server_learning_rate": 0.9},
+        {"reduction": "half-sum", "client_learning_rate": 0.1},
     ],
-    ids=["squared", "cross-entropy", "own optimizer"],
+    ids=["squared", "cross-entropy", "own optimizer", "half-sum"],
 )
 def test_pretraining(data, model, pretraining):
     settings = {f"pretraining__{key}": value for key, value in pretraining.items()}
@@ -130,6 +138,13 @@ def test_population(data, population):
     assert rounds[-1]["model_version"] == 4
 
 
+@pytest.mark.parametrize("data", ["text", "images"])
+def test_population_meets_no_more_examples_than_a_client_may(data):
+    capped = {"client__max_examples": 2, "population__events_per_period": 5, "population__cache_size": 12}
+    rounds = assert_agrees(data, mode="population", rounds=5, **capped)
+    assert max(line["events"] for line in rounds) <= 2 * config().clients_per_round
+
+
 def test_population_after_pretraining_with_epochs():
     assert_agrees("images", mode="population", scenario="init-shift", model__name="mlp", client__epochs=2)
 
@@ -155,7 +170,8 @@ def test_what_the_runs_above_are_made_of():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"privacy__mechanism": "dp-fedavg"}, {"scenario": "drift"}, {"model__name": "cnn"}]
+    "settings",
+    [{"privacy__mechanism": "dp-fedavg"}, {"scenario": "drift"}, {"model__name": "cnn"}, {"objective__name": "m:mine"}],
 )
 def test_what_the_reference_does_not_have_is_refused(settings):
     with pytest.raises(ValueError, match="the reference has no"):

@@ -1,5 +1,7 @@
 """Running a simulation from Python: rounds and arrays, pre-trained models, baselines, divergence, and learning."""
 
+import importlib
+import sys
 from dataclasses import replace
 from itertools import islice
 
@@ -134,7 +136,7 @@ def test_initial_clients_stay_out_of_the_bandit_phase():
         ({"clients_per_round": 14}, "clients_per_round: 14 is more than the 13 clients"),
         ({"clients_per_round": 8, "scenario": "init", "pretraining__clients": 8}, "beside the 8 of pre-training"),
         ({"clients_per_round": 7, "scenario": "init"}, "more than the 6 pre-training clients"),
-        ({"scenario": "init", "pretraining__clients": 50}, "is more than the 0 clients"),
+        ({"scenario": "init", "pretraining__clients": 50}, "pretraining.clients: 50 of the 13 clients"),
         ({"scenario": "init-shit"}, "did you mean init-shift"),
         ({"scenario": "init-shift", "objective__name": "cross-entropy"}, r"rewards in \[0, 1\]"),
         ({"policy__name": "softmax", "policy__beta": -1.0}, "policy.beta must be positive"),
@@ -193,6 +195,7 @@ def test_with_rates_of_its_own_a_pretrained_model_is_shared_across_rates(pretrai
         {"scenario": "init-shift"},
         {"clipping__norm": 0.01},
         {"clients_per_round": 5},
+        {"pretraining__reduction": "half-sum"},
     ],
     ids=str,
 )
@@ -209,6 +212,34 @@ def test_another_data_set_or_precision_is_another_model(pretrained):
     simulate(config(scenario="init"), text(1))
     simulate(config(scenario="init", dtype="float32"), text(0))
     assert len(kept_files(pretrained)) == 3
+
+
+def test_a_model_of_ones_own_that_was_changed_is_another_model(pretrained, tmp_path, monkeypatch):
+    """Its name has stayed, and so have its shapes and what it starts from."""
+    monkeypatch.chdir(tmp_path)
+    weights = []
+    for factor in (1.0, 0.5):
+        monkeypatch.delitem(sys.modules, "changing_model", raising=False)
+        importlib.invalidate_caches()
+        (tmp_path / "changing_model.py").write_text(
+            "import numpy as np\n"
+            "from fedbandit import Model\n"
+            "def mine(spec):\n"
+            "    size = int(np.prod(spec.shape))\n"
+            "    init = lambda seed: {'w': np.zeros((size, spec.num_actions))}\n"
+            f"    return Model(init, lambda params, x: {factor} * (x.reshape(len(x), -1) @ params['w']))\n"
+        )
+        chosen = config(scenario="init", model__name="changing_model:mine", policy__name="greedy")
+        weights.append(simulate(chosen, images()).state.weights)
+    assert len(kept_files(pretrained)) == 2
+    assert (weights[0] != weights[1]).any()
+
+
+def test_data_that_does_not_say_what_it_is_shares_no_pretrained_model(pretrained):
+    nameless = [replace(data, header=replace(data.header, fingerprint="")) for data in (text(0), text(1))]
+    first, other = (simulate(config(scenario="init"), data).state.weights for data in nameless)
+    assert (first != other).any()
+    assert not pretrained.exists()
 
 
 def test_a_damaged_pretrained_model_is_made_again(pretrained):

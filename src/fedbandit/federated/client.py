@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.data.ragged import Ragged
-from fedbandit.errors import Diverged
+from fedbandit.errors import ConfigError, Diverged
 from fedbandit.events import Events
 from fedbandit.federated.addressing import uniforms
 from fedbandit.federated.drawing import draw_actions, fresh_sums
@@ -18,7 +18,7 @@ from fedbandit.federated.learners import Learner
 from fedbandit.federated.updates import Nothing, UpdateSum
 from fedbandit.federated.visits import VisitPlan, Visits
 from fedbandit.objectives import DoublyRobust
-from fedbandit.policies import Policy
+from fedbandit.policies import BUILT_IN, Policy, check_probabilities
 from fedbandit.randomness import Purpose
 from fedbandit.rewards import Rewards
 from fedbandit.timing import Stopwatch
@@ -105,6 +105,8 @@ class ClientWork:
         except ValueError:
             self._check_finite(scores, visits, broadcast.round)
             raise
+        if type(self.policy) not in BUILT_IN.values():  # what comes from outside is looked at, every time
+            self._check_probabilities(probabilities, scores, broadcast.round)
         draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
         actions, propensities = draw_actions(probabilities, draws)
         rewards = broadcast.rewards.of(labels, actions, visits.clients)
@@ -121,6 +123,14 @@ class ClientWork:
             fresh=visits.fresh,
             targets=targets,
         )
+
+    def _check_probabilities(self, probabilities: np.ndarray, scores: np.ndarray, round_number: int) -> None:
+        try:
+            check_probabilities(probabilities, scores)
+        except ValueError as error:
+            raise ConfigError(
+                f"policy.name: {type(self.policy).__name__} gave {error}, in round {round_number}"
+            ) from None
 
     def _check_finite(self, scores: np.ndarray, visits: Visits, round_number: int) -> None:
         """Weights can be finite and still give scores that are not: that is divergence, too."""

@@ -1,6 +1,6 @@
 """The mechanism: the sum of clipped updates in, a noisy mean out. The only place where noise meets an update."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ class PrivateMean:
     """
 
     plan: PrivacyPlan
-    noise: NoiseStream
-    ledger: Ledger | None = None  # what the rounds are charged to; None: nothing is reported
+    noise: NoiseStream = field(repr=False)
+    ledger: Ledger | None = field(default=None, repr=False)  # what the rounds are charged to; None: nothing is reported
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
         dtype = total.dtype.type

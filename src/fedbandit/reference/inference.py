@@ -41,6 +41,7 @@ class Event:
     action: int
     reward: float
     propensity: float
+    scores: np.ndarray  # [K], of the model that chose
     all_rewards: np.ndarray  # [K], seen only by full-information training
     fresh: bool
 
@@ -59,10 +60,11 @@ def bandit_inference(
     log = []
     for visit in visits:
         x, labels = context_of(split, visit.row), labels_of(split, visit.row)
-        probabilities = explore(model.scores(deployed[visit.version], x))
+        scores = model.scores(deployed[visit.version], x)
+        probabilities = explore(scores)
         action = draw(probabilities, float(uniforms(seed, Purpose.ACTIONS, visit.time, client, visit.position)))
         everything = np.array([reward(labels, a) for a in range(len(probabilities))])
-        log.append(Event(x, action, everything[action], probabilities[action], everything, visit.fresh))
+        log.append(Event(x, action, everything[action], probabilities[action], scores, everything, visit.fresh))
     return log
 
 

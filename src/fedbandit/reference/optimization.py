@@ -38,6 +38,27 @@ class Loss:
         return 1 / terms if self.cross_entropy else 2 / terms
 
 
+@dataclass(frozen=True)
+class DoublyRobust(Loss):
+    """Squared error over all actions, against what the acting model predicted, corrected by (r - predicted)/ρ where
+    the log knows better; 1/ρ at most `limit`.
+    """
+
+    all_actions: bool = True
+    limit: float | None = None
+
+    def derivative(self, scores: np.ndarray, event: Event) -> np.ndarray:
+        weight = 1 / event.propensity
+        if self.limit is not None:
+            weight = min(weight, self.limit)
+        targets = event.scores.copy()
+        targets[event.action] += weight * (event.reward - targets[event.action])
+        return scores - targets
+
+
+OBJECTIVES = ("regression", "weighted-regression", "cross-entropy", "weighted-cross-entropy", "doubly-robust")
+
+
 def client_update(
     model: ReferenceModel,
     omega_0: Weights,

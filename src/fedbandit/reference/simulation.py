@@ -24,7 +24,16 @@ from fedbandit.reference.inference import (
     simple_visits,
 )
 from fedbandit.reference.models import ReferenceModel, Weights, make_model
-from fedbandit.reference.optimization import OPTIMIZERS, Loss, aggregate, client_update, next_clip_norm, norm_of
+from fedbandit.reference.optimization import (
+    OBJECTIVES,
+    OPTIMIZERS,
+    DoublyRobust,
+    Loss,
+    aggregate,
+    client_update,
+    next_clip_norm,
+    norm_of,
+)
 from fedbandit.reference.scenarios import scenario_rewards
 
 
@@ -124,7 +133,10 @@ def bandit_phase(config: Config, dataset: FederatedDataset, reward: Reward, init
     def visits(client: int, t: int) -> list[Visit]:
         if config.mode == "simple":
             return simple_visits(split, client, t, seed, config.deploy_every, config.client.max_examples)
-        return population_visits(split, client, t, seed, config.deploy_every, **config.population.model_dump())
+        living = config.population.model_dump()
+        most = config.client.max_examples or living["events_per_period"]
+        living["events_per_period"] = min(living["events_per_period"], most)
+        return population_visits(split, client, t, seed, config.deploy_every, **living)
 
     return Phase(
         rounds=config.rounds,
@@ -156,7 +168,7 @@ def pretraining_phase(config: Config, dataset: FederatedDataset, reward: Reward)
         visits=lambda c, t: simple_visits(dataset.train, c, t, seed, 1, config.client.max_examples),
         explore=lambda scores: epsilon_greedy(scores, 0.0),
         reward=reward,
-        loss=Loss(cross_entropy=chosen.objective.endswith("cross-entropy"), all_actions=True),
+        loss=Loss(chosen.objective.endswith("cross-entropy"), all_actions=True, reduction=chosen.reduction),
         client_learning_rate=chosen.client_learning_rate or config.client.learning_rate,
         optimizer=(optimizer, {**parameters, "learning_rate": rate}),
     )
@@ -165,6 +177,10 @@ def pretraining_phase(config: Config, dataset: FederatedDataset, reward: Reward)
 def bandit_loss(config: Config, actions: int) -> Loss:
     """The loss that a configuration names; the weights of ε-greedy are scaled so that the largest is 1."""
     name, parameters = config.objective.name, config.objective.parameters
+    if name not in OBJECTIVES:
+        raise ValueError(f"the reference has no objective {name}")
+    if name == "doubly-robust":
+        return DoublyRobust(**parameters)
     scale = None
     if name.startswith("weighted"):
         scale = 1.0

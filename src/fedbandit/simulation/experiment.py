@@ -65,7 +65,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     spec = DataSpec.of(header)
     model = build_model(config.model.name, spec, config.model.parameters)
     layout = Layout.of(model.init(config.seed))
-    policy = _policy(config)
+    policy = _policy(config, header.num_actions)
     scenario = _scenario(config, header)
     objective = _objective(config, policy, scenario, header.num_actions)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
@@ -85,7 +85,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         ),
         cohorts=build_cohorts(config, pool, ledger),
         scenario=scenario,
-        optimizer=_optimizer("server", config.server.optimizer, config.server.parameters),
+        optimizer=_optimizer("server.optimizer", config.server.optimizer, config.server.parameters),
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
         aggregation=_aggregation(ledger, config.seed),
@@ -109,13 +109,9 @@ def _pretraining_phase(
     chosen, pool = config.pretraining, range(config.pretraining.clients)
     plan = ledger and ledger.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
-    objective = objectives.SUPERVISED[chosen.objective]()
+    objective = objectives.SUPERVISED[chosen.objective](chosen.reduction)
     _check_range("pretraining.objective", objective, rewards)
     rate = chosen.client_learning_rate or config.client.learning_rate
-    server = {"learning_rate": chosen.server_learning_rate or config.server.learning_rate}
-    optimizer = chosen.server_optimizer or config.server.optimizer
-    if optimizer == config.server.optimizer:
-        server = {**config.server.parameters, **server}
     return Phase(
         work=ClientWork(
             split=dataset.train,
@@ -127,16 +123,31 @@ def _pretraining_phase(
         ),
         cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, config.clients_per_round, seed),
         scenario=Scenario((Stage(rewards),)),
-        optimizer=_optimizer("pretraining", optimizer, server),
+        optimizer=_optimizer("pretraining.server_optimizer", *pretraining_server(config)),
         clipping=build_clipping(config),
         deploy_every=1,
         aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
     )
 
 
-def _policy(config: Config) -> Policy:
+def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
+    """The server's optimiser in pre-training and its parameters; where nothing is said, those of the bandit phase."""
+    name = config.pretraining.server_optimizer or config.server.optimizer
+    rate = config.pretraining.server_learning_rate or config.server.learning_rate
+    inherited = config.server.parameters if name == config.server.optimizer else {}
+    return name, {**inherited, "learning_rate": rate}
+
+
+def _policy(config: Config, num_actions: int) -> Policy:
     make = resolve("policy.name", config.policy.name, policies.BUILT_IN)
-    return construct("policy", make, config.policy.parameters)
+    policy = construct("policy", make, config.policy.parameters)
+    _require_methods("policy.name", policy, "probabilities")
+    blank = np.zeros((2, num_actions), np.dtype(config.dtype))
+    try:
+        policies.check_probabilities(policy.probabilities(blank, None), blank)
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"policy.name: {config.policy.name} does not give probabilities: {error}") from error
+    return policy
 
 
 def _scenario(config: Config, header: Header) -> Scenario:
@@ -145,6 +156,8 @@ def _scenario(config: Config, header: Header) -> Scenario:
         scenario = construct("drift", make, config.drift.model_dump(), header)
     else:
         scenario = construct("scenario", make, {}, header)
+    if not isinstance(scenario, Scenario):
+        raise ConfigError(f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario")
     if config.mode == "population" and len(scenario.stages) > 1:
         raise ConfigError("mode: rewards that change need simple mode; a cache would be paid anew for old events")
     return scenario
@@ -156,6 +169,7 @@ def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: 
     if isinstance(make, type) and issubclass(make, objectives.WeightedRegression):
         parameters.setdefault("scale", policies.importance_scale(policy, num_actions))
     objective = construct("objective", make, parameters)
+    _require_methods("objective.name", objective, "loss")
     for stage in scenario.stages:
         _check_range("objective.name", objective, stage.rewards)
     return objective
@@ -169,6 +183,9 @@ def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
 def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> range:
     """The clients of the bandit phase: everybody but the initial ones."""
     pool = range(pretrained, dataset.train.num_clients)
+    if pretrained and not pool:
+        share = f"{pretrained} of the {dataset.train.num_clients} clients that {dataset.header.name} has"
+        raise ConfigError(f"pretraining.clients: {share} leave none for the bandit phase")
     if pretrained and config.clients_per_round > pretrained:
         asked = config.clients_per_round
         raise ConfigError(f"clients_per_round: {asked} is more than the {pretrained} pre-training clients")
@@ -184,11 +201,23 @@ def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> 
 def _visits(config: Config) -> VisitPlan:
     if config.mode == "simple":
         return SimpleVisits(config.seed, config.deploy_every, config.client.max_examples)
-    return PopulationVisits(config.seed, config.deploy_every, **config.population.model_dump())
+    living, most = config.population.model_dump(), config.client.max_examples
+    if most is not None:
+        living["events_per_period"] = min(living["events_per_period"], most)
+    return PopulationVisits(config.seed, config.deploy_every, **living)
 
 
 def _optimizer(path: str, name: str, parameters: dict[str, Any]) -> optimizers.ServerOptimizer:
-    return construct(path, resolve(f"{path}.optimizer", name, optimizers.BUILT_IN), parameters)
+    optimizer = construct(path.partition(".")[0], resolve(path, name, optimizers.BUILT_IN), parameters)
+    _require_methods(path, optimizer, "init", "step")
+    return optimizer
+
+
+def _require_methods(path: str, part: object, *names: str) -> None:
+    """A part of a user's own that is something else is refused now, not somewhere in round 1."""
+    for name in names:
+        if not callable(getattr(part, name, None)):
+            raise ConfigError(f"{path}: {type(part).__name__} has no method `{name}`")
 
 
 def _aggregation(ledger: Ledger | None, seed: int) -> Aggregation:

@@ -1,0 +1,53 @@
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbandit.config import Config, parse_settings
+from fedbandit.errors import ConfigError
+
+SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+KEYS = st.text(min_size=1, max_size=8).filter(lambda key: key not in Config().policy.model_dump())
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_whatever_a_part_is_told_can_be_read_back(parameters):
+    config = Config.build({"policy": {"name": "mine:Policy", **parameters}, "data": {"source": "a \U0001f4be/\x7f"}})
+    assert Config.build(tomllib.loads(config.to_toml())) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "of_its_own"),
+    [
+        (("policy.name", "falcon"), ("policy.gamma", 7.0)),
+        (("server.optimizer", "momentum"), ("server.momentum", 0.5)),
+        (("model.name", "mlp"), ("model.hidden", 3)),
+    ],
+)
+def test_the_order_of_settings_does_not_matter(name, of_its_own):
+    one, other = (Config().with_values(dict(pair)) for pair in ([name, of_its_own], [of_its_own, name]))
+    assert one == other
+    section, _, key = of_its_own[0].partition(".")
+    assert getattr(one, section).parameters[key] == of_its_own[1]
+
+
+def test_a_new_name_takes_the_old_ones_parameters_away():
+    config = Config().with_values({"policy.name": "falcon", "policy.gamma": 7.0})
+    assert config.with_values({"policy.name": "greedy"}).policy.parameters == {}
+    assert config.with_values({"policy.name": "falcon"}).policy.parameters == {"gamma": 7.0}
+
+
+def test_fixed_replaces_adaptive_and_both_at_once_are_refused():
+    adaptive = Config().with_values({"clipping.quantile": 0.5})
+    assert adaptive.with_values({"clipping.norm": 1.0}).clipping.quantile is None
+    with pytest.raises(ConfigError, match="not both"):
+        adaptive.with_values({"clipping.norm": 1.0, "clipping.quantile": 0.6})
+
+
+def test_settings_are_read_as_toml_and_as_text_where_they_are_none():
+    read = parse_settings(["a=1", "b=1.5", "c=true", "d=word", "e=[1, 2]", "f={x=1}", "g=a=b"])
+    assert read == {"a": 1, "b": 1.5, "c": True, "d": "word", "e": [1, 2], "f": {"x": 1}, "g": "a=b"}
