@@ -206,14 +206,27 @@ def info(
 ) -> None:
     """What is in a data set; for images also a contact sheet."""
     from fedbandit.data import open_dataset
-    from fedbandit.data.contact_sheet import is_image, write_contact_sheet
+    from fedbandit.data.contact_sheet import picture_name, write_contact_sheet
     from fedbandit.data.info import describe
 
     dataset = open_dataset(source)
+    target = picture_name(dataset, picture)
     typer.echo(describe(dataset))
-    if is_image(dataset):
-        target = picture or Path(f"{dataset.header.name}-contact-sheet.png")
+    if target is not None:
         typer.echo(f"contact sheet: {write_contact_sheet(dataset, target)}")
+
+
+@app.command()
+def statistics(
+    source: Annotated[str, typer.Argument(help="A data set folder, or glyphs or topics.")],
+    no_difficulty: Annotated[bool, typer.Option("--no-difficulty", help="Leave out the supervised models.")] = False,
+) -> None:
+    """How a data set looks in numbers: sizes, skew, how much clients differ, how hard it is to learn centrally."""
+    from fedbandit.data import open_dataset
+    from fedbandit.experiments.embedded_statistics import describe
+
+    for line in describe(open_dataset(source), difficulty=not no_difficulty):
+        typer.echo(line)
 
 
 def _run(out: Path, importer: Any, *arguments: Any) -> None:

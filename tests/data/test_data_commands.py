@@ -15,6 +15,10 @@ import pytest
 from published import emnist_rows, pack, sentence, write_counts, write_sqlite
 
 from fedbandit.cli import main
+from fedbandit.data.compressed import unpacked
+from fedbandit.data.progress import SILENT
+from fedbandit.data.sources.emnist import import_emnist
+from fedbandit.errors import DataError
 
 TABLE = "user,title,tags\n" + "".join(f"u{i % 20},sort a list {i},python|t{i % 3}\n" for i in range(200))
 
@@ -68,6 +72,9 @@ def test_importing_and_looking_at_published_images(tmp_path, here, monkeypatch):
     looked = here("info", "out")
     assert "contact sheet: out-contact-sheet.png" in looked.stdout, looked.stderr
     assert (tmp_path / "out-contact-sheet.png").read_bytes().startswith(b"\x89PNG")
+    assert "contact sheet: sheet.png" in here("info", "out", "--picture", "sheet").stdout
+    assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+    mistake(here("info", "out", "--picture", "sheet.foo"), "picture: sheet.foo: no such format", "png")
     assert here("import", "emnist", tmp_path, "--digits", "--out", tmp_path / "digits").returncode == 0
 
 
@@ -78,6 +85,7 @@ def test_importing_published_sentences_finds_the_counts_beside_them(tmp_path, he
     done = here("import", "stackoverflow", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "train: 1 examples of 1 clients" in done.stdout
+    mistake(here("info", tmp_path / "out", "--picture", tmp_path / "sheet.png"), "picture: out has no images")
 
 
 def mistake(done, *parts):
@@ -101,6 +109,16 @@ def test_mistakes_end_in_one_line(tmp_path, here):
     mistake(here("import", "emnist", tmp_path / "e.sqlite", "--out", tmp_path / "e"), "not a SQLite database")
     mistake(here("info", tmp_path), "header.json")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.sqlite", "out", "t.csv"]
+
+
+def test_statistics_need_labels(tmp_path, here):
+    assert here(*table_arguments(tmp_path), "--out", tmp_path / "labelled").returncode == 0
+    measured = here("statistics", tmp_path / "labelled", "--no-difficulty")
+    assert "train clients, examples      " in measured.stdout, measured.stderr
+    (tmp_path / "log.csv").write_text("user,x,a,r,p\n1,0.5,go,1,0.5\n2,0.7,stop,0,0.5\n")
+    columns = ["--client", "user", "--features", "x", "--action", "a", "--reward", "r", "--propensity", "p"]
+    assert here("import", "logged", tmp_path / "log.csv", *columns, "--out", tmp_path / "out").returncode == 0
+    mistake(here("statistics", tmp_path / "out"), "out: no example has a label")
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +173,16 @@ def test_what_kill_leaves_is_hidden_and_the_next_import_clears_it(tmp_path, slow
     done = fedbandit(*table_arguments(tmp_path), "--out", tmp_path / "new" / "out")
     assert done.returncode == 0, done.stderr
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["out"]
+
+
+def test_a_second_import_of_a_packed_file_does_not_disturb_the_first(tmp_path, here):
+    path = pack(write_sqlite(tmp_path / "emnist_all.sqlite", emnist_rows()))
+    with unpacked(path, tmp_path / "out", SILENT) as database:
+        mistake(here("import", "emnist", path, "--out", tmp_path / "out"), "another import is writing it")
+        with pytest.raises(DataError, match="another import is writing it"):
+            import_emnist(path, tmp_path / "out")
+        assert database.read_bytes() == (tmp_path / "emnist_all.sqlite").read_bytes()
+    assert here("import", "emnist", path, "--out", tmp_path / "out").returncode == 0
 
 
 def test_a_file_too_large_for_the_disk_ends_in_one_line(tmp_path):

@@ -19,11 +19,12 @@ from fedbandit.errors import DataError
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files` from memory; `break_after` cuts the next answer short, `ranges` can be turned off."""
+    """Serves `files` from memory; `break_after` cuts the next answer short, `ranges` and `lengths` may be off."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.files, self.requests, self.break_after, self.ranges, self.hashes = {}, [], None, True, True
+        self.files, self.requests, self.break_after = {}, [], None
+        self.ranges = self.hashes = self.lengths = True
 
     @property
     def url(self):
@@ -51,10 +52,16 @@ class Handler(BaseHTTPRequestHandler):
         if asked and server.ranges:
             self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
         self._hashes(body)
-        self.send_header("Content-Length", str(len(body) - start))
+        if server.lengths:
+            self.send_header("Content-Length", str(len(body) - start))
+        else:
+            self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         stop, server.break_after = server.break_after, None
-        self.wfile.write(body[start : len(body) if stop is None else start + stop])
+        part = body[start : len(body) if stop is None else start + stop]
+        self.wfile.write(part if server.lengths else b"%x\r\n%b\r\n" % (len(part), part))
+        if not server.lengths and stop is None:
+            self.wfile.write(b"0\r\n\r\n")
 
     def _hashes(self, body):
         if self.server.hashes:
@@ -95,6 +102,14 @@ def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == [".a.bin.download"]
     assert download(f"{server.url}a.bin", tmp_path / "a.bin").read_bytes() == BODY
     assert server.requests == [("a.bin", None), ("a.bin", "bytes=300000-")]
+
+
+def test_a_broken_download_of_unknown_length_is_not_taken_for_whole(server, tmp_path):
+    server.files["a.bin"], server.break_after, server.lengths, server.hashes = BODY, 300_000, False, False
+    with pytest.raises(DataError, match=r"broke off after [\d,]+ bytes; run the same command again"):
+        download(f"{server.url}a.bin", tmp_path / "a.bin")
+    assert [p.name for p in tmp_path.iterdir()] == [".a.bin.download"]
+    assert download(f"{server.url}a.bin", tmp_path / "a.bin").read_bytes() == BODY
 
 
 def test_a_server_without_ranges_starts_again(server, tmp_path):

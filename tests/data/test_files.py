@@ -83,7 +83,7 @@ def test_float_features_and_a_single_channel(tmp_path):
 
 
 BAD_ARRAYS = {
-    r"no array 'labels'; it has ": {"labels": None},
+    r"no array 'labels'; did you mean images": {"labels": None},
     r"row 2: label 62 is outside 0..61": {"labels": np.array([0, 1, 62, 3, 4, 5])},
     r"row 0: label -1 is outside": {"labels": np.array([-1, 1, 2, 3, 4, 5])},
     r"rows; they must have the same number": {"writers": np.arange(5)},
@@ -94,6 +94,7 @@ BAD_ARRAYS = {
     r"must hold only 0 and 1": {"labels": np.full((6, 2), 2)},
     r"is a single number": {"labels": np.array(3)},
     r"must be numbers": {"images": np.array([["a"]] * 6)},
+    r"a\.npz: writers: b'\\xff' is not text in UTF-8": {"writers": np.array([b"ok", b"\xff"] * 3)},
 }
 
 
@@ -104,6 +105,19 @@ def test_bad_arrays_are_refused(tmp_path, match):
     with pytest.raises(DataError, match=match):
         import_arrays(path, tmp_path / "out", ArrayOptions(**ARRAYS, invert=True, actions=62))
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_names_that_are_not_text_are_refused(tmp_path):
+    path = save(tmp_path / "a.npz", **{**handwriting(6), "labels": np.array([b"cat", b"\xff"] * 3)})
+    with pytest.raises(DataError, match=r"a\.npz: labels: b'\\xff' is not text in UTF-8"):
+        import_arrays(path, tmp_path / "out", ArrayOptions(**ARRAYS))
+
+
+@pytest.mark.parametrize("labels", [np.array(["cat", "dog"] * 3), np.eye(6, 3, dtype=np.int64)])
+def test_a_number_of_actions_that_would_be_passed_over_is_refused(tmp_path, labels):
+    path = save(tmp_path / "a.npz", **{**handwriting(6), "labels": labels})
+    with pytest.raises(ConfigError, match=r"actions: labels (names them|has a column for each)"):
+        import_arrays(path, tmp_path / "out", ArrayOptions(**ARRAYS, actions=3))
 
 
 def test_damaged_archives_are_refused(tmp_path):

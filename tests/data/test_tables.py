@@ -109,10 +109,11 @@ def refused(path, out, match, **changes):
 def test_mistakes_are_named(tmp_path, text_file):
     out = tmp_path / "out"
     refused(text_file, out, "no column 'titel'; did you mean title", text=["titel"])
-    refused(text_file, out, "no column 'zzz'; it has user, title", client="zzz")
+    refused(text_file, out, "no column 'zzz'; known: user, title", client="zzz")
     refused(text_file, out, r"no column 'x_\*'", text=[], features=["x_*"])
     refused(text_file, out, "column body|not a number|invalid value", text=[], features=["body"])
-    refused(text_file, out, "row 0: expected train or test, found 'x'", split="body")
+    first = 1 if text_file.suffix == ".parquet" else 2  # behind the header
+    refused(text_file, out, f"row {first}: expected train or test, found 'x'", split="body")
     refused(tmp_path / "none.csv", out, "no such file")
     (tmp_path / "table.xls").write_text("")
     refused(tmp_path / "table.xls", out, "expected a name ending in .csv")
@@ -137,7 +138,26 @@ def test_damaged_tables(tmp_path):
     refused(tmp_path / "g.csv", out, "no client has a training example")
     for bad in ("nan", "inf", "", "1e300"):
         (tmp_path / "h.csv").write_text(f"user,x,tags\n1,0.5,a\n1,{bad},a\n")
-        refused(tmp_path / "h.csv", out, "column x, row 1: missing or not finite", text=[], features=["x"])
+        refused(tmp_path / "h.csv", out, r"h\.csv: column x, row 3: missing or not finite", text=[], features=["x"])
+
+
+def test_rows_are_counted_as_the_reader_of_the_file_counts_them(tmp_path):
+    """A mistake that the CSV reader finds and one that we find in the same place are in the same row."""
+    for cell, found in (("bad", r"Row #3:"), ("nan", "row 3:")):
+        (tmp_path / "a.csv").write_text(f'user,x,tags\n"1\n2",0.5,a\n\n1,{cell},a\n')
+        refused(tmp_path / "a.csv", tmp_path / "out", found, text=[], features=["x"])
+
+
+def test_parquet_columns_of_other_kinds_are_named(tmp_path):
+    out, path = tmp_path / "out", tmp_path / "t.parquet"
+    save(path, {"user": ["1"] * 2, "tags": ["a"] * 2, "x": [[1.0], [2.0]]})
+    refused(path, out, r"t\.parquet: column x, rows 1 to 2: not a number", text=[], features=["x"])
+    save(path, {"user": ["1"] * 2, "tags": ["a"] * 2, "x": pa.array([0, 1], pa.timestamp("s"))})
+    refused(path, out, "column x, rows 1 to 2: not a number", text=[], features=["x"])
+    save(path, {"user": ["1"] * 2, "tags": ["a"] * 2, "title": [b"\xff", b"fine"]})
+    refused(path, out, "column title, rows 1 to 2: not text")
+    save(path, {"user": ["1"] * 2, "tags": ["a"] * 2, "title": [["list"], ["s"]]})
+    refused(path, out, r"t\.parquet: column title: expected text")
 
 
 @pytest.mark.parametrize(
@@ -196,14 +216,14 @@ def test_logged_text_and_numbered_actions(tmp_path):
 @pytest.mark.parametrize(
     ("column", "values", "match"),
     [
-        ("p", [0.5, 0.0, 0.5], "column p, row 1: a propensity must be above 0"),
-        ("p", [0.5, 0.5, 1.5], "column p, row 2: a propensity must be above 0"),
-        ("p", [1e-60, 0.5, 0.5], "column p, row 0: a propensity must be above 0"),
-        ("p", [0.5, None, 0.5], "column p, row 1: missing or not finite"),
-        ("r", [0.5, float("inf"), 0.5], "column r, row 1: missing or not finite"),
-        ("x", [0.5, float("nan"), 0.5], "column x, row 1: missing or not finite"),
-        ("what", ["go", "", "go"], "column what, row 1: the action is missing"),
-        ("could", ["go", "go", "wait"], "column could, row 0: the action that was taken is not among"),
+        ("p", [0.5, 0.0, 0.5], "column p, row 2: a propensity must be above 0"),
+        ("p", [0.5, 0.5, 1.5], "column p, row 3: a propensity must be above 0"),
+        ("p", [1e-60, 0.5, 0.5], "column p, row 1: a propensity must be above 0"),
+        ("p", [0.5, None, 0.5], "column p, row 2: missing or not finite"),
+        ("r", [0.5, float("inf"), 0.5], "column r, row 2: missing or not finite"),
+        ("x", [0.5, float("nan"), 0.5], "column x, row 2: missing or not finite"),
+        ("what", ["go", "", "go"], "column what, row 2: the action is missing"),
+        ("could", ["go", "go", "wait"], "column could, row 1: the action that was taken is not among"),
     ],
 )
 def test_bad_logs_are_refused(tmp_path, column, values, match):
@@ -215,5 +235,5 @@ def test_bad_logs_are_refused(tmp_path, column, values, match):
 
 def test_a_numbered_action_outside_the_range_is_refused(tmp_path):
     path = save(tmp_path / "t.csv", {**LOG, "what": ["0", "6", "2"]})
-    with pytest.raises(DataError, match="row 1: no action called '6'"):
+    with pytest.raises(DataError, match="row 3: no action called '6'"):
         import_logged(path, tmp_path / "out", LoggedOptions(**LOGGED, actions=6))

@@ -5,7 +5,6 @@ Knows nothing of what the columns mean.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet
 
+from fedbandit.components import nearest
 from fedbandit.data.progress import Progress
 from fedbandit.errors import DataError
 
@@ -26,17 +26,25 @@ _ALIASES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv
 
 @dataclass(frozen=True)
 class Batch:
-    """Some consecutive rows; `first` is the number of the first one in the file, from 0."""
+    """Some consecutive rows of a file; `first` is the number of the first one, as a person counts them."""
 
+    path: Path
     first: int
     columns: dict[str, Any]
+
+    def place(self, name: str, row: int) -> str:
+        """Where a cell of this batch stands in the file, for the beginning of a message."""
+        return f"{self.path}: column {name}, row {self.first + row}"
 
     def texts(self, name: str) -> list[str]:
         """A column as strings; missing values are empty strings."""
         column = self.columns[name]
         if pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
-            raise DataError(f"column {name}: expected text or whole numbers, found {column.type}")
-        return pc.fill_null(column.cast(pa.string()), "").to_pylist()
+            raise DataError(f"{self.path}: column {name}: expected text or whole numbers, found {column.type}")
+        try:
+            return pc.fill_null(column.cast(pa.string()), "").to_pylist()
+        except pa.ArrowException as error:
+            raise DataError(f"{self._near(name)}: not text: {one_line(error)}") from None
 
     def joined(self, names: Sequence[str]) -> list[str]:
         """Several text columns as one text per row."""
@@ -53,14 +61,17 @@ class Batch:
         """One column as float64 [rows]."""
         try:
             values = self.columns[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"column {name}, near row {self.first}: not a number: {one_line(error)}") from None
+        except pa.ArrowException as error:
+            raise DataError(f"{self._near(name)}: not a number: {one_line(error)}") from None
         with np.errstate(over="ignore"):
             bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
         if len(bad):
-            row = self.first + int(bad[0])
-            raise DataError(f"column {name}, row {row}: missing or not finite (NaN or infinity)")
+            raise DataError(f"{self.place(name, int(bad[0]))}: missing or not finite (NaN or infinity)")
         return values
+
+    def _near(self, name: str) -> str:
+        """As `place`, where nobody tells which cell it is."""
+        return f"{self.path}: column {name}, rows {self.first} to {self.first + len(self) - 1}"
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
@@ -85,9 +96,7 @@ class Table:
         """Raise `DataError` with the nearest names unless all the columns exist."""
         for name in names:
             if name not in self.names:
-                near = get_close_matches(name, self.names, n=3, cutoff=0.4)
-                hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(self.names[:20])}"
-                raise DataError(f"{self.path}: no column {name!r}; {hint}")
+                raise DataError(f"{self.path}: no column {name!r}{nearest(name, self.names)}")
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
         """The columns named, separated by commas, or matched by a pattern such as `x_*`; in the file's order."""
@@ -106,12 +115,12 @@ class Table:
     ) -> Iterator[Batch]:
         """Stream the named columns; `texts` are never guessed to be dates or numbers."""
         columns: dict[str, Any] = {name: pa.string() for name in texts} | {name: pa.float64() for name in numbers}
-        first = 0
+        first = 1 if self._parquet else 2  # the header is row 1 of a CSV file, as spreadsheets and the reader have it
         with self._clear_errors(), progress.task(what, self._size()) as advance:
             for record, amount in self._parquet_batches(columns) if self._parquet else self._csv_batches(columns):
                 advance(amount)
                 if record.num_rows:
-                    yield Batch(first, {name: record.column(name) for name in columns})
+                    yield Batch(self.path, first, {name: record.column(name) for name in columns})
                 first += record.num_rows
 
     def _size(self) -> int:

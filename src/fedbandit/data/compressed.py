@@ -1,18 +1,29 @@
 """Unpacking a published `.lzma` file: streamed to a hidden file beside the target, which goes when the import ends."""
 
 import lzma
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from fedbandit.data.claims import claim
 from fedbandit.data.progress import Progress
 from fedbandit.errors import DataError
 
 _CHUNK = 1 << 20
 
 
-def unpacked_name(out: Path) -> Path:
+def clear_unpacked(out: Path) -> None:
+    """Remove what a killed import of this target left; refused while another one is working with it."""
+    copy = _unpacked_name(out)
+    if copy.exists():
+        lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
+        copy.unlink()
+        os.close(lock)
+
+
+def _unpacked_name(out: Path) -> Path:
     """One name per target, so that the next import of the target finds what a killed one left."""
     return out.parent / f".{out.name}.unpacked"
 
@@ -25,7 +36,8 @@ def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
         return
     parents = [parent for parent in out.parents if not parent.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
-    copy = unpacked_name(out)
+    copy = _unpacked_name(out)
+    lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
     try:
         _unpack(path, copy, progress)
         yield copy
@@ -33,6 +45,7 @@ def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
         raise DataError(str(error).replace(str(copy), str(path))) from None  # users know the file they gave us
     finally:
         copy.unlink(missing_ok=True)
+        os.close(lock)
         for parent in parents:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()

@@ -5,13 +5,32 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.errors import DataError
+from fedbandit.errors import ConfigError, DataError
 
 
 def is_image(dataset: FederatedDataset) -> bool:
     """Whether contexts are grey or coloured pictures: [height, width] or [height, width, 3]."""
     shape = dataset.header.shape
     return dataset.header.kind == "dense" and (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3)))
+
+
+def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
+    """Where the contact sheet goes, unless told otherwise by the data set's name; None for what has no images."""
+    if not is_image(dataset):
+        if wanted is not None:
+            shape = " x ".join(str(side) for side in dataset.header.shape)
+            raise ConfigError(f"picture: {dataset.header.name} has no images: its contexts are of shape {shape}")
+        return None
+    if wanted is None:
+        return Path(f"{dataset.header.name}-contact-sheet.png")
+    if not wanted.suffix:
+        return wanted.with_name(f"{wanted.name}.png")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if wanted.suffix[1:].lower() not in formats:
+        raise ConfigError(f"picture: {wanted}: no such format; use one of {', '.join(sorted(formats))}")
+    return wanted
 
 
 def write_contact_sheet(dataset: FederatedDataset, path: Path, *, clients: int = 10, classes: int = 16) -> Path:

@@ -65,7 +65,7 @@ def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
 
 
 def _receive(response: Any, partial: Path, start: int, total: int | None, url: str, progress: Progress) -> None:
-    done = start
+    done, broken = start, False
     with (
         open(partial, "r+b" if start else "wb") as file,
         progress.task(f"Downloading {urlsplit(url).path.rsplit('/', 1)[-1]}", total) as advance,
@@ -78,9 +78,10 @@ def _receive(response: Any, partial: Path, start: int, total: int | None, url: s
                 done += len(chunk)
                 advance(len(chunk))
         except (http.client.HTTPException, TimeoutError, ConnectionError):
-            pass  # what arrived is kept; the length below tells that something is missing
-    if total is not None and done != total:
-        raise DataError(f"{url}: broke off after {done:,} of {total:,} bytes; run the same command again to go on")
+            broken = True  # what arrived is kept
+    if broken or (total is not None and done != total):
+        of_all = "" if total is None else f" of {total:,}"
+        raise DataError(f"{url}: broke off after {done:,}{of_all} bytes; run the same command again to go on")
 
 
 def _length(headers: Message) -> int | None:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbandit.data.glyph_strokes import CHARACTERS, FORMS
+from fedbandit.data.glyph_strokes import FORMS
+from fedbandit.data.labels import EMNIST_ACTIONS
 
 MAX_STROKES = 4
 POINTS = 24  # per stroke: enough that the straight pieces between them do not show at 28 pixels
@@ -21,12 +22,13 @@ class Shapes:
 
 def load_shapes() -> Shapes:
     """Read the stroke table."""
-    forms = [_parse(form) for character in CHARACTERS for form in FORMS[character]]
+    forms = [_parse(form) for character in EMNIST_ACTIONS for form in FORMS[character]]
     points = np.zeros((len(forms), MAX_STROKES, POINTS, 2), np.float32)
     for place, strokes in zip(points, forms, strict=True):
         place[: len(strokes)] = strokes
     counts = np.array([len(strokes) for strokes in forms], np.int32)
-    return Shapes(points, counts, np.cumsum([0, *(len(FORMS[character]) for character in CHARACTERS)], dtype=np.int32))
+    starts = np.cumsum([0, *(len(FORMS[character]) for character in EMNIST_ACTIONS)], dtype=np.int32)
+    return Shapes(points, counts, starts)
 
 
 def _parse(form: str) -> list[np.ndarray]:

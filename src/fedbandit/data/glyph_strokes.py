@@ -5,10 +5,6 @@ ellipse: centre, radii, from and to in degrees, 0 is right, 90 is down). x runs 
 stand between 0 and 1, small letters between 0.42 and 1, descenders reach 1.4. The first form is the most common.
 """
 
-import string
-
-CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-
 FORMS: dict[str, tuple[str, ...]] = {
     "0": ("O .3 .5 .3 .5 -90 270", "O .3 .5 .22 .5 -80 285", "O .36 .5 .36 .48 -60 310"),
     "1": ("L .3 0 .3 1", "L .12 .2 .3 0 .3 1", "L .1 .22 .3 0 .3 1; L .06 1 .54 1"),

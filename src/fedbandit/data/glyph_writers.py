@@ -9,7 +9,7 @@ import numpy as np
 
 from fedbandit.data.glyph_raster import SIDE, rasterise
 from fedbandit.data.glyph_shapes import MAX_STROKES, Shapes
-from fedbandit.data.glyph_strokes import CHARACTERS
+from fedbandit.data.labels import EMNIST_ACTIONS
 
 # Standard deviations, in heights of a capital letter unless said otherwise: between writers, between one writer's
 # characters ("habit": the same each time that writer draws the class), and between drawings of the same character.
@@ -50,7 +50,7 @@ class Writer:
 
 def draw_writer(rng: np.random.Generator, shapes: Shapes) -> Writer:
     """A new writer."""
-    classes, waves = len(CHARACTERS), len(_WAVES)
+    classes, waves = len(EMNIST_ACTIONS), len(_WAVES)
     forms = np.diff(shapes.first)
     usual = (rng.random(classes) ** 1.5 * forms).astype(np.int64)  # the power favours the more common forms
     return Writer(

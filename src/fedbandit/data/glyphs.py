@@ -10,14 +10,13 @@ import numpy as np
 
 from fedbandit.data.glyph_raster import SIDE
 from fedbandit.data.glyph_shapes import Shapes, load_shapes
-from fedbandit.data.glyph_strokes import CHARACTERS
 from fedbandit.data.glyph_writers import draw_characters, draw_writer
+from fedbandit.data.labels import EMNIST_ACTIONS, EMNIST_LOWER_CASE
 from fedbandit.data.ragged import Ragged
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.errors import ConfigError
 from fedbandit.randomness import Purpose, generator
 
-LOWER_CASE = {10 + letter: 36 + letter for letter in range(26)}
 # Images per writer, over the mean: most writers filled short forms, the others long ones. (share, centre, spread) each.
 _SHORT_FORMS, _LONG_FORMS, _SIZE_RANGE = (0.62, 0.72, 0.11), (0.38, 1.455, 0.22), (0.1, 2.2)
 _LABEL_LOYALTY = 100.0  # the smaller, the more writers' label frequencies differ
@@ -46,8 +45,8 @@ def generate(
         name="glyphs",
         kind="dense",
         shape=(SIDE, SIDE),
-        actions=CHARACTERS,
-        lower_case=LOWER_CASE,
+        actions=EMNIST_ACTIONS,
+        lower_case=EMNIST_LOWER_CASE,
         scale=1 / 255,
         dtype=np.uint8,
         source={
@@ -79,5 +78,6 @@ def _draw(seed: int, number: int, shapes: Shapes, mean_examples: float) -> tuple
     rng = generator(seed, Purpose.DATA, number)
     _, centre, spread = _SHORT_FORMS if rng.random() < _SHORT_FORMS[0] else _LONG_FORMS
     size = round(mean_examples * float(np.clip(rng.normal(centre, spread), *_SIZE_RANGE)))
-    labels = rng.choice(len(CHARACTERS), size, p=rng.dirichlet(_LABEL_LOYALTY * label_frequencies())).astype(np.int32)
+    shares = rng.dirichlet(_LABEL_LOYALTY * label_frequencies())
+    labels = rng.choice(len(EMNIST_ACTIONS), size, p=shares).astype(np.int32)
     return draw_characters(rng, draw_writer(rng, shapes), shapes, labels), labels

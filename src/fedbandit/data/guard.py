@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedbandit.data.compressed import unpacked_name
+from fedbandit.data.compressed import clear_unpacked
 from fedbandit.data.writer import check_target
 from fedbandit.errors import DataError
 from fedbandit.signals import handling
@@ -18,7 +18,7 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def importing(out: Path | str) -> Iterator[None]:
     """Check the target before any work; SIGTERM and SIGHUP clean up like Ctrl-C; OS errors become one line."""
     out = check_target(out)
-    unpacked_name(out).unlink(missing_ok=True)  # the writer clears its own leftovers
+    clear_unpacked(out)  # the writer clears its own leftovers
     with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):
         try:
             yield

@@ -3,12 +3,12 @@
 import zipfile
 import zlib
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy
 
+from fedbandit.components import nearest
 from fedbandit.errors import DataError
 
 _BLOCK_BYTES = 8 << 20
@@ -68,8 +68,7 @@ class Npz:
 
     def _member(self, name: str) -> "_Member":
         if name not in self.names:
-            near = get_close_matches(name, self.names, n=3, cutoff=0.4) or self.names[:10]
-            raise DataError(f"{self.path}: no array {name!r}; it has {', '.join(near)}")
+            raise DataError(f"{self.path}: no array {name!r}{nearest(name, self.names)}")
         return _Member(self.path, self._zip, name)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbandit.data.ragged import Ragged
 from fedbandit.data.topic_words import Language, cumulative, zipf_mandelbrot
+from fedbandit.randomness import GOLDEN, scramble
 
 TOPICALITY_POWER = 1.6  # a sentence's share of topical words is u^power, u uniform: many sentences say little
 MEAN_TOPICALITY = 1 / (TOPICALITY_POWER + 1)
@@ -16,6 +17,8 @@ _TAGS_PER_SENTENCE = (0.65, 0.28, 0.07)  # probabilities of one, two and three t
 _RELATED = 0.7  # a further tag comes from the family of the first this often, else from anywhere
 _FAMILY_LOYALTY, _TAG_LOYALTY = 1.5, 1.5  # the smaller, the more a user repeats earlier families and tags
 _MEAN_LENGTH, _LENGTH_SPREAD, _MAX_LENGTH = 9.3, 3.7, 30  # words per sentence
+
+_scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)
 
 
 def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragged, Ragged]:
@@ -63,12 +66,8 @@ def _length_distribution() -> np.ndarray:
 @numba.njit(nogil=True, cache=True)
 def _uniform(state):  # type: ignore[no-untyped-def]
     """The next number in [0, 1) of the splitmix64 stream whose position stands in `state[0]`."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    x = state[0]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x = x ^ (x >> np.uint64(31))
-    return (x >> np.uint64(11)) * 2.0**-53
+    state[0] += GOLDEN
+    return (_scramble(state[0]) >> np.uint64(11)) * 2.0**-53
 
 
 @numba.njit(nogil=True, cache=True)

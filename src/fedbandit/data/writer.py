@@ -4,7 +4,6 @@ Examples are spooled to disk as they come; at the end they are gathered client b
 under its own name only when it is complete, so an interrupted import leaves nothing behind.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedbandit.data.claims import claim
 from fedbandit.data.dataset import Header, Log
 from fedbandit.data.ragged import Ragged
 from fedbandit.data.spool import Spool
@@ -209,14 +209,7 @@ class DatasetWriter:
 def _claimed(folder: Path, out: Path) -> int:
     """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of it is refused."""
     folder.mkdir(exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(lock), os.stat(folder)):
-            raise BlockingIOError
-    except (BlockingIOError, FileNotFoundError):  # another one holds it, or has this moment renamed or removed it
-        os.close(lock)
-        raise DataError(f"{out}: another import is writing it; nothing was overwritten") from None
+    lock = claim(folder, os.O_RDONLY, out)
     for left in folder.iterdir():  # by an import that was killed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     return lock

@@ -93,9 +93,17 @@ def _client_names(arrays: Npz, name: str) -> list[str]:
     values = arrays.array(name)
     if values.ndim != 1 or values.dtype.kind not in "iuUS":
         raise DataError(f"{arrays.path}: {name} must be one whole number or name per row")
-    if values.dtype.kind == "S":
-        return [value.decode() for value in values.tolist()]
-    return [str(value) for value in values.tolist()]
+    return [str(value) for value in _decoded(values, f"{arrays.path}: {name}").tolist()]
+
+
+def _decoded(values: np.ndarray, where: str) -> np.ndarray:
+    """Names stored as bytes in UTF-8 become text; other arrays stay as they are."""
+    if values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: {error.object!r} is not text in UTF-8") from None
 
 
 def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
@@ -104,14 +112,15 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
     if values.ndim == 2:
         if not np.isin(values, (0, 1)).all():
             raise DataError(f"{where} has two dimensions, so it must hold only 0 and 1")
+        _no_number_of(options, f"{options.labels} has a column for each")
         rows, columns = np.nonzero(values)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(values)))])
         return _Labels(Ragged(offsets, columns.astype(np.int32)), [str(i) for i in range(values.shape[1])], True)
     if values.ndim != 1 or values.dtype.kind not in "iuUS" or not len(values):
         raise DataError(f"{where} must be one whole number or name per row, or a 0/1 matrix")
     if values.dtype.kind in "US":
-        text = np.char.decode(values) if values.dtype.kind == "S" else values
-        unique, inverse = np.unique(text, return_inverse=True)
+        _no_number_of(options, f"{options.labels} names them")
+        unique, inverse = np.unique(_decoded(values, where), return_inverse=True)
         actions = in_natural_order(str(name) for name in unique)
         position = {name: i for i, name in enumerate(actions)}
         ids = np.array([position[str(name)] for name in unique], np.int32)[inverse]
@@ -122,6 +131,11 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
             raise DataError(f"{where}, row {bad[0]}: label {values[bad[0]]} is outside 0..{count - 1}")
         actions, ids = [str(i) for i in range(count)], values.astype(np.int32)
     return _Labels(Ragged(np.arange(len(ids) + 1, dtype=np.int64), ids), actions, False)
+
+
+def _no_number_of(options: ArrayOptions, because: str) -> None:
+    if options.actions is not None:
+        raise ConfigError(f"actions: {because}; leave it out, or give labels as whole numbers")
 
 
 def _name_actions(actions: list[str], shape: tuple[int, ...], wanted: bool | None) -> tuple[list[str], dict[int, int]]:

@@ -109,11 +109,11 @@ def _count(table: Table, options: LoggedOptions, texts: list[str], progress: Pro
 def _log(batch: Batch, options: LoggedOptions, codes: dict[str, int]) -> Log:
     actions = np.empty(len(batch), np.int32)
     for row, cell in enumerate(batch.texts(options.action)):
-        actions[row] = _code(cell.strip(), codes, f"column {options.action}, row {batch.first + row}")
+        actions[row] = _code(cell.strip(), codes, batch.place(options.action, row))
     propensities = batch.exact(options.propensity)
     bad = np.flatnonzero(~((propensities.astype(np.float32) > 0) & (propensities <= 1)))
     if len(bad):
-        where = f"column {options.propensity}, row {batch.first + int(bad[0])}"
+        where = batch.place(options.propensity, int(bad[0]))
         raise DataError(f"{where}: a propensity must be above 0 and at most 1, found {propensities[bad[0]]}")
     rewards = batch.exact(options.reward).astype(np.float32)
     return Log(actions, rewards, propensities.astype(np.float32), _available(batch, options, codes, actions))
@@ -126,7 +126,7 @@ def _available(batch: Batch, options: LoggedOptions, codes: dict[str, int], acti
     everything = list(range(len(codes)))
     sets = []
     for row, cell in enumerate(batch.texts(options.available)):
-        where = f"column {options.available}, row {batch.first + row}"
+        where = batch.place(options.available, row)
         chosen = sorted({_code(name, codes, where) for name in split_labels(cell, options.separator)}) or everything
         if int(actions[row]) not in chosen:
             raise DataError(f"{where}: the action that was taken is not among the available ones")

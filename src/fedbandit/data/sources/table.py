@@ -130,6 +130,5 @@ def _test_rows(batch: Batch, column: str) -> np.ndarray:
     cells = batch.texts(column)
     unknown = next((row for row, cell in enumerate(cells) if cell.strip().lower() not in _SPLITS), None)
     if unknown is not None:
-        row = batch.first + unknown
-        raise DataError(f"column {column}, row {row}: expected train or test, found {cells[unknown]!r}")
+        raise DataError(f"{batch.place(column, unknown)}: expected train or test, found {cells[unknown]!r}")
     return np.array([_SPLITS[cell.strip().lower()] == "test" for cell in cells])

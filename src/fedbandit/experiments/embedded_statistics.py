@@ -1,18 +1,16 @@
 """What a data set looks like in numbers: sizes, skew, how much clients differ, and how hard it is to learn centrally.
 
-Run as `python -m fedbandit.data.statistics NAME_OR_DIR`. Knows nothing of bandits: difficulty is supervised.
+This is `fedbandit data statistics`, to which the embedded sets were fitted. Knows nothing of bandits.
 """
 
-import argparse
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 
 from fedbandit.data.dataset import FederatedDataset, Split
 from fedbandit.data.ragged import Ragged
-from fedbandit.data.statistics_models import supervised_accuracies
-from fedbandit.errors import FedbanditError
+from fedbandit.errors import DataError
+from fedbandit.experiments.embedded_statistics_models import supervised_accuracies
 
 _MIN_LABELS = 20  # clients with fewer labels say too little about their own distribution
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
@@ -75,6 +73,8 @@ def _neighbours(order: np.ndarray, keys: list[np.ndarray]) -> tuple[np.ndarray, 
 def describe(dataset: FederatedDataset, difficulty: bool = True) -> Iterator[str]:
     """The statistics as lines of text, in the order they are computed."""
     header, train = dataset.header, dataset.train
+    if not len(train.labels.ids):
+        raise DataError(f"{header.name}: no example has a label; statistics are about labels")
     yield f"data set                     {header.name} ({header.kind}, {header.num_actions} actions)"
     for name, split in (("train", train), ("test", dataset.test)):
         if split is not None:
@@ -116,23 +116,3 @@ def _quantiles(values: np.ndarray) -> str:
 
 def _shares(values: np.ndarray) -> str:
     return " ".join(f"{share:.3f}" for share in np.bincount(values) / len(values))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Statistics of a data set, embedded or imported.")
-    parser.add_argument("data", help="glyphs, topics, or the folder of a data set")
-    parser.add_argument("--no-difficulty", action="store_true", help="leave out the supervised models")
-    arguments = parser.parse_args()
-    from fedbandit.data import open_dataset
-
-    try:
-        for line in describe(open_dataset(arguments.data), difficulty=not arguments.no_difficulty):
-            print(line, flush=True)
-    except FedbanditError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
