@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,8 +109,27 @@ def test_a_damaged_file_is_noticed(tmp_path):
     assert files.install(text_model().to_bytes())  # and mended by installing it again
     assert files.load_current().version == 1
     (tmp_path / "current.json").write_text("{")
-    with pytest.raises(DataError, match=r"current.json: damaged"):
+    with pytest.raises(DataError, match=r"current.json: damaged.*install a model again"):
         files.load_current()
+    assert files.install(text_model().to_bytes())
+    assert files.load_current().version == 1
+
+
+def test_of_two_that_install_at_once_the_newer_stays_in_use(tmp_path):
+    newer = threading.Thread(target=lambda: ModelFiles(tmp_path).install(text_model(2).to_bytes()))
+
+    class Slow(ModelFiles):
+        """Has found no model in use, and lets somebody else install one before it goes on."""
+
+        def _write(self, path, payload):
+            if newer.ident is None:
+                newer.start()
+                newer.join(timeout=0.5)  # which is not to come about before this one is done
+            super()._write(path, payload)
+
+    Slow(tmp_path).install(text_model(1).to_bytes())
+    newer.join()
+    assert ModelFiles(tmp_path).load_current().version == 2
 
 
 INSTALLER = """

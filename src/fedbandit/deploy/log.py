@@ -220,9 +220,8 @@ class EventLog:
         if not self._file.exists():
             self._file.create(_to_json(self._retention or Retention()), self._clocks())
         with self._file.transaction(write=True) as db:
-            self._move_clock(
-                db
-            )  # after a reboot the wall clock is asked once, here, and may be set as anyone likes then
+            # After a reboot the wall clock is asked once, here, and may be set as anyone likes then.
+            self._move_clock(db)
             if self._retention is not None:
                 db.execute("UPDATE log SET rules = ?", (_to_json(self._retention),))
         self._ready = True

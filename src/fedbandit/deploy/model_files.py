@@ -3,9 +3,12 @@
 A file is complete or not there; a reader never sees half an installation. Knows nothing of events or of servers.
 """
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -163,7 +166,14 @@ class ModelFiles:
     def install(self, payload: bytes, *, older: bool = False) -> bool:
         """Check a model, keep it and use it; an older one than that in use is left alone unless `older` is set."""
         model = DeviceModel.from_bytes(payload)
-        current = self.current()
+        with self._alone():
+            return self._install(model, payload, older)
+
+    def _install(self, model: DeviceModel, payload: bytes, older: bool) -> bool:
+        try:
+            current = self.current()
+        except DataError:  # damaged; to install a model is what mends it
+            current = None
         if current is not None and model.version < current["version"] and not older:
             return False
         path, digest = self._path(model.version), hashlib.sha256(payload).hexdigest()
@@ -185,12 +195,13 @@ class ModelFiles:
     def use(self, version: int) -> None:
         """Go back (or forward) to a version that is still on this device."""
         path = self._path(version)
-        try:
-            payload = path.read_bytes()
-        except FileNotFoundError:
-            raise DataError(f"{path}: not on this device; it has {self.versions()}") from None
-        DeviceModel.from_bytes(payload, str(path))
-        self._point_to(version, hashlib.sha256(payload).hexdigest())
+        with self._alone():
+            try:
+                payload = path.read_bytes()
+            except FileNotFoundError:
+                raise DataError(f"{path}: not on this device; it has {self.versions()}") from None
+            DeviceModel.from_bytes(payload, str(path))
+            self._point_to(version, hashlib.sha256(payload).hexdigest())
 
     def load_current(self) -> DeviceModel:
         """The model in use, checked against the digest under which it was installed."""
@@ -210,6 +221,16 @@ class ModelFiles:
                     raise DataError(f"{path}: damaged (its digest has changed); install a model again")
                 continue
             return DeviceModel.from_bytes(payload, str(path))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process or thread is changing what is in use, and keep the others waiting meanwhile."""
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)  # and the lock with it
 
     def _path(self, version: int) -> Path:
         return self.folder / f"model-{version}.safetensors"
