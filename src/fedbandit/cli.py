@@ -6,12 +6,31 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedbandit import cli_data, cli_deploy, cli_drift, cli_evaluate, cli_experiments, cli_privacy, cli_theory
 from fedbandit.errors import FedbanditError
 
+
+class _Interrupted(FedbanditError):
+    """Ctrl-C in a command that does nothing better with it."""
+
+    exit_code = 130
+
+
+class _Group(TyperGroup):
+    """The parser makes a silent exit of an interrupt; this one lets it be told."""
+
+    def invoke(self, context: Any) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt:
+            raise _Interrupted("interrupted") from None
+
+
 app = typer.Typer(
     name="fedbandit",
+    cls=_Group,
     help="Federated contextual bandits: simulate, evaluate and deploy.",
     no_args_is_help=True,
     add_completion=False,
@@ -19,7 +38,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG_PLACE = (errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+_WRONG_PLACE = (
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+)
 
 
 def main() -> None:
@@ -28,8 +55,6 @@ def main() -> None:
         code = app(standalone_mode=False)
     except FedbanditError as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        _fail("interrupted", 130)
     except OSError as error:
         if error.errno in _WRONG_PLACE and error.filename:
             _fail(f"{error.filename}: {error.strerror}", 2)
@@ -52,6 +77,23 @@ def main() -> None:
 def _fail(message: str, code: int) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from fedbandit import __version__
+
+        print(f"fedbandit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Options of no command in particular."""
 
 
 @app.command()
@@ -77,6 +119,7 @@ def run(
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.engines.choose import make_engine
+    from fedbandit.experiments.presets import load
     from fedbandit.experiments.progress import show_progress
     from fedbandit.experiments.run import run as play
     from fedbandit.experiments.trackers import tracker_named
@@ -84,7 +127,7 @@ def run(
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
     named |= {"threads": threads, "engine": engine, "device": device}
     chosen = {key: value for key, value in named.items() if value is not None}
-    config = _load(what).with_values({**chosen, **parse_settings(settings)})
+    config = load(what).with_values({**chosen, **parse_settings(settings)})
     dataset = open_dataset(config.data.source)
     with closing(make_engine(config, dataset, ray_address)) as clients_engine:
         outcome = play(
@@ -97,12 +140,16 @@ def run(
             tracker=tracker_named(tracker) if tracker else None,
         )
     if outcome.summary is None:
-        print(f"stopped after round {outcome.rounds} of {config.rounds}; the same command goes on from there")
+        stopped = f"round {outcome.rounds} of {config.rounds}"
+        if outcome.pretraining is not None:
+            stopped = f"pre-training round {outcome.pretraining} of {config.pretraining.rounds}"
+        print(f"stopped after {stopped}; the same command goes on from there")
         raise typer.Exit(130)
-    print(f"running average reward {outcome.summary['running_reward']:.4f} after {outcome.summary['rounds']} rounds")
+    reward = _number(outcome.summary["running_reward"])
+    print(f"running average reward {reward} after {outcome.summary['rounds']} rounds")
     for key, value in outcome.summary.items():
         if key.startswith("test_"):
-            print(f"{key.replace('_', ' ')} {value:.4f}")
+            print(f"{key.replace('_', ' ')} {_number(value)}")
     if config.privacy.mechanism != "none":
         from fedbandit.privacy.reporting import in_one_line
 
@@ -115,7 +162,7 @@ def run(
 @app.command()
 def presets(names_only: Annotated[bool, typer.Option("--names", help="Only the names.")] = False) -> None:
     """List the named configurations: the paper's tables, with their parameters."""
-    from fedbandit.experiments.presets import all_presets
+    from fedbandit.experiments.presets import all_presets, describe
 
     found = all_presets()
     width = max(map(len, found))
@@ -123,10 +170,7 @@ def presets(names_only: Annotated[bool, typer.Option("--names", help="Only the n
         if names_only:
             print(name)
             continue
-        parameters = " ".join(f"{key}={value:g}" for key, value in config.policy.parameters.items())
-        rates = f"server {config.server.learning_rate:g}  client {config.client.learning_rate:g}"
-        what = f"{rates}  {parameters}" if config.training else "the initial model, untouched"
-        print(f"{name:<{width}}  {config.rounds} rounds, deploying every {config.deploy_every}  {what}")
+        print(f"{name:<{width}}  {describe(config)}")
 
 
 @app.command()
@@ -137,13 +181,9 @@ def demo(out: Annotated[Path, typer.Option("--out", "-o", help="Where runs and p
     play(out)
 
 
-def _load(what: str) -> Any:
-    from fedbandit.config import Config, read_toml
-    from fedbandit.experiments.presets import preset
-
-    if what.endswith(".toml") or Path(what).is_file():
-        return Config.build(read_toml(Path(what)), where=f"{what}: ")
-    return preset(what)
+def _number(value: float | None) -> str:
+    """Four digits; a run whose rounds had no events, or were never evaluated, has none."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _print_profile(seconds: dict[str, float]) -> None:

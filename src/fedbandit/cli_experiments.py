@@ -131,11 +131,12 @@ def advise(
     from fedbandit.experiments.advice import recommendation
     from fedbandit.experiments.runners import runner_of
     from fedbandit.experiments.tournament import hold
+    from fedbandit.files import write_text
 
     with runner_of(engine, ray_address, workers) as runner:
         held = hold(data, budget, out, scenario=scenario, epsilon=epsilon or None, runner=runner, say=_note)
     text = recommendation(held)
-    (out / "advice.md").write_text(text, encoding="utf-8")
+    write_text(out / "advice.md", text)
     typer.echo(f"{text}\nThis text: {out / 'advice.md'}")
 
 

@@ -47,6 +47,9 @@ def test_a_budget_that_cannot_do_is_refused(tiny_text, tmp_path):
 
 @pytest.mark.slow
 def test_a_tournament_answers_every_question_and_can_be_gone_on_with(tiny_text, tmp_path):
+    (tmp_path / "advice").mkdir()
+    # Decided as by an earlier call, so that a busy machine plays the same tournament.
+    (tmp_path / "advice" / "tournament.json").write_text('{"scale": 0.02, "seeds": 2}', encoding="utf-8")
     held = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
     text = recommendation(held)
     for question in ("exploration worth it", "Which rule", "Which parameters", "How often", "privacy cost", "How sure"):

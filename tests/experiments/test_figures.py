@@ -15,7 +15,8 @@ from fedbandit.experiments.gallery import make_gallery
 from fedbandit.experiments.many import LocalRunner
 from fedbandit.experiments.plots import write_heading
 from fedbandit.experiments.presets import preset
-from fedbandit.experiments.tuning import TUNING_SEED, effort_in_words
+from fedbandit.experiments.search import TUNING_SEED
+from fedbandit.experiments.tuning import effort_in_words
 from fedbandit.experiments.verdicts import judge
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20}

@@ -12,7 +12,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.grids import appendix, on_edge, one_two_five, points
 from fedbandit.experiments.halving import Candidate, cost, race, rungs
-from fedbandit.experiments.many import LocalRunner
+from fedbandit.experiments.many import LocalRunner, shared_start
 from fedbandit.experiments.presets import preset
 
 
@@ -128,3 +128,12 @@ def test_race_out_of_time_answers_with_what_it_has(tiny_text, tmp_path):
     candidates = _candidates(tiny_text, [0.1, 0.5])
     late = time.monotonic() - 1
     assert race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1), deadline=late) == []
+
+
+def test_runs_that_differ_in_privacy_do_not_count_as_sharing_their_pretrained_model():
+    config = small_config(scenario="init", clipping__norm=0.5)
+    settings = {"privacy.mechanism": "dp-fedavg", "privacy.delta": 1e-3, "privacy.noise_multiplier": 1.0}
+    accounted = config.with_values({**settings, "privacy.pretraining": "accounted"})
+    assert shared_start(config) != shared_start(accounted)
+    assert shared_start(accounted) != shared_start(accounted.with_values({"privacy.noise_multiplier": 2.0}))
+    assert shared_start(config) == shared_start(config.with_values({"seed": 9, "policy.beta": 0.5, "rounds": 3}))

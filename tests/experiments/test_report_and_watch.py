@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import platform
 import threading
 from contextlib import contextmanager
 
@@ -10,9 +12,11 @@ from builders import random_text
 from small_runs import make_run, small_config, three_policies
 
 from fedbandit.errors import ConfigError, DataError, Diverged
+from fedbandit.experiments import collection
 from fedbandit.experiments.collection import find_runs, grouped
 from fedbandit.experiments.folder import RunFolder
 from fedbandit.experiments.report import write_report
+from fedbandit.experiments.report_tables import outcomes
 from fedbandit.experiments.run import run
 from fedbandit.experiments.watch import Watcher, make_server
 
@@ -89,6 +93,47 @@ def test_states_of_a_run(tmp_path):
         assert status() == "running"
     run(config, tmp_path / "run", dataset=dataset)
     assert status() == "finished"
+
+
+def test_a_lock_is_known_by_its_inode_and_one_of_another_machine_by_what_it_writes(tmp_path, monkeypatch):
+    run(small_config(), tmp_path / "run", dataset=random_text(), until=4)
+    lock = tmp_path / "run" / ".lock"
+
+    def status() -> str:
+        return next(find_runs([tmp_path])).status
+
+    table = tmp_path / "locks"
+    monkeypatch.setattr(collection, "_LOCKS", table)
+    table.write_text(f"1: FLOCK  ADVISORY  WRITE 7 00:99:{lock.stat().st_ino} 0 EOF\n")  # as btrfs names the device
+    assert status() == "running"
+    for locks in ("1: FLOCK  ADVISORY  WRITE 7 00:99:0 0 EOF\n", None):
+        table.unlink() if locks is None else table.write_text(locks)
+        lock.write_text("")
+        assert status() == "stopped"
+        lock.write_text("another-machine")
+        assert status() == "running"
+        for path in (tmp_path / "run").iterdir():
+            os.utime(path, (0, 0))
+        assert status() == "stopped"
+    table.write_text("")
+    lock.write_text(platform.node())  # killed here
+    assert status() == "stopped"
+
+
+def test_what_privacy_was_spent_is_in_the_table(tmp_path):
+    make_run(
+        tmp_path / "private",
+        clipping__norm=0.5,
+        privacy__mechanism="dp-fedavg",
+        privacy__noise_multiplier=1.0,
+        privacy__delta=1e-3,
+        rounds=2,
+    )
+    make_run(tmp_path / "plain", rounds=2)
+    spent = json.loads((tmp_path / "private" / "summary.json").read_text())["privacy"]["epsilon_pld"]
+    page = outcomes(grouped(list(find_runs([tmp_path]))))
+    assert "epsilon pld" in page
+    assert f"{spent:.4f}" in page
 
 
 def test_a_diverged_run_says_so_and_stays_so(tmp_path):

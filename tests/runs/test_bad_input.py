@@ -7,10 +7,12 @@ import pytest
 from builders import random_images
 from command_line import fails_with_one_line, fedbandit, in_this_process
 
+from fedbandit import __version__
 from fedbandit.config import Config
 from fedbandit.data.ragged import Ragged
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.errors import ConfigError
+from fedbandit.experiments.run import run
 from fedbandit.simulation.experiment import build_experiment
 
 
@@ -58,6 +60,28 @@ def test_a_wrong_setting_is_refused_before_anything_is_written(tmp_path, setting
 def test_an_unknown_preset_names_the_nearest(tmp_path):
     result = in_this_process("run", "so-init-shift-sofmax", "--out", tmp_path / "run")
     fails_with_one_line(result, "so-init-shift-sofmax", "so-init-shift-softmax")
+
+
+@pytest.mark.parametrize(
+    ("begun", "words"),
+    [
+        (
+            "emnist",
+            ["emnist-scratch-POLICY", "emnist-init-shift-baseline", "emnist-dp-0.1", "POLICY is softmax, falcon"],
+        ),
+        ("so-dp", ["so-dp-0.3", "so-dp-0.7"]),
+    ],
+)
+def test_the_beginning_of_a_preset_tells_what_it_could_become(tmp_path, begun, words):
+    fails_with_one_line(in_this_process("run", begun, "--out", tmp_path / "run"), *words)
+
+
+def test_presets_are_listed_with_all_that_the_tables_print():
+    lines = {line.split()[0]: line for line in in_this_process("presets").stdout.splitlines()}
+    words = ("server 0.02", "client 2", "beta=0.1", "256 examples", "pre-training 100 rounds, server 0.05 client 0.05")
+    for word in words:
+        assert word in lines["so-init-shift-softmax"]
+    assert "pre-training" not in lines["so-scratch-softmax"]
 
 
 @pytest.mark.parametrize(
@@ -161,3 +185,31 @@ def test_a_user_typing_nothing_or_nonsense_gets_help(tmp_path):
     assert "Usage" in fedbandit().stdout
     fails_with_one_line(in_this_process("rnu"), "rnu")
     fails_with_one_line(in_this_process("run", "so-scratch-softmax"), "--out")
+
+
+@pytest.mark.parametrize("out", ["x" * 300, "/proc/foo"])
+def test_a_place_where_nothing_can_be_written_is_one_line(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    fails_with_one_line(in_this_process("run", "so-scratch-softmax", "--out", out), out)
+
+
+def test_a_run_in_which_nobody_took_part_has_no_reward_to_print(tmp_path):
+    private = ["privacy.mechanism=dp-fedavg", "privacy.noise_multiplier=1", "privacy.delta=1e-4", "clipping.norm=1"]
+    private += ["privacy.sampling=poisson", "clients_per_round=1"]
+    words = [word for setting in private for word in ("--set", setting)]
+    result = in_this_process("run", "so-scratch-softmax", "--out", tmp_path / "run", "--rounds", 1, "--seed", 2, *words)
+    assert result.returncode == 0, result.stderr
+    assert "running average reward - after 1 rounds" in result.stdout
+
+
+def test_an_odd_note_of_a_failure_is_no_failure(tmp_path):
+    config = Config.build({"scenario": "scratch", "rounds": 1, "clients_per_round": 4})
+    run(config, tmp_path / "run", dataset=random_images())
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "run" / "error.json").write_text('{"why": "unknown"}')
+    assert run(config, tmp_path / "run", dataset=random_images()).summary is not None
+
+
+def test_the_version_is_told():
+    result = in_this_process("--version")
+    assert (result.returncode, result.stdout) == (0, f"fedbandit {__version__}\n")

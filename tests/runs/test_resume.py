@@ -133,7 +133,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 
         result = None
 
-        def __init__(self, simulation):
+        def __init__(self, name, rounds, done):
             pass
 
         def __enter__(self):

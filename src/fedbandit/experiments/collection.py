@@ -3,8 +3,11 @@
 Reads only; a run may be written while it is read.
 """
 
+import contextlib
 import json
 import os
+import platform
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +36,8 @@ _TELLING = (
     "policy.",
 )
 
-_FRESH_SECONDS = 30.0  # without a list of locks, a run that wrote this recently is taken to be running
+_LOCKS = Path("/proc/locks")
+_FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to be running if it wrote this recently
 
 
 @dataclass(frozen=True)
@@ -176,15 +180,32 @@ def _lines(path: Path) -> int:
 def _held(lock: Path) -> bool:
     """Whether a process holds the lock. Looked up, never tried: trying would be in the way of a run that starts."""
     try:
-        status = lock.stat()
-        table = Path("/proc/locks").read_text(encoding="ascii")
-    except FileNotFoundError:
-        return lock.exists() and time.time() - _written(lock.parent) < _FRESH_SECONDS
-    except OSError:
+        inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return False
-    mark = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(mark in line.split() for line in table.splitlines())
+    locked = _locked_inodes()
+    if locked is not None and inode in locked:
+        return True
+    if not holder or (locked is not None and holder == platform.node()):
+        return False  # given back, or its process is gone
+    return time.time() - _written(lock.parent) < _FRESH_SECONDS
+
+
+def _locked_inodes() -> set[int] | None:
+    """The files that processes of this machine hold locks on; None where it does not say.
+
+    Devices are left out: on some file systems (btrfs) the list names another one than the file does.
+    """
+    try:
+        table = _LOCKS.read_text(encoding="ascii")
+    except OSError:
+        return None
+    return {int(inode) for inode in re.findall(r"FLOCK .* [0-9a-f]+:[0-9a-f]+:(\d+) ", table)}
 
 
 def _written(folder: Path) -> float:
-    return max((entry.stat().st_mtime for entry in folder.iterdir()), default=0.0)
+    times = [0.0]
+    for entry in folder.iterdir():
+        with contextlib.suppress(OSError):  # gone meanwhile
+            times.append(entry.stat().st_mtime)
+    return max(times)

@@ -7,9 +7,24 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.config import Config
-from fedbandit.errors import FedbanditError
+from fedbandit.errors import DataError, FedbanditError
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.many import HERE, Ended, Job, LocalRunner, Runner
+
+OnRunEnd = Callable[[str, int, Ended], None]  # of the member with this label, with this seed
+
+
+def nobody(label: str, seed: int, ended: Ended) -> None:
+    """Listens to no end of a run."""
+
+
+def telling(say: Callable[[str], None]) -> OnRunEnd:
+    """Listens to every end of a run, and says it in a line."""
+
+    def tell(label: str, seed: int, ended: Ended) -> None:
+        say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
+
+    return tell
 
 
 class Interrupted(FedbanditError):
@@ -30,7 +45,7 @@ class Curves:
     @property
     def final(self) -> np.ndarray:
         """The final running average reward of each seed."""
-        return self.running_reward[:, -1]
+        return self.running_reward[:, -1:].ravel()  # seeds that all diverged have not even a last round
 
 
 def compare(
@@ -39,7 +54,7 @@ def compare(
     folders: Callable[[str, int], Path],
     *,
     runner: Runner = HERE,
-    on_end: Callable[[str, int, Ended], None] = lambda label, seed, ended: None,
+    on_end: OnRunEnd = nobody,
 ) -> dict[str, Curves]:
     """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
     places = [(label, seed) for label in members for seed in seeds]
@@ -55,21 +70,27 @@ def compare(
         if ended[i].status in ("interrupted", "not run"):
             raise Interrupted(f"stopped before {label}, seed {seed}, was finished; run it again to go on")
     result = {}
-    for label, config in members.items():
+    for label in members:
         good = [seed for i, (name, seed) in enumerate(places) if name == label and ended[i].status == "finished"]
         lost = tuple(seed for seed in seeds if seed not in good)
-        result[label] = read_curves([folders(label, seed) for seed in good], config.rounds, tuple(good), lost)
+        result[label] = read_curves([folders(label, seed) for seed in good], tuple(good), lost)
     return result
 
 
-def read_curves(
-    folders: Sequence[Path], rounds: int, seeds: tuple[int, ...] = (), diverged: tuple[int, ...] = ()
-) -> Curves:
+def read_curves(folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: tuple[int, ...] = ()) -> Curves:
     """The curves of finished runs of one length."""
     runs = [read_metrics(folder) for folder in folders]
+    for folder, lines in zip(folders, runs, strict=True):
+        if len(lines) != len(runs[0]):
+            raise DataError(
+                f"{folder}: has {len(lines)} rounds and {folders[0]} has {len(runs[0])}; runs that differ in their seed"
+                " alone should have the same"
+            )
+
+    shape = len(runs), len(runs[0]) if runs else 0
 
     def array(key: str) -> np.ndarray:
-        return np.array([[line[key] for line in lines] for lines in runs], float).reshape(len(runs), rounds)
+        return np.array([[line[key] for line in lines] for lines in runs], float).reshape(shape)
 
     return Curves(array("running_reward"), array("propensity"), seeds or tuple(range(len(runs))), diverged)
 

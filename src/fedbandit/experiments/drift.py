@@ -1,4 +1,7 @@
-"""Drift as a study: several policies in a world that changes, how far each falls and how soon it recovers."""
+"""Drift as a study: several policies in a world that changes, how far each falls and how soon it recovers.
+
+Its runs lie in folders like all others, and are gone on with; a policy that diverges is counted, and does not end it.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,17 +11,22 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
-from fedbandit.data import FederatedDataset
+from fedbandit.data import open_dataset
+from fedbandit.errors import Diverged
 from fedbandit.evaluation.recovery import Recovery, recoveries
+from fedbandit.experiments.catalogue import EMBEDDED
+from fedbandit.experiments.comparison import OnRunEnd, compare, nobody
+from fedbandit.experiments.folder import read_metrics
+from fedbandit.experiments.many import HERE, Runner
 from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.presets import preset
-from fedbandit.simulation.simulate import simulate
 
 
 @dataclass(frozen=True)
 class DriftStudy:
     """What changes when, and who is compared; learning rates are those of the paper's `scratch` tables."""
 
+    data: str = EMBEDDED["so"]
     kind: str = "permute"
     rounds: int = 400
     at: tuple[int, ...] = (200,)
@@ -33,16 +41,17 @@ class DriftStudy:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy: its rewards by round, [seeds, rounds], and what each change did in each seed."""
+    """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and seeds that diverged."""
 
     policy: str
     rewards: np.ndarray
     recovered: list[list[Recovery]]
+    diverged: tuple[int, ...] = ()
 
-    def lines(self, window: int) -> list[str]:
-        """A line for each change, means over seeds."""
+    def lines(self) -> list[str]:
+        """A line for each change, means over seeds, and one for the seeds that diverged."""
         said = []
-        for position in range(len(self.recovered[0])):
+        for position in range(len(self.recovered[0]) if self.recovered else 0):
             each = [one[position] for one in self.recovered]
             back = [found.rounds for found in each if found.rounds is not None]
             rounds = f"{np.mean(back):6.0f}" if len(back) == len(each) else f"{len(back)} of {len(each)}"
@@ -51,17 +60,17 @@ class Outcome:
             said.append(
                 f"{self.policy:<15} {each[0].change:6d} {before:8.3f} {fall:8.3f} {rounds:>9} {last:8.3f} {lost:8.1f}"
             )
+        if self.diverged:
+            tried = len(self.rewards) + len(self.diverged)
+            said.append(f"{self.policy}: {len(self.diverged)} of {tried} seeds diverged")
         return said
 
 
-HEADING = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
-LEGEND = "recovery: rounds until the mean of 10 is back at nine tenths; lost: reward below before, summed over rounds"
-
-
-def members(study: DriftStudy, dataset: FederatedDataset) -> dict[str, Config]:
+def members(study: DriftStudy) -> dict[str, Config]:
     """The configuration of each policy, as the paper has it for this kind of data, in the study's world."""
-    family = "so" if dataset.header.kind == "sparse" else "emnist"
+    family = "so" if open_dataset(study.data).header.kind == "sparse" else "emnist"
     world = {
+        "data.source": study.data,
         "scenario": "drift",
         "drift.kind": study.kind,
         "drift.at": list(study.at),
@@ -74,33 +83,48 @@ def members(study: DriftStudy, dataset: FederatedDataset) -> dict[str, Config]:
     return {policy: preset(f"{family}-scratch-{policy}").with_values(world) for policy in study.policies}
 
 
-def outcome_of(study: DriftStudy, policy: str, rewards: np.ndarray) -> Outcome:
-    """What the changes did to a policy, from its rewards by round, [seeds, rounds]."""
-    return Outcome(policy, rewards, [recoveries(curve, study.at, window=study.window) for curve in rewards])
-
-
 def play(
-    study: DriftStudy, dataset: FederatedDataset, told: Callable[[Outcome], Any] = lambda o: None
+    study: DriftStudy,
+    folders: Callable[[str, int], Path],
+    *,
+    runner: Runner = HERE,
+    on_end: OnRunEnd = nobody,
 ) -> list[Outcome]:
-    """Run every policy and seed; `told` hears of each policy as it is done."""
+    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what the changes did."""
     outcomes = []
-    for policy, config in members(study, dataset).items():
-        curves = [simulate(config.with_values({"seed": s}), dataset).collect()["reward"] for s in range(study.seeds)]
-        outcomes.append(outcome_of(study, policy, np.array(curves)))
-        told(outcomes[-1])
+    for policy, curves in compare(members(study), range(study.seeds), folders, runner=runner, on_end=on_end).items():
+        rewards = np.array([_rewards(folders(policy, seed)) for seed in curves.seeds], float)
+        recovered = [recoveries(curve, study.at, window=study.window) for curve in rewards]
+        outcomes.append(Outcome(policy, rewards, recovered, curves.diverged))
+    if not any(outcome.recovered for outcome in outcomes):
+        raise Diverged("drift: every run diverged")
     return outcomes
+
+
+def table(study: DriftStudy, outcomes: Sequence[Outcome]) -> str:
+    """What each change did to each policy, and how to read it."""
+    heads = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
+    legend = (
+        f"recovery: rounds until the mean of {study.window} is back at nine tenths;"
+        " lost: reward below before, summed over rounds"
+    )
+    return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
 
 
 def draw(study: DriftStudy, outcomes: Sequence[Outcome], path: Path, title: str, note: str = "") -> Path:
     """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
     return draw_curves(
-        {outcome.policy: _smooth(outcome.rewards, study.window) for outcome in outcomes},
+        {outcome.policy: _smooth(outcome.rewards, study.window) for outcome in outcomes if len(outcome.rewards)},
         path,
         title=title,
         ylabel=f"reward, mean of {study.window} rounds",
         note=note,
         changes=study.at,
     )
+
+
+def _rewards(folder: Path) -> list[float]:
+    return [np.nan if line["reward"] is None else line["reward"] for line in read_metrics(folder)]
 
 
 def _smooth(rewards: np.ndarray, window: int) -> np.ndarray:

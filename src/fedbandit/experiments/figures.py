@@ -11,8 +11,8 @@ from fedbandit.config import Config
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.errors import ConfigError
 from fedbandit.experiments.catalogue import EMBEDDED, Family, Figure, figure
-from fedbandit.experiments.comparison import Curves, compare, standard_error
-from fedbandit.experiments.many import HERE, Ended, Runner
+from fedbandit.experiments.comparison import Curves, compare, standard_error, telling
+from fedbandit.experiments.many import HERE, Runner
 from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.tuning import effort, effort_in_words, tune
 from fedbandit.experiments.verdicts import beside_the_paper, judge
@@ -71,19 +71,12 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
         kind = "published" if members[label] == published[label] else "tuned"
         return place / kind / keys[label] / f"seed-{seed}"
 
-    def progress(label: str, seed: int, ended: Ended) -> None:
-        say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
-
     say(f"{wanted.name}: {wanted.title}")
-    curves = compare(
-        members,
-        range(request.seeds),
-        folder,
-        runner=request.runner,
-        on_end=progress,
-    )
-    note = describe(wanted, members, dataset, request)
-    stem = out / (wanted.name if wanted.family == _home(name) else f"{wanted.name}-{wanted.family}")
+    curves = compare(members, range(request.seeds), folder, runner=request.runner, on_end=telling(say))
+    rates = "tuned here" if request.tune_minutes is not None else "published rates"
+    config = next(iter(members.values()))
+    note = describe(dataset, config.rounds, config.deploy_every, request, rates)
+    stem = out / (wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}")
     stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
     png, svg = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".png", ".svg"))
     text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves)}"
@@ -115,17 +108,15 @@ def scaled(config: Config, scale: float) -> Config:
     )
 
 
-def describe(wanted: Figure, members: Mapping[str, Config], dataset: FederatedDataset, request: Request) -> str:
-    """What a reader has to know to read the picture rightly: data, length, seeds, rates."""
-    config = next(iter(members.values()))
-    parts = [f"data: {dataset.header.name}", f"{config.rounds} rounds, deploying every {config.deploy_every}"]
+def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: Request, *more: str) -> str:
+    """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
+    parts = [f"data: {dataset.header.name}", f"{rounds} rounds, deploying every {deploy_every}"]
     if request.scale != 1:
         parts.append(f"shortened to {request.scale:g}")
     if request.settings:
         parts.append("reduced: " + ", ".join(f"{key}={value}" for key, value in request.settings.items()))
     parts.append(f"{request.seeds} seed{'s' if request.seeds > 1 else ''}")
-    parts.append("tuned here" if request.tune_minutes is not None else "published rates")
-    return "; ".join(parts)
+    return "; ".join([*parts, *more])
 
 
 def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
@@ -141,10 +132,6 @@ def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
             f" {'images' if wanted.family == 'emnist' else 'text'}"
         )
     return wanted, dataset
-
-
-def _home(name: str) -> Family:
-    return figure(name).family if not name.startswith("fig4") else ("emnist" if name[4] in "ab" else "so")
 
 
 def _source(wanted: Figure, request: Request) -> str:

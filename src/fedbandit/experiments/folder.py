@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Self
@@ -36,12 +37,15 @@ class RunFolder:
         self.path, self.config, self.header = path, config, header
         self._check_identity()
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / ".lock", "w")  # noqa: SIM115 - held until close()
+        self._lock = open(path / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - held until close()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise FolderBusy(f"{path}: another process is running here") from None
+        self._lock.truncate(0)
+        self._lock.write(platform.node())  # for those who look from another machine, where no list of locks shows it
+        self._lock.flush()
         for leftover in (*path.glob(".*.tmp"), *path.glob("checkpoints/.*.tmp")):
             leftover.unlink(missing_ok=True)  # of an atomic write that was killed; nobody else writes here now
         self._files: dict[str, IO[str]] = {}
@@ -56,6 +60,7 @@ class RunFolder:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+        self._lock.truncate(0)
         self._lock.close()
 
     @property
@@ -148,6 +153,12 @@ class RunFolder:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run folder, one dictionary each; a torn last line of a running run is left out."""
     return read_lines(path / "metrics.jsonl")
+
+
+def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a finished run's summary says beside its reward: held-out metrics, and the privacy that was spent."""
+    said = {**(summary or {}), **((summary or {}).get("privacy") or {})}
+    return {key: value for key, value in said.items() if key.startswith(("test_", "epsilon_"))}
 
 
 def _ours(name: str) -> bool:

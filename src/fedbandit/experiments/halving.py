@@ -33,7 +33,8 @@ class Standing:
     """How far a candidate came, and its running average reward there: one value a seed, nan where it diverged."""
 
     candidate: Candidate
-    rounds: int
+    step: int  # the last one that it was let take part in
+    rounds: int  # that it played up to there: fewer, if its own run is shorter than the step
     rewards: tuple[float, ...]
     statuses: tuple[str, ...]
 
@@ -116,7 +117,7 @@ def _shares(candidates: int, steps: Sequence[int], factor: int, deadline: float 
 
 
 def _order(standing: Standing) -> tuple[float, float]:
-    return (-standing.rounds if standing.score > -math.inf else 0, -standing.score)
+    return (-standing.step if standing.score > -math.inf else 0, -standing.score)
 
 
 def _standing(
@@ -126,9 +127,11 @@ def _standing(
     step: int,
     ends: Sequence[Ended],
 ) -> Standing:
-    rewards = []
+    rewards, rounds = [], step
     for seed, end in zip(seeds, ends, strict=True):
-        there = end.status in ("finished", "paused")
-        value = read_metrics(folder(candidate, seed))[step - 1]["running_reward"] if there else None
+        value = None
+        if end.status in ("finished", "paused"):
+            lines = read_metrics(folder(candidate, seed))[:step]
+            value, rounds = lines[-1]["running_reward"], len(lines)
         rewards.append(math.nan if value is None else float(value))
-    return Standing(candidate, step, tuple(rewards), tuple(end.status for end in ends))
+    return Standing(candidate, step, rounds, tuple(rewards), tuple(end.status for end in ends))

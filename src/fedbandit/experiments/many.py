@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from fedbandit.errors import Diverged, FedbanditError
 from fedbandit.experiments.run import run
 from fedbandit.signals import handling
 from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.simulate import pretrained_file, starting_weights
+from fedbandit.simulation.simulate import Pretraining, pretrained_file
 
 _orphaned = threading.Event()  # set in a worker whose parent is gone
 
@@ -83,7 +83,6 @@ class LocalRunner:
         workers = min(self.workers or usable_cores(), len(jobs))
         if workers <= 1:
             return _one_after_another(jobs, deadline, on_end)
-        prepare(jobs)
         return _side_by_side(jobs, workers, deadline, on_end)
 
 
@@ -113,8 +112,9 @@ def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_
     # spawn: the threads of torch and numba do not survive a fork
     with (
         ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent) as pool,
-        interrupts(lambda: [process.pid for process in pool._processes.values()]) as interrupted,
+        interrupts(lambda: [process.pid for process in list(pool._processes.values())]) as interrupted,
     ):
+        prepare(jobs, interrupted)
 
         def start(count: int) -> None:
             for position, job in _first(waiting, count):
@@ -123,14 +123,15 @@ def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_
 
         start(workers)
         while running:
-            for future in as_completed(list(running)):
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
                 position = running.pop(future)
                 results[position] = _result(future, jobs[position], interrupted)
                 on_end(jobs[position], results[position])
                 if results[position].status == "interrupted":
                     interrupted.set()
                 start(1)
-                break
+    if interrupted.is_set():  # what was not begun must not look as if there had been no time for it
+        results = [Ended("interrupted") if result.status == "not run" else result for result in results]
     return results
 
 
@@ -178,30 +179,37 @@ def _dataset(source: str) -> FederatedDataset:
     return open_dataset(source)
 
 
-def prepare(jobs: Iterable[Job]) -> dict[str, Path]:
+def prepare(jobs: Iterable[Job], stopping: threading.Event) -> dict[str, Path]:
     """Make what runs share, embedded data and pre-trained models, once before they start side by side.
 
-    The files of the pre-trained models, by `shared_start`.
+    The files of the pre-trained models, by `shared_start`. A request to stop ends it after the round.
     """
-    missing = {shared_start(job.config): job for job in jobs if not (job.folder / "config.toml").exists()}
-    made = {}
-    engine = ThreadEngine()
-    try:
+    missing = {shared_start(job.config): job for job in jobs if not _past_start(job.folder)}
+    made: dict[str, Path] = {}
+    with contextlib.closing(ThreadEngine()) as engine:
         for key, job in missing.items():
             experiment = build_experiment(job.config, dataset_of(job))
+            if (file := pretrained_file(experiment)) is None:
+                continue
+            pretraining = Pretraining(experiment, engine)
             with contextlib.suppress(Diverged):  # the run itself will say so, and be a loser
-                starting_weights(experiment, engine)
-                if (file := pretrained_file(experiment)) is not None:
-                    made[key] = file
-    finally:
-        engine.close()
+                for _ in pretraining:
+                    if stopping.is_set():
+                        pretraining.keep()
+                        return made
+                made[key] = file
     return made
+
+
+def _past_start(folder: Path) -> bool:
+    """Whether a run needs no starting weights any more."""
+    return any((folder / name).exists() for name in ("checkpoints", "summary.json", "error.json"))
 
 
 def shared_start(config: Config) -> str:
     """The same for runs that surely start from the same pre-trained model."""
     values = config.identity()
-    for key in ("seed", "rounds", "deploy_every", "training", "evaluate_every", "policy", "objective", "privacy"):
+    for key in ("seed", "rounds", "deploy_every", "training", "evaluate_every", "policy", "objective"):
         del values[key]
     chosen = config.pretraining
     for part, rate in (("client", chosen.client_learning_rate), ("server", chosen.server_learning_rate)):
@@ -225,12 +233,15 @@ def _follow_parent() -> None:
 
 @contextmanager
 def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; they are passed on to worker processes, which stop after their round."""
+    """An event that SIGINT and SIGTERM set.
+
+    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is passed on to them.
+    """
     requested = threading.Event()
 
     def handle(number: int) -> None:
         if requested.is_set():
-            return  # a terminal's Ctrl-C reaches the workers too; telling them twice would cut their round short
+            return  # telling workers twice would cut their round short
         requested.set()
         for worker in workers():
             if worker is not None and number == signal.SIGTERM:

@@ -4,6 +4,7 @@ What crosses the network is a job, its pre-trained model and how it ended; every
 """
 
 import os
+import threading
 import time
 import uuid
 from collections import deque
@@ -107,7 +108,7 @@ class RayRunner:
             return results
         with _token(jobs) as token, interrupts() as interrupted:
             self._check_machines(token)
-            tasks, weights = self._tasks(jobs, token)
+            tasks, weights = self._tasks(jobs, token, interrupted)
             waiting = deque(_Waiting(position) for position in range(len(jobs)))
             running: dict[Any, _Waiting] = {}
             try:
@@ -142,9 +143,11 @@ class RayRunner:
         cores = cores_of(self._ray)
         return max(1, min(self._workers or cores, cores))
 
-    def _tasks(self, jobs: Sequence[Job], token: Token) -> tuple[list[Task], dict[str | None, Any]]:
+    def _tasks(
+        self, jobs: Sequence[Job], token: Token, stopping: threading.Event
+    ) -> tuple[list[Task], dict[str | None, Any]]:
         """What to send for each job, and the pre-trained models, put once for all machines, by name."""
-        made = prepare(jobs)
+        made = prepare(jobs, stopping)
         put: dict[str | None, Any] = {f.name: self._ray.put(f.read_bytes()) for f in set(made.values())}
         tasks = []
         for job in jobs:

@@ -1,6 +1,7 @@
 """The paper's tables as named configurations: `emnist-scratch-softmax`, `so-init-shift-deploy40-falcon`, ..."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,25 @@ def preset(name: str) -> Config:
     """The configuration of that name."""
     presets = all_presets()
     if name not in presets:
-        raise ConfigError(f"{name}: no such preset or file{nearest(name, presets)}; `fedbandit presets` lists them")
+        hint = _beginning(name, presets) or nearest(name, presets)
+        raise ConfigError(f"{name}: no such preset or file{hint}; `fedbandit presets` lists them")
     return presets[name]
+
+
+def describe(config: Config) -> str:
+    """A preset in one line: its length, and the values that the paper's tables print."""
+    first = config.pretraining
+    parts = [f"{config.rounds} rounds, deploying every {config.deploy_every}", "the initial model, untouched"]
+    if config.training:
+        values = " ".join(f"{key}={value:g}" for key, value in config.policy.parameters.items())
+        rates = f"server {config.server.learning_rate:g}  client {config.client.learning_rate:g}"
+        parts[1] = f"{rates}  {values}".rstrip()
+    if config.client.max_examples is not None:
+        parts.append(f"at most {config.client.max_examples} examples a client")
+    if config.scenario in ("init", "init-shift"):
+        rates = f"server {first.server_learning_rate:g} client {first.client_learning_rate:g}"
+        parts.append(f"pre-training {first.rounds} rounds, {rates}")
+    return "  ".join(parts)
 
 
 def load(what: str) -> Config:
@@ -102,6 +120,19 @@ def all_presets() -> dict[str, Config]:
             untouched = {**_values(data, setting, "greedy", rows["greedy"]), "training": False}
             presets[f"{data}-{setting}-baseline"] = Config.build(untouched)
     return presets | {name: Config.build(values) for name, values in TABLE_9.items()}
+
+
+def _beginning(name: str, presets: Iterable[str]) -> str:
+    """A hint with the presets that begin with a name; of many, those that differ in their policy alone as one."""
+    found = [preset for preset in presets if preset.startswith(name)] if name else []
+    if not found:
+        return ""
+    if len(found) <= 5:
+        return f"; some begin so: {', '.join(found)}"
+    policies = list(_TABLES["so", "scratch"])
+    ending = re.compile(f"-({'|'.join(policies)})$")
+    kinds = dict.fromkeys(ending.sub("-POLICY", preset) for preset in found)
+    return f"; some begin so: {', '.join(kinds)}, where POLICY is {', '.join(policies)}"
 
 
 def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any]:

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from fedbandit.experiments.run import Progress
-from fedbandit.simulation.simulate import Simulation
 
 _LINES = 20  # how many lines a piped run prints
 
 
 @contextmanager
-def show_progress(simulation: Simulation) -> Iterator[Progress]:
-    """A bar with reward and time left on a terminal, otherwise a line every now and then."""
-    rounds, done = simulation.experiment.rounds, simulation.state.round
+def show_progress(name: str, rounds: int, done: int) -> Iterator[Progress]:
+    """A bar with reward and time left on a terminal, otherwise a line every now and then.
+
+    `name` is what a round is called; `done` of the `rounds` have been played before.
+    """
     if done:
-        print(f"resuming after round {done}", file=sys.stderr)
+        print(f"resuming after {name} {done}", file=sys.stderr)
     if not sys.stderr.isatty():
-        yield _Lines(rounds, done)
+        yield _Lines(name, rounds, done)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -34,7 +35,7 @@ def show_progress(simulation: Simulation) -> Iterator[Progress]:
         TimeRemainingColumn(),
     )
     with RichProgress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("rounds", total=rounds, completed=done, figures="")
+        task = bar.add_task(f"{name}s", total=rounds, completed=done, figures="")
         yield _Bar(bar, task)
 
 
@@ -59,6 +60,7 @@ class _Bar:
 
 @dataclass
 class _Lines:
+    name: str
     rounds: int
     done: int
     file: IO[str] = field(default_factory=lambda: sys.stderr)
@@ -71,7 +73,7 @@ class _Lines:
         left = (time.monotonic() - self.started) / (number - self.done) * (self.rounds - number)
         minutes, seconds = divmod(round(left), 60)
         print(
-            f"round {number}/{self.rounds}  {figures(metrics)}  {minutes}:{seconds:02d} left",
+            f"{self.name} {number}/{self.rounds}  {figures(metrics)}  {minutes}:{seconds:02d} left",
             file=self.file,
             flush=True,
         )

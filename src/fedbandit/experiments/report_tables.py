@@ -14,12 +14,13 @@ from fedbandit.errors import FedbanditError
 from fedbandit.experiments.collection import Group
 from fedbandit.experiments.comparison import standard_error
 from fedbandit.experiments.flat import flatten, in_short
+from fedbandit.experiments.folder import beside_reward
 from fedbandit.experiments.plots import styles_of
 
 
 def outcomes(groups: Sequence[Group]) -> str:
     """Final running average of each configuration, best first, with what else the summaries say."""
-    extra = _summary_keys(groups)
+    extra = list(dict.fromkeys(key for group in groups for run in group.runs for key in beside_reward(run.summary)))
     heads = ["configuration", "running average", "± s.e.", "std", "seeds", "rounds", *(_in_words(key) for key in extra)]
     rows = []
     names = _names(groups)
@@ -27,7 +28,7 @@ def outcomes(groups: Sequence[Group]) -> str:
         final = np.array([_last(run.metrics) for run in group.runs if run.rounds], float)
         rounds = sorted({run.rounds for run in group.runs})
         spread = final.std(ddof=1) if len(final) > 1 else np.nan
-        extras = [_mean([(run.summary or {}).get(key) for run in group.runs]) for key in extra]
+        extras = [_mean([beside_reward(run.summary).get(key) for run in group.runs]) for key in extra]
         numbers = [final.mean() if len(final) else np.nan, standard_error(final), spread]
         shown = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         cells = [*map(_number, numbers), str(len(group.runs)), shown, *map(_number, extras)]
@@ -110,11 +111,6 @@ def commands(groups: Sequence[Group]) -> str:
             f'<p class="soft">{file}</p><pre>{escape(group.config.to_toml())}</pre></details>'
         )
     return "".join(parts)
-
-
-def _summary_keys(groups: Sequence[Group]) -> list[str]:
-    keys = dict.fromkeys(key for group in groups for run in group.runs for key in (run.summary or {}))
-    return [key for key in keys if key.startswith(("test_", "epsilon")) and key != "epsilon_note"]
 
 
 def _names(groups: Sequence[Group]) -> dict[str, str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedbandit.experiments.comparison import standard_error
 from fedbandit.experiments.flat import flatten, in_short
+from fedbandit.experiments.folder import beside_reward
 from fedbandit.experiments.sweeps import Result, member_folder
 from fedbandit.files import read_json
 
@@ -28,7 +29,7 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                         "status": "stopped early" if status == "paused" else status,
                         "rounds_played": standing.rounds,
                         "running_reward": None if math.isnan(reward) else reward,
-                        **_from_summary(folder),
+                        **beside_reward(read_json(folder / "summary.json")),
                         **flatten(standing.candidate.config.with_values({"seed": seed}).model_dump()),
                         "folder": str(folder.relative_to(out)),
                     }
@@ -80,10 +81,3 @@ def _column(values: list[Any]) -> Any:
     if len(kinds) > 1 or kinds & {list, tuple, dict}:
         return pa.array([None if value is None else json.dumps(value) for value in values])
     return pa.array(values) if kinds else pa.nulls(len(values), pa.string())
-
-
-def _from_summary(folder: Path) -> dict[str, Any]:
-    """What a finished run says of itself beside its reward: held-out metrics, and the privacy it has spent."""
-    summary = read_json(folder / "summary.json") or {}
-    said = {**summary, **summary.get("privacy", {})}
-    return {key: value for key, value in said.items() if key.startswith(("test_", "epsilon_"))}

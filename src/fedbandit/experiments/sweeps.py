@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,7 @@ class Group:
     start: str
     grid: dict[str, list[Any]]
     members: list[Candidate]
+    rounds: int  # of the longest member; a privacy budget may end one before its configured last round
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def read_sweep(path: Path) -> SweepSpec:
 def groups_of(spec: SweepSpec) -> list[Group]:
     """All members of the sweep, each built and checked against its data before anything is played."""
     groups = []
+    open_once = lru_cache(maxsize=None)(open_dataset)
     for start in spec.starts:
         config = load(start).with_values(flatten(spec.set))
         grid = appendix(spec.appendix, config) if spec.appendix is not None else {}
@@ -99,12 +102,8 @@ def groups_of(spec: SweepSpec) -> list[Group]:
         members = [_member(start, config, point) for point in points(grid)]
         if len({member.name for member in members}) < len(members):
             raise ConfigError(f"grid: two points of {start} make the same configuration")
-        groups.append(Group(start, grid, members))
-    datasets = {m.config.data.source for group in groups for m in group.members}
-    opened = {source: open_dataset(source) for source in datasets}
-    for group in groups:
-        for member in group.members:
-            build_experiment(member.config, opened[member.config.data.source])
+        built = [build_experiment(member.config, open_once(member.config.data.source)) for member in members]
+        groups.append(Group(start, grid, members, max(experiment.rounds for experiment in built)))
     return groups
 
 
@@ -121,17 +120,12 @@ def sweep(
         say(SPENDS_PRIVACY)
     results = []
     for group in groups:
-        rounds = group.members[0].config.rounds
-        steps = [rounds]
-        if spec.halving is not None:
-            shortest = spec.halving.shortest or max(2 * group.members[0].config.deploy_every, rounds // 9)
-            steps = rungs(rounds, spec.halving.factor, min(shortest, rounds))
-        say(f"{group.start}: {len(group.members)} members x {len(spec.all_seeds)} seeds, up to {rounds} rounds")
+        say(f"{group.start}: {len(group.members)} members x {len(spec.all_seeds)} seeds, up to {group.rounds} rounds")
         standings = race(
             group.members,
             spec.all_seeds,
             lambda member, seed: member_folder(out, member.name, seed),
-            steps,
+            _steps(group, spec.halving),
             spec.halving.factor if spec.halving else 2,
             runner=runner,
             say=lambda text: say(f"  {text}"),
@@ -147,8 +141,22 @@ def member_folder(out: Path, name: str, seed: int) -> Path:
     return out / "runs" / name / f"seed-{seed}"
 
 
+def _steps(group: Group, halving: Halving | None) -> list[int]:
+    """The rounds after which the group's members are compared."""
+    if halving is None:
+        return [group.rounds]
+    period = max(member.config.deploy_every for member in group.members)
+    shortest = halving.shortest or max(2 * period, group.rounds // 9)
+    return rungs(group.rounds, halving.factor, min(shortest, group.rounds))
+
+
+def name_of(start: str, config: Config) -> str:
+    """A folder's name for the runs of a configuration, the same whatever their seed."""
+    identity = {**config.identity(), "seed": None}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    return f"{Path(start).stem}-{digest}"
+
+
 def _member(start: str, config: Config, point: dict[str, Any]) -> Candidate:
     changed = config.with_values(point)
-    identity = {**changed.identity(), "seed": None}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
-    return Candidate(f"{Path(start).stem}-{digest}", changed, point)
+    return Candidate(name_of(start, changed), changed, point)

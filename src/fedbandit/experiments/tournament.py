@@ -19,11 +19,11 @@ from fedbandit.experiments.comparison import Curves, compare, paired_difference
 from fedbandit.experiments.figures import scaled
 from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.grids import RATES, points, values_of
-from fedbandit.experiments.halving import Candidate, cost, race
+from fedbandit.experiments.halving import cost
 from fedbandit.experiments.many import HERE, Job, LocalRunner, Runner
 from fedbandit.experiments.presets import preset
-from fedbandit.experiments.tuning import FACTOR, TUNING_SEED, kept_choice, pace, search_steps
-from fedbandit.files import write_json
+from fedbandit.experiments.search import FACTOR, TUNING_SEED, Search, best_point, search_steps
+from fedbandit.files import read_json, read_lines, write_json
 
 EXPLORERS = ("softmax", "falcon", "epsilon-greedy")
 POLICIES = (*EXPLORERS, "greedy")
@@ -88,24 +88,24 @@ def hold(
     bases = base_configs(dataset, source, scenario)
     grid = _coarse_rates("emnist" if bases["softmax"].model.name == "cnn" else "so")
     tries = len(points(grid)) + 1
-    scale = _kept_scale(out) or _fitting_scale(bases["softmax"], out, 60 * minutes, tries, epsilon is not None, say)
+    private = epsilon is not None
+    scale = _decided(out, "scale", lambda: _fitting_scale(bases["softmax"], out, 60 * minutes, tries, private, say))
     bases = {name: scaled(config, scale) for name, config in bases.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "scale.txt").write_text(f"{scale!r}\n", encoding="utf-8")
     configs = {}
     for number, name in enumerate(POLICIES):
         share = (started + 0.45 * 60 * minutes - time.monotonic()) / (len(POLICIES) - number)
-        deadline = time.monotonic() + max(share, 5.0)
-        configs[name] = _best_rates(name, bases[name], grid, out / "rates", deadline, runner, say)
+        search = Search(out / "rates" / name, time.monotonic() + max(share, 5.0), runner, say)
+        configs[name] = bases[name].with_values(best_point(name, bases[name], grid, search))
     if "baseline" in bases:
         configs["baseline"] = bases["baseline"]
-    seeds = range(_affordable_seeds(configs["softmax"], out, ends - time.monotonic(), epsilon is not None))
+    left = ends - time.monotonic()
+    seeds = range(int(_decided(out, "seeds", lambda: _affordable_seeds(configs["softmax"], out, left, private))))
     say(f"all policies at their best rates, {len(seeds)} seeds")
     curves = compare(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner)
     chosen = choose(curves)
     periods = _other_periods(configs[chosen], chosen, seeds, out, runner, say)
     usual = configs[chosen].deploy_every
-    private, note = _under_privacy(configs[chosen], seeds, out, epsilon, dataset, runner, say)
+    by_epsilon, note = _under_privacy(configs[chosen], seeds, out, epsilon, dataset, runner, say)
     return Tournament(
         dataset=dataset,
         scale=scale,
@@ -115,7 +115,7 @@ def hold(
         curves=curves,
         chosen=chosen,
         periods={usual: curves[chosen], **periods},
-        private=private,
+        private=by_epsilon,
         private_note=note,
         folder=out,
     )
@@ -150,7 +150,7 @@ def _fitting_scale(
     rounds = 30
     probe = config.with_values({"rounds": rounds, "seed": TUNING_SEED})
     LocalRunner(1).play([Job(probe, out / "probe")])
-    seconds_a_round = pace(out / "probe")
+    seconds_a_round = _pace(out / "probe")
     scale = 1.0
     while _rounds_of_everything(search_steps(scaled(config, scale)), tries, 3, private) * seconds_a_round > seconds:
         scale *= 0.9
@@ -166,66 +166,30 @@ def _least_minutes(config: Config, tries: int, seconds_a_round: float) -> float:
     return _rounds_of_everything(shortest, tries, 3, True) * seconds_a_round / 60 + 1
 
 
-def _kept_scale(out: Path) -> float | None:
-    """The scale that an interrupted tournament in this folder was played at."""
-    try:
-        return float((out / "scale.txt").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
+    """What an earlier call for this folder has decided, or a decision now, kept for the next call.
 
-
-def _best_rates(
-    name: str,
-    config: Config,
-    grid: Mapping[str, list[float]],
-    out: Path,
-    deadline: float,
-    runner: Runner,
-    say: Callable[[str], None],
-) -> Config:
-    """The policy at the rates that did best on the tuning seed: the coarse grid, and the paper's own rates.
-
-    A choice once made is kept: with more time a search could choose others, and what was played with these be lost.
+    How long runs are and how many depends on the time there is; a tournament that is gone on with has to stay the same.
     """
-    kept = out / name / "choice.json"
-    if (point := kept_choice(kept, config)) is not None:
-        return config.with_values(point)
-    published = {
-        "client.learning_rate": config.client.learning_rate,
-        "server.learning_rate": config.server.learning_rate,
-    }
-    tries = [published, *(point for point in points(grid) if point != published)]
-    candidates = [
-        Candidate("-".join(f"{value:g}" for value in point.values()), config.with_values(point), point)
-        for point in tries
-    ]
-    standings = race(
-        candidates,
-        [TUNING_SEED],
-        lambda candidate, seed: out / name / candidate.name,
-        search_steps(config),
-        FACTOR,
-        runner=runner,
-        deadline=deadline,
-    )
-    best = standings[0].candidate if standings else candidates[0]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_json(kept, {"point": best.point, "for": config.identity()})
-    rates = best.config.client.learning_rate, best.config.server.learning_rate
-    say(f"{name}: client rate {rates[0]:g}, server rate {rates[1]:g} (of {len(standings)} tried)")
-    return best.config
+    kept = read_json(out / "tournament.json") or {}
+    if not isinstance(kept.get(name), int | float):
+        kept[name] = decide()
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "tournament.json", kept)
+    return kept[name]
+
+
+def _pace(folder: Path) -> float:
+    """The usual seconds a round of a run that has played some."""
+    seconds = [line["seconds"] for line in read_lines(folder / "timings.jsonl")]
+    return float(np.median(seconds)) if seconds else 0.0
 
 
 def _affordable_seeds(config: Config, out: Path, seconds: float, private: bool) -> int:
-    kept = out / "seeds.txt"
-    if kept.exists():
-        return int(kept.read_text(encoding="utf-8"))
-    seconds_a_round = pace(out / "probe") if (out / "probe").exists() else 0.0
+    seconds_a_round = _pace(out / "probe") if (out / "probe").exists() else 0.0
     members = len(POLICIES) + 1 + len(_PERIODS) + private
     one = members * config.rounds * seconds_a_round
-    count = int(min(_SEEDS[1], max(_SEEDS[0], seconds // one))) if one > 0 else _SEEDS[1]
-    kept.write_text(f"{count}\n", encoding="utf-8")
-    return count
+    return int(min(_SEEDS[1], max(_SEEDS[0], seconds // one))) if one > 0 else _SEEDS[1]
 
 
 def _other_periods(

@@ -1,0 +1,58 @@
+"""`fedbandit drift`: its runs are kept and gone on with, and a policy that diverges is counted and ends nothing."""
+
+import pytest
+
+from fedbandit.cli_drift import drift as command
+from fedbandit.errors import ConfigError, Diverged
+from fedbandit.experiments import drift
+from fedbandit.experiments.drift import DriftStudy, play, table
+from fedbandit.experiments.many import LocalRunner
+
+SHORT = {"rounds": 24, "deploy_every": 4, "seeds": 2}
+SETTINGS = {"clients_per_round": 8, "client.max_examples": 8}
+
+
+def test_the_command_keeps_its_runs_and_plays_none_twice(tiny_text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drift.play, "__kwdefaults__", {**drift.play.__kwdefaults__, "runner": LocalRunner(1)})
+    settings = [f"{key}={value}" for key, value in SETTINGS.items()]
+    words = {**SHORT, "data": str(tiny_text), "at": "12", "policies": "greedy,softmax", "settings": settings}
+    command(**words, out=tmp_path / "drift.png")
+    said = capsys.readouterr()
+    assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[0] for line in said.out.splitlines()[1:3]] == ["greedy", "softmax"]
+    assert said.err.count("finished") == 4
+    assert len(list((tmp_path / "drift-runs").rglob("summary.json"))) == 4
+    command(**words, out=tmp_path / "drift.png")
+    again = capsys.readouterr()
+    assert again.out == said.out
+    assert "finished" not in again.err
+    command(**{**words, "settings": [*settings, "policy.beta=1"], "policies": "softmax"}, out=tmp_path / "drift.png")
+    assert capsys.readouterr().err.count("finished") == 2  # another study, beside the first one's runs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"policies": ","}, "--policies"), ({"at": "x"}, "--at"), ({"at": "20"}, "leave at least"), ({}, "png")],
+)
+def test_wrong_words_are_refused_before_anything_is_played(tiny_text, tmp_path, wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        command(**{**SHORT, "data": str(tiny_text), "at": "12", **wrong}, out=tmp_path / "drift.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_policy_that_diverges_is_counted_and_the_others_are_told(tiny_text, tmp_path, monkeypatch):
+    study = DriftStudy(
+        str(tiny_text), at=(12,), policies=("greedy", "softmax"), settings=tuple(SETTINGS.items()), **SHORT
+    )
+    tame = drift.members(study)
+    wild = {"client.learning_rate": 1e30, "clipping.enabled": False}
+    monkeypatch.setattr(drift, "members", lambda study: {**tame, "greedy": tame["greedy"].with_values(wild)})
+    greedy, softmax = outcomes = play(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
+    assert (greedy.diverged, softmax.diverged) == ((0, 1), ())
+    assert len(softmax.recovered) == 2
+    text = table(study, outcomes)
+    assert "greedy: 2 of 2 seeds diverged" in text
+    assert "the mean of 10 is back" in text
+    monkeypatch.setattr(drift, "members", lambda study: {"greedy": tame["greedy"].with_values(wild)})
+    with pytest.raises(Diverged, match="every run"):
+        play(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))

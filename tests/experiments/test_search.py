@@ -1,0 +1,61 @@
+"""One search for figures and tournaments: what it tries, what it keeps, and that a kept choice is used again."""
+
+import json
+import time
+
+import pytest
+from small_runs import small_config
+
+from fedbandit.experiments.many import LocalRunner
+from fedbandit.experiments.search import TUNING_SEED, Search, best_point
+from fedbandit.experiments.tournament import _decided
+
+GRID = {"client.learning_rate": [1e-9, 0.5], "server.learning_rate": [0.05]}
+
+
+def _search(folder, said):
+    return Search(folder, time.monotonic() + 600, LocalRunner(1), said.append)
+
+
+def test_the_best_point_is_kept_with_what_it_was_chosen_from(tiny_text, tmp_path):
+    config = small_config(data__source=str(tiny_text), client__learning_rate=1e-8, rounds=30)
+    said = []
+    point = best_point("softmax", config, GRID, _search(tmp_path, said))
+    assert point == {"client.learning_rate": 0.5, "server.learning_rate": 0.05}
+    kept = json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))
+    assert kept["point"] == point
+    assert kept["published"] == {"client.learning_rate": 1e-8, "server.learning_rate": 0.05}
+    assert (kept["looked_at"], kept["grid_points"], kept["seed"]) == (3, 3, TUNING_SEED)
+    assert kept["on_edge"] == ["client.learning_rate"]
+    assert "softmax: client=0.5 server=0.05 (of 3 of 3 points of the grid)" in said[-2]
+    said.clear()
+    assert best_point("softmax", config, GRID, _search(tmp_path, said)) == point
+    assert not said
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"point": {}}', '{"for": {"no-such-key": 1}, "point": {}}'])
+def test_a_damaged_choice_is_made_again(tiny_text, tmp_path, text):
+    config = small_config(data__source=str(tiny_text), rounds=2)
+    (tmp_path / "choice.json").write_text(text)
+    said = []
+    assert set(best_point("softmax", config, GRID, _search(tmp_path, said))) == set(GRID)
+    assert said
+
+
+def test_a_choice_of_few_words_is_understood_for_the_configuration_it_names(tmp_path):
+    config = small_config()
+    kept = {"point": {"client.learning_rate": 0.2}, "for": config.identity()}
+    (tmp_path / "choice.json").write_text(json.dumps(kept))
+    assert best_point("softmax", config, GRID, _search(tmp_path, [])) == {"client.learning_rate": 0.2}
+
+
+@pytest.mark.parametrize("text", [None, "", '{"scale": null}', "3"])
+def test_a_tournament_decides_once_and_an_empty_note_does_no_harm(tmp_path, text):
+    out = tmp_path / "new"
+    if text is not None:
+        out.mkdir()
+        (out / "tournament.json").write_text(text)
+    assert _decided(out, "scale", lambda: 0.1) == 0.1
+    assert _decided(out, "seeds", lambda: 3) == 3
+    assert _decided(out, "scale", lambda: 0.9) == 0.1
+    assert json.loads((out / "tournament.json").read_text()) == {"scale": 0.1, "seeds": 3}
