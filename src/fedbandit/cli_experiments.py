@@ -85,7 +85,9 @@ def sweep(
         results = play(wanted, out, runner=runner, say=typer.echo)
     written = write_table(rows_of(results, wanted.all_seeds, out), out / "results")
     typer.echo(f"\n{summary_text(results)}\n")
-    typer.echo(f"table: {' and '.join(map(str, written))}\nwinner: {out / 'winner.toml'}")
+    winner = out / "winner.toml"
+    typer.echo(f"table: {' and '.join(map(str, written))}")
+    typer.echo(f"winner: {winner}" if winner.exists() else "no winner: every member diverged")
 
 
 def report(

@@ -56,3 +56,9 @@ def test_a_policy_that_diverges_is_counted_and_the_others_are_told(tiny_text, tm
     monkeypatch.setattr(drift, "members", lambda study: {"greedy": tame["greedy"].with_values(wild)})
     with pytest.raises(Diverged, match="every run"):
         play(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
+
+
+@pytest.mark.parametrize("key", ["seed", "rounds", "drift.at", "drift.kind", "data.source", "scenario"])
+def test_what_the_study_decides_is_not_set_beside_it(key):
+    with pytest.raises(ConfigError, match=f"--set {key}"):
+        DriftStudy(settings=((key, 1),))

@@ -49,7 +49,10 @@ def test_scale_shortens_everything_together():
     assert scaled(config, 0.0001).deploy_every == 1
 
 
-@pytest.mark.parametrize("wrong", [{"scale": 0}, {"scale": 1.5}, {"seeds": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"scale": 0}, {"scale": 1.5}, {"seeds": 0}, {"settings": {"seed": 3}}, {"settings": {"data.source": "topics"}}],
+)
 def test_impossible_requests_are_refused(wrong):
     with pytest.raises(ConfigError):
         Request(**wrong)
@@ -94,6 +97,33 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
     make_figure("fig2c", request, tmp_path, said.append)
     make_figure("fig3b", request, tmp_path, said.append)  # the same softmax runs
     assert not [line for line in said if "finished" in line]
+
+
+def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text, tmp_path):
+    request = Request(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    alone = make_figure("fig2d", request, tmp_path, lambda text: None)
+    assert "make that too" in alone.text
+    make_figure("fig2c", request, tmp_path, lambda text: None)
+    text = make_figure("fig2d", request, tmp_path, lambda text: None).text
+    for policy in ("softmax", "falcon", "epsilon-greedy", "greedy"):
+        assert f"{policy} above {policy} every 200 rounds" in text
+    assert "make that too" not in text
+    kept = json.loads((tmp_path / "fig2d.json").read_text(encoding="utf-8"))
+    often, seldom = (
+        json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["members"]["greedy"]["mean"]
+        for name in ("fig2d", "fig2c")
+    )
+    assert kept["claims"][-1]["difference"] == pytest.approx(often - seldom)
+
+
+def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
+    settings = {"clients_per_round": 8}
+    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+    text = make_figure("fig4c", request, tmp_path, lambda text: None).text
+    [run] = tmp_path.rglob("so-dp-0.7/seed-0/summary.json")
+    ours = json.loads(run.read_text(encoding="utf-8"))["privacy"]["epsilon_rdp"]
+    assert f"NM=0.7: {ours:.4g}; the paper states 1.5" in text
+    assert "No DP: none" in text
 
 
 def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):

@@ -161,6 +161,19 @@ def test_watching_reads_only_what_is_new_and_survives_cuts(tmp_path):
     assert now["charts"]["reward"]["series"][0]["mean"]
 
 
+@pytest.mark.parametrize("damage", ["[1]\n", "{not json\n"])
+def test_a_damaged_run_does_not_hide_the_others(tmp_path, damage):
+    make_run(tmp_path / "good", rounds=3)
+    make_run(tmp_path / "bad", rounds=3)
+    with open(tmp_path / "bad" / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write(damage)
+    now = Watcher(tmp_path).now()
+    assert {run["name"]: run["rounds"] for run in now["runs"]} == {"bad": 0, "good": 3}
+    assert now["charts"]["reward"]["series"][0]["mean"]
+    good = next(run for run in find_runs([tmp_path]) if run.name == "good")
+    assert [run.metrics for run in find_runs([tmp_path])] == [[], good.metrics]
+
+
 def test_many_configurations_are_shown_in_part(tmp_path):
     for number in range(14):
         make_run(tmp_path / f"run-{number:02d}", policy__beta=0.1 + number / 100, rounds=4)

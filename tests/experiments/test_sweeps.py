@@ -97,10 +97,19 @@ def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
     assert all(row["running_reward"] is None and row["place"] == 2 for row in lost)
 
 
+def test_where_everybody_diverged_nobody_has_won(tiny_text, tmp_path):
+    text = SPEC.replace('"0.2..1"', "[1e29, 2e29, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
+    results = sweep(_spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    assert not (tmp_path / "out" / "winner.toml").exists()
+    assert not [result for result in results if result.edges]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (("seeds = 2", "seeds = 0"), "seeds"),
+        (("seeds = 2", "seeds = []"), "seeds"),
+        (("seeds = 2", "seeds = [1, 1]"), "seeds: .*twice"),
         (("[grid]", "[grit]"), "grit"),
         (('"0.2..1"', '"1..0.2"'), "0.02..5"),
         (("server.learning_rate = [0.01]", "server.learning_rate = []"), "no values"),

@@ -110,10 +110,11 @@ def _sureness(held: Tournament) -> str:
         if held.scale < 1
         else ""
     )
+    tried = ", ".join(f"{name} {count}" for name, count in held.tries.items())
     return (
         f"{seeds} seeds each; differences are paired by seed, and one within two standard errors counts as not clear."
-        f" Each policy had {held.tries} pairs of learning rates to choose from, on a seed of their own; its exploration"
-        f" parameters are the paper's, not tuned here. {shortened}"
+        f" Pairs of learning rates that were tried, on a seed of their own: {tried}. Exploration parameters are the"
+        f" paper's, not tuned here. {shortened}"
         f"Took {held.minutes:.1f} minutes; everything is in {held.folder}."
     )
 

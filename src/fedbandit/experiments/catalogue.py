@@ -59,6 +59,8 @@ class Figure:
     members: Mapping[str, Member]
     shows: Literal["reward", "trials", "propensity"] = "reward"
     stated: Mapping[str, float] = field(default_factory=dict)  # final rewards that the paper states in words
+    stated_epsilon: Mapping[str, float] = field(default_factory=dict)  # of the paper's population
+    improves_on: Mapping[str, Member] = field(default_factory=dict)  # runs of another figure, said to end lower
     claims: tuple[Above | Alike, ...] = ()
 
     @property
@@ -96,15 +98,16 @@ _STATED = {
 
 def _policies_figure(name: str, family: Family, setting: str) -> Figure:
     with_baseline = (*_POLICIES, "baseline") if setting != "scratch" else _POLICIES
-    deploying = ", deploying every 40 rounds" if setting.endswith("-deploy40") else ""
     scenario = setting.removesuffix("-deploy40")
+    often = setting != scenario
     return Figure(
         name=name,
-        title=f"{_NAMES[family]}, {scenario}{deploying}",
+        title=f"{_NAMES[family]}, {scenario}{', deploying every 40 rounds' if often else ''}",
         family=family,
         members={policy: Member(f"{family}-{setting}-{policy}") for policy in with_baseline},
         stated=_STATED.get((family, setting), {}),
-        claims=_CLAIMS[family, scenario],
+        claims=() if often else _CLAIMS[family, scenario],
+        improves_on={policy: Member(f"{family}-{scenario}-{policy}") for policy in _POLICIES} if often else {},
     )
 
 
@@ -191,6 +194,7 @@ def _privacy_figure(name: str, family: Family, propensity: bool) -> Figure:
         family=family,
         members={label: Member(preset_name) for label, preset_name in labels.items()},
         shows="propensity" if propensity else "reward",
+        stated_epsilon={"NM=0.3": 15.8, "NM=0.7": 1.5} if family == "so" else {},
         claims=() if propensity else _privacy_claims(*labels),
     )
 

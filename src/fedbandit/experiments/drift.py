@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbandit.config import Config
 from fedbandit.data import open_dataset
-from fedbandit.errors import Diverged
+from fedbandit.errors import ConfigError, Diverged
 from fedbandit.evaluation.recovery import Recovery, recoveries
 from fedbandit.experiments.catalogue import EMBEDDED
 from fedbandit.experiments.comparison import OnRunEnd, compare, nobody
@@ -20,6 +20,15 @@ from fedbandit.experiments.folder import read_metrics
 from fedbandit.experiments.many import HERE, Runner
 from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.presets import preset
+
+_OWN = {
+    "seed": "--seeds says how many there are",
+    "data.source": "say --data",
+    "scenario": "it is `drift`",
+    "rounds": "say --rounds, or --scale of the figure",
+    "drift.at": "say --at",
+    "drift.kind": "say --kind",
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,11 @@ class DriftStudy:
     seeds: int = 3
     window: int = 10
     settings: tuple[tuple[str, Any], ...] = ()  # any further value of the configuration
+
+    def __post_init__(self) -> None:
+        for key, _ in self.settings:
+            if key in _OWN:
+                raise ConfigError(f"--set {key}: the study decides it; {_OWN[key]}")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,13 @@ from typing import Any
 from fedbandit.config import Config
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.errors import ConfigError
-from fedbandit.experiments.catalogue import EMBEDDED, Family, Figure, figure
-from fedbandit.experiments.comparison import Curves, compare, standard_error, telling
+from fedbandit.experiments.catalogue import EMBEDDED, Family, Figure, Member, figure
+from fedbandit.experiments.comparison import Curves, compare, read_curves, standard_error, telling
 from fedbandit.experiments.many import HERE, Runner
 from fedbandit.experiments.plots import draw_curves
 from fedbandit.experiments.tuning import effort, effort_in_words, tune
-from fedbandit.experiments.verdicts import beside_the_paper, judge
-from fedbandit.files import write_json
+from fedbandit.experiments.verdicts import Verdict, beside_the_paper, epsilons_in_words, improvement, judge
+from fedbandit.files import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class Request:
             raise ConfigError(f"--seeds: should be at least 1, not {self.seeds}")
         if not 0 < self.scale <= 1:
             raise ConfigError(f"--scale: should be above 0 and at most 1, not {self.scale:g}")
+        for key, instead in (("seed", "--seeds says how many there are"), ("data.source", "say --data")):
+            if key in self.settings:
+                raise ConfigError(f"--set {key}: the figure decides it; {instead}")
         if self.tune_minutes is not None and not self.tune_minutes > 0:
             raise ConfigError(f"--budget: should be above 0 minutes, not {self.tune_minutes:g}")
 
@@ -79,11 +82,23 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
     stem = out / (wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}")
     stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
     png, svg = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".png", ".svg"))
-    text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves)}"
+    verdicts = [judge(claim, curves) for claim in wanted.claims]
+    verdicts += [
+        improvement(label, curves[label], earlier)
+        for label, earlier in _finished(
+            wanted.improves_on, place / ("published" if request.tune_minutes is None else "tuned"), request.seeds
+        ).items()
+    ]
+    text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves, verdicts)}"
+    if wanted.improves_on and not verdicts:
+        text += f"\n\nthe paper sets it beside {wanted.name[:-1]}c; make that too, and then this one again"
+    epsilons = {label: _epsilon(folder(label, 0)) for label in members}
+    if any(epsilon is not None for epsilon in epsilons.values()):
+        text += f"\n\n{epsilons_in_words(epsilons, wanted.stated_epsilon)}"
     efforts = effort(keys, place / "tuning") if request.tune_minutes is not None else {}
     if efforts:
         text += f"\n\n{effort_in_words(efforts)}"
-    _keep(stem.with_suffix(".json"), wanted, note, members, curves, efforts)
+    _keep(stem.with_suffix(".json"), wanted, note, members, curves, efforts, verdicts)
     return Made(wanted.name, wanted.title, note, text, png, svg)
 
 
@@ -145,6 +160,22 @@ def runs_folder(out: Path, dataset: FederatedDataset, request: Request) -> Path:
     return out / "runs" / f"{dataset.header.name}-{dataset.header.fingerprint[:6]}-scale{request.scale:g}{mark}"
 
 
+def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[str, Curves]:
+    """The runs of another figure, of those members that have been played with all seeds."""
+    found = {}
+    for label, member in members.items():
+        runs = [folder / member.key / f"seed-{seed}" for seed in range(seeds)]
+        if all((run / "summary.json").exists() for run in runs):
+            found[label] = read_curves(runs)
+    return found
+
+
+def _epsilon(run: Path) -> float | None:
+    """What a private run has spent, by the accountant that the paper uses; None for any other."""
+    summary = read_json(run / "summary.json") or {}
+    return (summary.get("privacy") or {}).get("epsilon_rdp")
+
+
 def _draw(wanted: Figure, members: Mapping[str, Config], curves: Mapping[str, Curves], path: Path, note: str) -> Path:
     config = next(iter(members.values()))
     shown = {_with_losses(label, c): c for label, c in curves.items() if len(c.final)}
@@ -173,6 +204,7 @@ def _keep(
     members: Mapping[str, Config],
     curves: Mapping[str, Curves],
     efforts: Mapping[str, tuple[int, int]],
+    verdicts: Sequence[Verdict],
 ) -> None:
     """The numbers behind the picture, for tables elsewhere."""
     kept = {
@@ -194,6 +226,6 @@ def _keep(
             for label, c in curves.items()
         },
         "tuning": {label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in efforts.items()},
-        "claims": [asdict(judge(claim, curves)) for claim in wanted.claims],
+        "claims": [asdict(verdict) for verdict in verdicts],
     }
     write_json(path, kept)

@@ -5,13 +5,14 @@ A member's folder is named after its configuration, so that a sweep can be stopp
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedbandit.config import Config, read_toml
 from fedbandit.data import open_dataset
@@ -38,12 +39,20 @@ class SweepSpec(BaseModel):
     """What a sweep's TOML file says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    start: list[str] | str  # presets or TOML files to vary
-    seeds: list[Annotated[int, Field(ge=0)]] | Annotated[int, Field(ge=1)] = 1  # the seeds, or how many
+    start: Annotated[list[str], Field(min_length=1)] | str  # presets or TOML files to vary
+    # the seeds, or how many
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Annotated[int, Field(ge=1)] = 1
     appendix: str | None = None  # "emnist" or "so": the paper's grid for each start
     set: dict[str, Any] = {}  # changes to every member
     grid: dict[str, Any] = {}  # dotted key -> values; overrides the appendix's
     halving: Halving | None = None
+
+    @field_validator("seeds", "start")
+    @classmethod
+    def _each_once(cls, given: Any) -> Any:
+        if isinstance(given, list) and len(set(given)) < len(given):
+            raise ValueError("names one twice")
+        return given
 
     @property
     def starts(self) -> list[str]:
@@ -78,7 +87,7 @@ class Result:
     @property
     def edges(self) -> list[str]:
         """The axes on whose edge the winner lies."""
-        return on_edge(self.winner.candidate.point, self.group.grid)
+        return on_edge(self.winner.candidate.point, self.group.grid) if self.winner.score > -math.inf else []
 
 
 def read_sweep(path: Path) -> SweepSpec:
@@ -131,8 +140,10 @@ def sweep(
             say=lambda text: say(f"  {text}"),
         )
         results.append(Result(group, standings))
-    best = max(results, key=lambda result: result.winner.score).winner.candidate.config
-    write_text(out / "winner.toml", best.to_toml())
+    best = max(results, key=lambda result: result.winner.score).winner
+    (out / "winner.toml").unlink(missing_ok=True)  # of an earlier, smaller sweep
+    if best.score > -math.inf:
+        write_text(out / "winner.toml", best.candidate.config.to_toml())
     return results
 
 

@@ -23,6 +23,7 @@ from fedbandit.experiments.halving import cost
 from fedbandit.experiments.many import HERE, Job, LocalRunner, Runner
 from fedbandit.experiments.presets import preset
 from fedbandit.experiments.search import FACTOR, TUNING_SEED, Search, best_point, search_steps
+from fedbandit.experiments.tuning import effort
 from fedbandit.files import read_json, read_lines, write_json
 
 EXPLORERS = ("softmax", "falcon", "epsilon-greedy")
@@ -39,7 +40,7 @@ class Tournament:
     dataset: FederatedDataset
     scale: float
     minutes: float
-    tries: int  # points of the grid that each policy got
+    tries: Mapping[str, int]  # pairs of learning rates that each policy got
     configs: Mapping[str, Config]  # each policy at its best rates
     curves: Mapping[str, Curves]
     chosen: str
@@ -89,6 +90,8 @@ def hold(
     grid = _coarse_rates("emnist" if bases["softmax"].model.name == "cnn" else "so")
     tries = len(points(grid)) + 1
     private = epsilon is not None
+    if (out / "tournament.json").exists():
+        say(f"going on with the tournament in {out}, as long as it was planned; for another budget name another folder")
     scale = _decided(out, "scale", lambda: _fitting_scale(bases["softmax"], out, 60 * minutes, tries, private, say))
     bases = {name: scaled(config, scale) for name, config in bases.items()}
     configs = {}
@@ -110,7 +113,7 @@ def hold(
         dataset=dataset,
         scale=scale,
         minutes=(time.monotonic() - started) / 60,
-        tries=tries,
+        tries={name: looked for name, (looked, _) in effort({n: n for n in POLICIES}, out / "rates").items()},
         configs=configs,
         curves=curves,
         chosen=chosen,

@@ -31,7 +31,10 @@ def tune(
         say(SPENDS_PRIVACY)
     ends = time.monotonic() + 60 * minutes
     for number, (key, config) in enumerate(members.items()):
-        point = kept_choice(out / key / "choice.json", config)
+        kept = out / key / "choice.json"
+        point = kept_choice(kept, config)
+        if point is not None:
+            say(f"{key}: chosen by an earlier search; remove {kept} to search again")
         if point is None and config.training:
             share = (ends - time.monotonic()) / (len(members) - number)
             say(f"tuning {key} ({max(0, share) / 60:.1f} minutes)")

@@ -1,7 +1,7 @@
 """Our numbers beside what the paper says in words: agrees, disagrees, or cannot be told from these seeds."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -10,6 +10,7 @@ from fedbandit.experiments.catalogue import Above, Alike, Figure
 from fedbandit.experiments.comparison import Curves, paired_difference, table
 
 _SURE = 2.0  # standard errors
+_OFTEN = "the absolute performance of all the methods improves"
 _ALIKE = 0.05  # what "nearly identical" allows, relative to the larger reward
 
 
@@ -45,8 +46,23 @@ def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> Verdict:
     return Verdict(text, claim.words, difference, error, verdict)  # type: ignore[arg-type]
 
 
-def beside_the_paper(figure: Figure, curves: Mapping[str, Curves]) -> str:
-    """The table of final rewards, the paper's stated numbers where it states any, and a verdict on each claim."""
+def improvement(label: str, often: Curves, seldom: Curves) -> Verdict:
+    """The paper says that every method ends higher where models are deployed more often."""
+    found = judge(Above("often", "seldom", _OFTEN), {"often": often, "seldom": seldom})
+    return replace(found, claim=f"{label} above {label} every 200 rounds")
+
+
+def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
+    """What each private member has spent here, beside what the paper states for its own population."""
+    lines = ["epsilon (RDP) of the released weights, for the clients of this data set:"]
+    for label, epsilon in epsilons.items():
+        there = f"; the paper states {stated[label]:g} for its 342,477 users" if label in stated else ""
+        lines.append(f"  {label}: {'none' if epsilon is None else f'{epsilon:.4g}'}{there}")
+    return "\n".join(lines)
+
+
+def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Sequence[Verdict]) -> str:
+    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
     lines = [table(curves, "member")]
     if figure.stated:
         lines.append("\nstated in the paper's text (its data, tuned rates):")
@@ -58,7 +74,6 @@ def beside_the_paper(figure: Figure, curves: Mapping[str, Curves]) -> str:
             spread = member.final.std(ddof=1) / member.final.mean() if len(member.final) > 1 else float("nan")
             lines.append(f"\n{label}: the trials' standard deviation is {100 * spread:.2f}% of the final reward")
             lines.append('  the paper: "the variation in rewards across repeated trials is negligible"')
-    judged = [judge(claim, curves) for claim in figure.claims]
     if judged:
         width = max(len(verdict.claim) for verdict in judged)
         lines.append("\nthe paper's orderings (difference ± standard error over seeds, paired):")

@@ -58,8 +58,11 @@ class _Tail:
             return self.lines
         complete = new[: new.rfind(b"\n") + 1]
         try:
-            self.lines += [json.loads(line) for line in complete.splitlines()]
-        except ValueError:  # written while it was cut: read anew the next time
+            lines = [json.loads(line) for line in complete.splitlines()]
+            if not all(isinstance(line, dict) for line in lines):
+                raise ValueError("not one object a line")
+            self.lines += lines
+        except ValueError:  # written while it was cut, or damaged: read anew the next time
             self.offset, self.lines = 0, []
             return []
         self.offset += len(complete)
