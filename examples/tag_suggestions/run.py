@@ -92,7 +92,7 @@ def main() -> None:
     page = make_page(chosen.out / "server", chosen.page_port)
     threading.Thread(target=page.serve_forever, daemon=True).start()
     print(f"open http://127.0.0.1:{page.server_address[1]} and press Ctrl-C to end", flush=True)
-    deploy, port = (sys.executable, "-m", "fedbandit.cli_deploy"), free_port()
+    deploy, port = (sys.executable, "-m", "fedbandit", "deploy"), free_port()
     children = Children(chosen.out)
     try:
         server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)

@@ -102,7 +102,3 @@ def _security(insecure: bool, **files: Path | None) -> "Security":
         if not path.is_file():
             raise ConfigError(f"{option}: {path}: no such file")
     return Security(**files)
-
-
-if __name__ == "__main__":
-    app()

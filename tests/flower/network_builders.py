@@ -36,10 +36,11 @@ Fault = Callable[[Request, Reply], list[Reply]]
 
 @dataclass
 class Network:
-    """Carries messages to participants at once. `faults` act on replies to training, by node."""
+    """Carries messages to participants at once. `faults` act on replies to training, by node, as `lies` on judging."""
 
     participants: dict[int, Participant]
     faults: dict[int, Fault] = field(default_factory=dict)
+    lies: dict[int, Fault] = field(default_factory=dict)
     unreachable: set[int] = field(default_factory=set)
     slow: dict[int, float] = field(default_factory=dict)  # node -> seconds until its reply arrives
     deaf: set[int] = field(default_factory=set)  # nodes that never answer when they are sent a model
@@ -59,8 +60,9 @@ class Network:
             tickets.append(ticket)
             facts, arrays = self.participants[request.node].answer(request.kind, request.facts, request.arrays)
             replies = [Reply(ticket, facts, arrays)]
-            if request.kind == "train" and request.node in self.faults:
-                replies = self.faults[request.node](request, replies[0])
+            faults = {"train": self.faults, "judge": self.lies}.get(request.kind, {})
+            if request.node in faults:
+                replies = faults[request.node](request, replies[0])
             if request.kind == "install" and request.node in self.deaf:
                 continue
             arrives = self.time() + (self.slow.get(request.node, 0.0) if request.kind == "train" else 0.0)

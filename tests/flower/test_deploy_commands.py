@@ -1,10 +1,12 @@
 """`fedbandit deploy`: what an operator sees, and what is refused before anything starts."""
 
 import json
+import sys
 
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle
 
+from fedbandit.cli import main
 from fedbandit.deploy.flower.processes import Security
 from fedbandit.deploy.flower.store import read_rollback
 from fedbandit.errors import ConfigError, DataError
@@ -59,9 +61,15 @@ def test_rollback_is_asked_for_and_shown(state):
         run("rollback", state, "9")
 
 
-def test_a_folder_without_a_deployment(tmp_path):
-    with pytest.raises(DataError, match="no deployment has been here"):
-        run("status", tmp_path)
+def test_a_folder_without_a_deployment(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fedbandit", "deploy", "status", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "no deployment has been here" in said
+    assert said.count("\n") == 1
 
 
 def test_no_tls_must_be_asked_for(tmp_path):

@@ -59,6 +59,8 @@ FAULTS = {
     "counts that are texts": (changed(upto="many"), "garbage", "upto: not a count"),
     "a count that is a truth": (changed(events=True), "garbage", "events: not a count"),
     "a reward that is no number": (changed(reward_sum=float("nan")), "garbage", "reward_sum: not a finite number"),
+    "a count without end": (changed(events=10**400), "garbage", "events: not a count"),
+    "a reward without end": (changed(reward_sum=-(10**400)), "garbage", "reward_sum: not a finite number"),
     "figures that contradict": (changed(propensity_sum=1e9), "garbage", "contradict"),
     "a bit that is no bit": (changed(unclipped="yes"), "garbage", "unclipped"),
     "more arrays": (

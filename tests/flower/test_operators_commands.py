@@ -53,7 +53,7 @@ def make_keys(folder):
 
 
 def deploy(log, *arguments):
-    command = [sys.executable, "-m", "fedbandit.cli_deploy", *map(str, arguments)]
+    command = [sys.executable, "-m", "fedbandit", "deploy", *map(str, arguments)]
     with open(log, "wb") as file:
         return subprocess.Popen(
             command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=hear_ctrl_c

@@ -1,21 +1,22 @@
 """A private deployment: noise that is drawn once, kept secretly over a restart, and accounted for."""
 
 import stat
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
-from fedbandit.deploy.flower.selection import select
+from fedbandit.deploy.flower.selection import resting, select
 from fedbandit.deploy.flower.store import Store
 from fedbandit.errors import ConfigError
 
 
-def private(tmp_path, rounds=4, population=100, clients=2, more=None, **privacy):
+def private(tmp_path, rounds=4, population=100, clients=2, deploy_every=2, more=None, **privacy):
     given = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, **privacy}
-    base = {**values(population=population, **(more or {})), "rounds": rounds, "clients_per_round": clients}
-    return a_deployment(tmp_path, {**base, "privacy": given})
+    chosen = {"rounds": rounds, "clients_per_round": clients, "deploy_every": deploy_every, "privacy": given}
+    return a_deployment(tmp_path, values(population=population, **(more or {})) | chosen)
 
 
 def network_of(tmp_path, deployment, number=2):
@@ -86,13 +87,63 @@ def test_devices_rest_between_their_turns(tmp_path):
     assert [server.attempt()["clients"] for _ in range(4)] == [2, 0, 0, 2]
 
 
+def test_a_device_that_missed_its_turn_waits_for_the_next(tmp_path):
+    deployment = private(tmp_path, 9, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
+    network = network_of(tmp_path, deployment)
+    server = coordinator(deployment, network)
+    clients = []
+    for number in range(1, 8):
+        network.unreachable = {min(network.participants)} if number == 4 else set()
+        clients.append(server.attempt()["clients"])
+    assert clients == [2, 0, 0, 1, 0, 0, 2]
+
+
+def turns_allowed(deployment):
+    """All the ways in which a device can take part, one round of its own after the other."""
+
+    def after(turns):
+        yield turns
+        state = replace(start, extra={"last_turn": {"it": turns[-1]} if turns else {}})
+        for number in range(turns[-1] + 1 if turns else 1, deployment.rounds + 1):
+            if "it" not in resting(deployment, state, number):
+                yield from after((*turns, number))
+
+    start = deployment.start()
+    return after(())
+
+
+@pytest.mark.parametrize("mechanism", ["dp-ftrl", "banded-mf"])
+@pytest.mark.parametrize(("rounds", "separation", "restarts"), [(30, 15, False), (20, 5, False), (24, 4, True)])
+def test_no_device_can_move_more_than_is_accounted_for(tmp_path, mechanism, rounds, separation, restarts):
+    """After every round, over all turns that a device is let have: how far it moves C·x, against the plan."""
+    deployment = private(
+        tmp_path,
+        rounds=rounds,
+        mechanism=mechanism,
+        sampling="min-separation",
+        separation=separation,
+        deploy_every=7,
+        restart_at_deployments=restarts,
+    )
+    plan = deployment.ledger.plan
+    columns = np.zeros((rounds + 1, rounds + 1))  # of C, by round
+    for number in range(1, rounds + 1):
+        rows, weights = plan.strategy.column(number, rounds)
+        columns[number, rows] = weights
+    moved = np.zeros(rounds + 1)
+    for turns in turns_allowed(deployment):
+        last = max(turns, default=0)
+        moved[last] = max(moved[last], np.square(columns[list(turns)].sum(0)).sum())
+    np.testing.assert_allclose(np.maximum.accumulate(moved), plan.squared_sensitivities, rtol=1e-12)
+
+
 def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog):
     deployment = private(tmp_path, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
     network = network_of(tmp_path, deployment)
     server = coordinator(deployment, network)
     server.attempt()
     network.participants = {node + 50: part for node, part in network.participants.items()}
-    assert server.attempt()["refused"] == {"too soon": 2}
+    assert server.attempt()["refused"] == {"not its turn": 2}
     assert "took part in round 1" in caplog.text
 
 

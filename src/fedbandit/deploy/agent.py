@@ -146,6 +146,11 @@ class Agent:
         """The model in use."""
         return self._actor().model
 
+    @property
+    def policy(self) -> Policy:
+        """The policy that explores with it."""
+        return self._actor().policy
+
     def events(self, counted: int = 0) -> Logged:
         """A snapshot of what can be trained on; the app may go on meanwhile, and nothing is consumed.
 

@@ -11,10 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.errors import Diverged
+from fedbandit.evaluation.gains import GainEstimator
 from fedbandit.evaluation.ope.intervals import standard_error, value_of
 from fedbandit.evaluation.ope.sums import Bootstrap, Sums, sums_of_terms
-from fedbandit.events import Events
 from fedbandit.federated.client import Broadcast, ClientWork
+from fedbandit.policies import Greedy, Policy
 from fedbandit.randomness import Purpose, generator
 
 _NO_BOOTSTRAP = Bootstrap(replicates=0)
@@ -33,6 +34,25 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in vars(self).items()}
+
+
+def verdict_of(total: Sums | None, confidence: float, margin: float) -> Verdict:
+    """What all clients' sums come to, each client one independent unit; nothing passes without events."""
+    if total is None or not total.events:
+        return Verdict(False, np.nan, np.inf, -np.inf, 0.0, 0)
+    gain, error = value_of(total), standard_error(total)
+    lower = gain - NormalDist().inv_cdf(confidence) * error if error else gain
+    effective = total.importance**2 / total.importance_squares if total.importance_squares else 0.0
+    return Verdict(bool(lower >= -margin), gain, error, lower, effective, int(total.events))
+
+
+def why_impossible(policy: Policy, private: bool) -> str | None:
+    """Why no gate can work here, or None."""
+    if private:
+        return "it decides by sums without noise, which the stated epsilon would not cover"
+    if isinstance(policy, Greedy) or getattr(policy, "epsilon", 1) == 0:
+        return "a policy that never explores logs nothing about what another model would do"
+    return None
 
 
 @dataclass(frozen=True)
@@ -57,12 +77,7 @@ class Gate:
         for clients in work.chunks(self._asked(broadcast.round, cohort)):
             sums = self.client_sums(work, clients, broadcast, candidate)
             total = sums if total is None else total + sums
-        if total is None or not total.events:
-            return Verdict(False, np.nan, np.inf, -np.inf, 0.0, 0)
-        gain, error = value_of(total), standard_error(total)
-        lower = gain - NormalDist().inv_cdf(self.confidence) * error if error else gain
-        effective = total.importance**2 / total.importance_squares if total.importance_squares else 0.0
-        return Verdict(bool(lower >= -self.margin), gain, error, lower, effective, int(total.events))
+        return verdict_of(total, self.confidence, self.margin)
 
     def client_sums(self, work: ClientWork, clients: np.ndarray, broadcast: Broadcast, candidate: np.ndarray) -> Sums:
         """What these clients return: sums over the log they keep of this period, and nothing else."""
@@ -71,13 +86,9 @@ class Gate:
         old_scores, new_scores = (work.learner.scores(model, events.contexts) for model in (deployed, candidate))
         if not np.isfinite(new_scores).all():
             raise Diverged(f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite")
-        old, new = (
-            work.policy.probabilities(scores.astype(np.float64), broadcast.available)
-            for scores in (old_scores, new_scores)
+        terms, importance = GainEstimator(self.estimator, self.limit).terms(
+            events, work.policy, old_scores, new_scores, broadcast.available
         )
-        predicted = old_scores if self.estimator == "dr" else np.zeros_like(old_scores)
-        terms = _gain_terms(events, old, new, predicted, self.limit)
-        importance = _taken(new, events.actions) / events.propensities
         kept = events.fresh
         bounds = np.concatenate([[0], np.cumsum(kept)])[events.bounds]
         return sums_of_terms(
@@ -89,17 +100,3 @@ class Gate:
         others = np.setdiff1d(np.arange(self.pool.start, self.pool.stop), cohort)
         rng = generator(self.seed, Purpose.GATE, round_number)
         return rng.choice(others, min(self.clients, len(others)), replace=False)
-
-
-def _gain_terms(
-    events: Events, old: np.ndarray, new: np.ndarray, predicted: np.ndarray, limit: float | None
-) -> np.ndarray:
-    """For each event an estimate of how much more the new policy earns, unbiased without a limit: float64 [n]."""
-    change = new - old
-    inverse = 1 / events.propensities if limit is None else np.minimum(1 / events.propensities, limit)
-    weights = _taken(change, events.actions) * inverse
-    return (change * predicted).sum(axis=1) + weights * (events.rewards - _taken(predicted, events.actions))
-
-
-def _taken(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values, actions[:, None], axis=1)[:, 0].astype(np.float64)

@@ -12,7 +12,7 @@ from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header
 from fedbandit.data.ragged import Ragged
 from fedbandit.errors import ConfigError
-from fedbandit.evaluation.gate import Gate
+from fedbandit.evaluation.gate import Gate, why_impossible
 from fedbandit.federated import optimizers
 from fedbandit.federated.aggregation import Aggregation, PlainMean
 from fedbandit.federated.client import ClientWork
@@ -234,10 +234,8 @@ def _settings(config: Config, learning_rate: float | None = None) -> ClientSetti
 def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> Gate | None:
     if config.gate.confidence is None:
         return None
-    if ledger is not None:
-        raise ConfigError("gate: it decides by sums without noise, which the stated epsilon would not cover")
-    if isinstance(policy, Greedy) or getattr(policy, "epsilon", 1) == 0:
-        raise ConfigError("gate: a policy that never explores logs nothing about what another model would do")
+    if reason := why_impossible(policy, private=ledger is not None):
+        raise ConfigError(f"gate: {reason}")
     return Gate(pool, config.seed, **config.gate.model_dump())
 
 

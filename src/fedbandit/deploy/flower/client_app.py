@@ -1,7 +1,7 @@
 """The client app that Flower runs on a device: opens the agent's folder, answers one request, and lets go of it.
 
 The folder is `agent-dir` of the node's configuration. The app on the device uses the same folder at the same time.
-With `secure-aggregation=true` there, or in `make_client_app`, updates leave the device only inside secure sums.
+With `secure-aggregation=true` there, or in `make_client_app`, what a log says leaves the device in secure sums only.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,7 +27,7 @@ def make_client_app(
 ) -> ClientApp:
     """A client app. `open_agent` makes the agent in place of the one in `agent-dir`; `trusted` is as in `Agent`.
 
-    With `secure_aggregation` it refuses every request for an update that is not part of a secure sum.
+    With `secure_aggregation` it refuses every request for an update, or for sums of its log alone, in clear.
     """
 
     def of_node(context: Context) -> Agent:
@@ -59,6 +59,10 @@ def make_client_app(
     @app.query("fedbandit_ready")
     def ready(message: Message, context: Context) -> Message:
         return answer("ready", message, context)
+
+    @app.query("fedbandit_judge")
+    def judge(message: Message, context: Context) -> Message:
+        return answer("judge", message, context)
 
     @app.train("fedbandit_round")
     def train(message: Message, context: Context) -> Message:

@@ -19,6 +19,7 @@ from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.deploy.flower.secure_sums import LEAST, MOST, MOST_EVENTS, Bounds
 from fedbandit.deploy.model_files import DeviceModel
 from fedbandit.errors import ConfigError
+from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated import optimizers
 from fedbandit.federated.aggregation import PlainMean
 from fedbandit.federated.stepping import Stepping
@@ -30,7 +31,8 @@ from fedbandit.privacy.mechanisms import PrivateMean
 from fedbandit.privacy.noise import DeploymentNoise
 from fedbandit.simulation.state import State
 
-_MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "gate", "training", "evaluate_every")
+_MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "training", "evaluate_every")
+LEAST_JUDGES = 3  # devices that judge a candidate: without any one of them two must be left
 
 
 class Rules(BaseModel):
@@ -55,7 +57,7 @@ class Rules(BaseModel):
     secure_shares: Annotated[int, Field(ge=LEAST)] = 25  # devices that keep a share of one device's secrets
     secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
     max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
-    max_reward: Positive = 1.0  # larger ones are counted as this
+    max_reward: Positive = 1.0  # larger ones are counted as this; these two are also for the gate
 
     @property
     def bounds(self) -> Bounds:
@@ -173,6 +175,8 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     ledger = _ledger(config, rules, where)
     if rules.secure_aggregation:
         _check_secure(config, rules, where)
+    if config.gate.confidence is not None:
+        _check_gate(config, rules, where)
     deployment = Deployment(
         config=config,
         rules=rules,
@@ -239,14 +243,28 @@ def _check_secure(config: Config, rules: Rules, where: str) -> None:
         )
 
 
+def _check_gate(config: Config, rules: Rules, where: str) -> None:
+    if reason := why_impossible(_policy(config), private=config.privacy.mechanism != "none"):
+        raise ConfigError(f"{where}gate: {reason}")
+    if rules.secure_aggregation:
+        raise ConfigError(f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices")
+    if config.gate.limit is None:
+        raise ConfigError(f"{where}gate.limit: missing; without it one device could claim a gain of any size")
+    if config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
+        raise ConfigError(f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass")
+
+
+def _policy(config: Config) -> policies.Policy:
+    make = resolve("policy.name", config.policy.name, policies.BUILT_IN)
+    found: policies.Policy = construct("policy", make, config.policy.parameters)
+    return found
+
+
 def _learning(config: Config, num_actions: int) -> dict[str, Any]:
     make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
     parameters = config.objective.parameters
     if isinstance(make, type) and issubclass(make, WeightedRegression):
-        policy = construct(
-            "policy", resolve("policy.name", config.policy.name, policies.BUILT_IN), config.policy.parameters
-        )
-        parameters.setdefault("scale", policies.importance_scale(policy, num_actions))
+        parameters.setdefault("scale", policies.importance_scale(_policy(config), num_actions))
     objective = construct("objective", make, parameters)
     if isinstance(objective, DoublyRobust) or getattr(objective, "supervised", False):
         raise ConfigError(f"objective.name: {config.objective.name} needs rewards of actions that devices do not log")

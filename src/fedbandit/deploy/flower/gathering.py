@@ -42,9 +42,9 @@ class Gathering(Protocol):
     devices: dict[int, str]  # node -> device, as far as it has said
 
     def gather(
-        self, state: State, number: int, asked: Sequence[int], too_soon: Mapping[str, int]
+        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
     ) -> Contribution | None:
-        """Ask the nodes; None if the round did not come about. `too_soon` names devices that must rest."""
+        """Ask the nodes; None if the round did not come about. `waiting` names devices whose turn it is not."""
         ...
 
 
@@ -56,12 +56,12 @@ class PlainReports:
         self.devices: dict[int, str] = {}
 
     def gather(
-        self, state: State, number: int, asked: Sequence[int], too_soon: Mapping[str, int]
+        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
     ) -> Contribution | None:
         token = secrets.token_hex(8)
 
         def sort(replies: Answers) -> Sorted:
-            return sort_replies(replies, token, state.weights, state.clip_norm, too_soon)
+            return sort_replies(replies, token, state.weights, state.clip_norm, waiting)
 
         found = sort(self._answers([self._task(state, node, number, token) for node in asked], number, sort))
         name_refused(number, found.refused)

@@ -16,6 +16,7 @@ TYPES = {
     "ready": "query.fedbandit_ready",
     "train": "train.fedbandit_round",
     "secure": "train",
+    "judge": "query.fedbandit_judge",
 }
 
 

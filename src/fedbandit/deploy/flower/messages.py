@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-Kind = Literal["install", "train", "ready", "secure"]
+Kind = Literal["install", "train", "ready", "secure", "judge"]
 
 
 @dataclass(frozen=True)

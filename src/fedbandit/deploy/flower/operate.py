@@ -94,5 +94,6 @@ def _show_new_rounds(path: Path, shown: int, say: Callable[[str], None]) -> int:
     rounds = read_lines(path)
     for found in rounds[shown:]:
         reward = "no new rewards" if found["reward"] is None else f"reward {found['reward']:.4f}"
-        say(f"round {found['round']}: {found['clients']} of {found['asked']} devices, {reward}")
+        held_back = "" if found.get("gate", {}).get("passes", True) else "; the new model was held back"
+        say(f"round {found['round']}: {found['clients']} of {found['asked']} devices, {reward}{held_back}")
     return len(rounds)

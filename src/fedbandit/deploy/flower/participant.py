@@ -7,20 +7,21 @@ import json
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from fedbandit import objectives
+from fedbandit import models, objectives
+from fedbandit.components import construct, resolve
 from fedbandit.deploy.agent import Agent
 from fedbandit.deploy.flower.card import read_card, write_card
+from fedbandit.deploy.flower.judging import estimator_of, gain_sums
 from fedbandit.deploy.flower.secure_sums import Bounds, Figures, encode
-from fedbandit.deploy.log import LogUnavailable
 from fedbandit.deploy.model_files import DeviceModel
 from fedbandit.deploy.reading import Logged
-from fedbandit.errors import DataError
+from fedbandit.errors import DataError, FedbanditError
 from fedbandit.federated.learners import ClientSettings, Learner, make_learner
 from fedbandit.federated.screening import why_not
 from fedbandit.models import DataSpec, Layout, build_model
@@ -48,8 +49,10 @@ class Participant:
         try:
             if kind == "install":
                 return self._install(arrays)
+            if kind == "judge":
+                return self._judge(facts, arrays)
             return self._ready(facts) if kind == "ready" else self._train(facts, arrays)
-        except (LogUnavailable, DataError, OSError, ValueError, KeyError) as problem:
+        except (FedbanditError, OSError, ValueError, KeyError, TypeError) as problem:
             _logger.warning("%s: %s", kind, problem)
             return {"token": facts.get("token"), "problem": str(problem)}, {}
 
@@ -73,6 +76,21 @@ class Participant:
             "propensity_sum": float(logged.events.propensities[fresh].sum()),
         }
         return {**found, **sums, "trained": True, "unclipped": trained.unclipped}, {"update": trained.update}
+
+    def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
+        """What the log says of the server's candidate in place of the model in use: sums, and nothing of training."""
+        model = self._model(facts["space"])
+        found = {"token": facts["token"], "device": read_card(self._card).device, "version": model.version}
+        logged = self.agent.events()
+        if model.version != facts["version"] or not len(logged):
+            return {**found, "events": 0}, {}
+        candidate = arrays["weights"]
+        learner, layout = self._learner_for(model, facts["learning"], candidate)
+        deployed = layout.flatten(dict(model.weights), candidate.dtype)
+        bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
+        estimator = estimator_of(facts)
+        sums = gain_sums(logged, self.agent.policy, learner.scores, deployed, candidate, estimator, bounds)
+        return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any]) -> Answer:
         """Before a secure round: who this is, and whether there is anything to train on."""
@@ -109,12 +127,8 @@ class Participant:
     def _fit(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
         model = self._model(facts["space"])
-        learner, expected = _learner(
-            json.dumps([model.kind, model.shape, model.num_actions, model.model, facts["learning"]]), self._trusted
-        )
         weights = arrays["weights"]
-        if reason := why_not(weights, expected):
-            raise DataError(f"the server's weights: {reason}")
+        learner, _ = self._learner_for(model, facts["learning"], weights)
         logged = self.agent.events(counted=since)
         if not len(logged):
             return None
@@ -124,6 +138,16 @@ class Participant:
         if not np.isfinite(norms[0]):
             raise DataError("the update is not finite")
         return _Trained(total, bool(norms[0] <= facts["clip_norm"]), logged)
+
+    def _learner_for(
+        self, model: DeviceModel, learning: Mapping[str, Any], weights: np.ndarray
+    ) -> tuple[Learner, Layout]:
+        """What trains and scores as the server asks for, once the server's weights have been found to fit."""
+        what = json.dumps([model.kind, model.shape, model.num_actions, model.model, learning])
+        learner, layout, expected = _learner(what, self._trusted)
+        if reason := why_not(weights, expected):
+            raise DataError(f"the server's weights: {reason}")
+        return learner, layout
 
     def _model(self, space: str) -> DeviceModel:
         model = self.agent.model
@@ -150,19 +174,17 @@ class _Trained:
 
 
 @lru_cache(maxsize=4)
-def _learner(what: str, trusted: frozenset[str]) -> tuple[Learner, np.ndarray]:
-    """How to train, and weights of the shape and type that fit; for what the model file and the server ask for."""
+def _learner(what: str, trusted: frozenset[str]) -> tuple[Learner, Layout, np.ndarray]:
+    """How to train and how weights lie, with an example that fits; for what the model file and the server ask for."""
     kind, shape, num_actions, described, learning = json.loads(what)
-    for name, built_in in ((described["name"], ("linear", "cnn", "mlp")), (learning["objective"], objectives.BUILT_IN)):
+    for name, built_in in ((described["name"], models.BUILT_IN), (learning["objective"], objectives.BUILT_IN)):
         if name not in built_in and name not in trusted:
             raise DataError(f"the server asks for {name!r}, which is not built in and which this app does not trust")
     parameters = {key: value for key, value in described.items() if key != "name"}
     model = build_model(described["name"], DataSpec(kind, tuple(shape), num_actions), parameters)
     initial = model.init(0)
     layout = Layout.of(initial)
-    from fedbandit.components import construct, resolve
-
     make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
     objective = construct("objective", make, learning["objective_parameters"])
     learner = make_learner(model, layout, objective, ClientSettings(**learning["client"]))
-    return learner, layout.flatten(initial, np.dtype(learning["dtype"]))
+    return learner, layout, layout.flatten(initial, np.dtype(learning["dtype"]))

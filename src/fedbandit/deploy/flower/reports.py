@@ -6,16 +6,17 @@ Whatever a device sends may be wrong in any way. Knows nothing of transports, of
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from fedbandit.deploy.flower.messages import Reply
+from fedbandit.deploy.flower.secure_sums import TOLERANCE
 from fedbandit.federated.screening import Screened, clipped_sum, why_not
 
-_TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
 _LONGEST_NAME = 64
+_MOST = 2**63  # no honest count reaches it, and JSON knows whole numbers that no arithmetic can go on with
+_LARGEST = 1e150  # what still has a square
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ def sort_replies(
     token: str,
     like: np.ndarray,
     clip_norm: float,
-    too_soon: Mapping[str, int],
+    waiting: Mapping[str, int],
 ) -> Sorted:
-    """Check (node, reply) pairs; `too_soon` names devices that must rest, with the round of their last turn."""
+    """Check (node, reply) pairs; `waiting` names devices whose turn it is not, with the round of their last one."""
     found = Sorted()
     seen: set[str] = set()
     for node, reply in replies:
@@ -66,7 +67,7 @@ def sort_replies(
             if isinstance(report, str):
                 refuse = ("garbage", report)
             else:
-                refuse = _unsound(report, like, clip_norm, too_soon, seen)
+                refuse = _unsound(report, like, clip_norm, waiting, seen)
         if refuse is None:
             assert isinstance(report, Report)
             seen.add(report.device)
@@ -113,14 +114,17 @@ def versions_held(versions: Iterable[int]) -> dict[str, int]:
     return {str(version): count for version, count in sorted(Counter(versions).items())}
 
 
-def refusal(reply: Reply, token: str) -> tuple[str, str] | None:
-    """Why an answer does not belong to the attempt with that token, as kind and words; None if it does."""
+def refusal(reply: Reply, token: str, unable: str = "could not train") -> tuple[str, str] | None:
+    """Why an answer does not belong to the attempt with that token, as kind and words; None if it does.
+
+    `unable` is the kind of an answer by a device that says itself that it cannot.
+    """
     if reply.error is not None:
         return "failed", reply.error
     if reply.facts.get("token") != token:
         return "other round", "the answer belongs to another round, or to another attempt at this one"
     if "problem" in reply.facts:
-        return "could not train", str(reply.facts["problem"])[:300]
+        return unable, str(reply.facts["problem"])[:300]
     return None
 
 
@@ -132,12 +136,12 @@ def _read(reply: Reply) -> Report | str:
     if not isinstance(facts.get("unclipped"), bool):
         return "unclipped: not true or false"
     for name in ("since", "upto", "events", "version"):
-        if type(facts.get(name)) is not int or facts[name] < 0:
+        if not is_count(facts.get(name)):
             return f"{name}: not a count"
     for name in ("reward_sum", "propensity_sum"):
-        if type(facts.get(name)) not in (int, float) or not isfinite(facts[name]):
+        if not is_number(facts.get(name)):
             return f"{name}: not a finite number"
-    if facts["upto"] < facts["since"] or not 0 <= facts["propensity_sum"] <= facts["events"] * (1 + _TOLERANCE):
+    if facts["upto"] < facts["since"] or not 0 <= facts["propensity_sum"] <= facts["events"] * (1 + TOLERANCE):
         return "its figures contradict each other"
     if set(reply.arrays) != {"update"}:
         return f"arrays {sorted(reply.arrays)[:5]} where one update was expected"
@@ -155,20 +159,34 @@ def _read(reply: Reply) -> Report | str:
 
 
 def _unsound(
-    report: Report, like: np.ndarray, clip_norm: float, too_soon: Mapping[str, int], seen: set[str]
+    report: Report, like: np.ndarray, clip_norm: float, waiting: Mapping[str, int], seen: set[str]
 ) -> tuple[str, str] | None:
     if report.device in seen:
         return "twice", f"device {report.device} has already reported in this round"
     if reason := why_not(report.update, like):
-        return ("not finite" if "finite" in reason else "wrong shape or type"), reason
+        return ("not finite" if _fits(report.update, like) else "wrong shape or type"), reason
     norm = float(np.linalg.norm(report.update.astype(np.float64, copy=False)))
-    if norm > clip_norm * (1 + _TOLERANCE):
+    if norm > clip_norm * (1 + TOLERANCE):
         return "too large", f"norm {norm:.4g}, where devices clip to {clip_norm:.4g}"
-    if report.device in too_soon:
-        return "too soon", f"device {report.device} took part in round {too_soon[report.device]}"
+    if report.device in waiting:
+        return "not its turn", f"device {report.device} took part in round {waiting[report.device]}"
     return None
+
+
+def _fits(update: object, like: np.ndarray) -> bool:
+    return isinstance(update, np.ndarray) and (update.dtype, update.shape) == (like.dtype, like.shape)
 
 
 def is_name(value: object) -> bool:
     """Whether a device may be called that."""
     return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number from 0 on, of a size to go on with."""
+    return type(value) is int and 0 <= value < _MOST
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number, of a size to go on with."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST

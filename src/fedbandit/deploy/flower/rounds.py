@@ -1,4 +1,4 @@
-"""Rounds over devices: choose, gather, step, checkpoint, deploy. One round at a time.
+"""Rounds over devices: choose, gather, step, judge, checkpoint, deploy. One round at a time.
 
 Knows nothing of Flower: it is given something that carries messages. Time is a steady clock's; no wall clock is read.
 """
@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbandit.deploy.flower.courier import GRACE, Answers, Courier
 from fedbandit.deploy.flower.deployment import Deployment
+from fedbandit.deploy.flower.gatekeeping import Gatekeeper
 from fedbandit.deploy.flower.gathering import Contribution, Gathering, PlainReports
 from fedbandit.deploy.flower.messages import Request, Transport
 from fedbandit.deploy.flower.selection import resting, select
@@ -43,6 +44,8 @@ class Coordinator:
         self._sleep, self._select = sleep, select
         self._courier = Courier(transport, clock, sleep, deployment.rules.poll_seconds)
         self._gathering = _gathering(deployment, self._courier)
+        gated = deployment.config.gate.confidence is not None
+        self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
         kept = store.load()
         self._memory: dict[int, np.ndarray] = {}  # of the noise
         if kept is None:
@@ -78,11 +81,11 @@ class Coordinator:
             return None
         self._install(nodes)
         number = self.state.round + 1
-        too_soon = resting(self.deployment, self.state, number)
-        awake = [node for node in nodes if self._gathering.devices.get(node) not in too_soon]
+        waiting = resting(self.deployment, self.state, number)
+        awake = [node for node in nodes if self._gathering.devices.get(node) not in waiting]
         asked = self._select(self.deployment, awake, number)
-        found = self._gathering.gather(self.state, number, asked, too_soon)
-        return None if found is None else self._conclude(number, len(asked), found)
+        found = self._gathering.gather(self.state, number, asked, waiting)
+        return None if found is None else self._conclude(number, asked, found)
 
     def _install(self, nodes: Sequence[int]) -> None:
         """Bring the model in use to the nodes that do not hold it; who does not answer is asked again next round."""
@@ -110,8 +113,8 @@ class Coordinator:
                 why = reply.error or reply.facts.get("problem") or f"it holds {str(version)[:20]}"
                 _logger.warning("model %d: node %d has not installed it: %s", self.version, node, str(why)[:300])
 
-    def _conclude(self, number: int, asked: int, found: Contribution) -> dict[str, Any]:
-        """Step, checkpoint, and only then let anybody see what came of it."""
+    def _conclude(self, number: int, asked: Sequence[int], found: Contribution) -> dict[str, Any]:
+        """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
         state = self.state
         noise = None
         if self.deployment.ledger is not None:
@@ -126,7 +129,10 @@ class Coordinator:
             raise
         extra = {**state.extra, **found.marks}
         deployed = dict(state.deployed)
-        deploys = number % self.deployment.config.deploy_every == 0
+        deploys, verdict = number % self.deployment.config.deploy_every == 0, None
+        if deploys and self._gatekeeper is not None:
+            verdict = self._gatekeeper.judge(number, self.version, step.weights, asked)
+            deploys = verdict["passes"]
         if deploys:
             deployed, extra = self._with_version(deployed, extra, step.weights, number, "trained")
         metrics: dict[str, Any] = {
@@ -135,7 +141,7 @@ class Coordinator:
             "propensity": found.propensity_sum / found.events if found.events else None,
             "events": found.events,
             "running_reward": None,
-            "asked": asked,
+            "asked": len(asked),
             "clients": found.accepted,
             "idle": found.idle,
             "refused": found.refused,
@@ -157,9 +163,11 @@ class Coordinator:
         )
         metrics["running_reward"] = following.running_reward
         metrics |= stepping.aggregation.metrics(number, deploys)
+        if verdict is not None:
+            metrics["gate"] = verdict
         following.extra["last_metrics"] = metrics
         self._keep(following, {} if noise is None else dict(noise.memory))
-        _logger.info("round %d: %d of %d asked, reward %s", number, found.accepted, asked, metrics["reward"])
+        _logger.info("round %d: %d of %d asked, reward %s", number, found.accepted, len(asked), metrics["reward"])
         return metrics
 
     def _keep(self, state: State, memory: dict[int, np.ndarray]) -> None:

@@ -17,23 +17,23 @@ from fedbandit.deploy.flower.records import from_records, sealed_in, to_records
 from fedbandit.deploy.flower.secure_sums import LEAST, LEVELS, MODULUS, RANGE
 from fedbandit.errors import DataError
 
+_NOTHING_OF_THE_LOG = {"query.fedbandit_install", "query.fedbandit_ready"}
+_IN_CLEAR = {"train.fedbandit_round", "query.fedbandit_judge"}
 _TERMS = {Key.CLIPPING_RANGE: RANGE, Key.TARGET_RANGE: LEVELS, Key.MOD_RANGE: MODULUS, Key.MAX_WEIGHT: 1.0}
 
 
 def only_sums(required: Callable[[Context], bool]) -> Mod:
-    """A mod to go before Flower's: refuses bad terms and, where `required`, any request for an update in clear.
+    """A mod to go before Flower's: refuses bad terms and, where `required`, any request for what a log says in clear.
 
     Of an answer it lets through the protocol's own message and the token of the round, nothing else.
     """
 
     def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         kind = message.metadata.message_type
-        if kind.split(".")[0] != "train":
+        if kind in _NOTHING_OF_THE_LOG or (kind in _IN_CLEAR and not required(context)):
             return call_next(message, context)
         facts, _ = from_records(message.content)
         token = {"token": facts.get("token")}
-        if kind == "train.fedbandit_round" and not required(context):
-            return call_next(message, context)
         problem = "this device takes part in secure sums only" if kind != "train" else _problem(message)
         if problem is not None:
             return Message(to_records({**token, "problem": problem}, {}), reply_to=message)

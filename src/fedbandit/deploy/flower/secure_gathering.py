@@ -51,7 +51,7 @@ class SecureSums:
         self.devices: dict[int, str] = {}
 
     def gather(
-        self, state: State, number: int, asked: Sequence[int], too_soon: Mapping[str, int]
+        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
     ) -> Contribution | None:
         attempt = _Attempt(state, number, secrets.token_hex(8))
         try:

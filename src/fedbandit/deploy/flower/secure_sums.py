@@ -17,7 +17,7 @@ MOST = MODULUS // LEVELS - 1  # devices whose sum cannot wrap around
 MOST_EVENTS = LEVELS // 2
 LEAST = 3  # devices in a sum that a device lends itself to: with two, each knows the other's part
 _TAIL = 5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
-_TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
+TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def why_impossible(found: Figures, devices: int, clip_norm: float, bounds: Bound
         return f"{found.devices} devices are in it, {devices} should be"
     if not (0 <= found.unclipped <= devices and 0 <= found.events <= devices * bounds.events):
         return f"{found.unclipped} unclipped updates and {found.events} events of {devices} devices"
-    largest = devices * clip_norm * (1 + _TOLERANCE) + np.sqrt(found.update.size) * update_error(devices, clip_norm)
+    largest = devices * clip_norm * (1 + TOLERANCE) + np.sqrt(found.update.size) * update_error(devices, clip_norm)
     norm = float(np.linalg.norm(found.update))
     if not norm <= largest:
         return f"norm {norm:.4g} of {devices} updates that devices clip to {clip_norm:.4g}"
     slack = devices * bounds.events * STEP
-    if not -slack <= found.propensity_sum <= found.events * (1 + _TOLERANCE) + slack:
+    if not -slack <= found.propensity_sum <= found.events * (1 + TOLERANCE) + slack:
         return f"propensities that add up to {found.propensity_sum:.4g} over {found.events} events"
     if not abs(found.reward_sum) <= found.events * bounds.reward + reward_error(devices, bounds):
         return f"rewards that add up to {found.reward_sum:.4g} over {found.events} events"

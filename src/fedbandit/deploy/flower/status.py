@@ -45,6 +45,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         "privacy": {"epsilon_rdp": last.get("epsilon"), "epsilon_pld": max(epsilons, default=None)}
         if "epsilon" in last
         else None,
+        "gate": _gate(lines),
         "secure_aggregation": bool(state.extra.get("promises", {}).get("secure aggregation")),
         "clip_norm": state.clip_norm,
         "model_version": max(state.deployed),
@@ -69,6 +70,8 @@ def in_lines(status: dict[str, Any]) -> list[str]:
         f"clip norm      {status['clip_norm']:.4g}",
         f"model          version {status['model_version']}; kept: {', '.join(map(str, status['kept_versions']))}",
     ]
+    if status["gate"] is not None:
+        lines.append(f"gate           {_judged(status['gate'])}")
     for entry in status["versions"][-_RECENT:]:
         earned = _shown(reward["by_version"].get(entry["version"]))
         lines.append(f"  version {entry['version']:<4} after round {entry['round']:<5} reward {earned}  {entry['why']}")
@@ -93,6 +96,23 @@ def _by_version(lines: list[dict[str, Any]]) -> dict[int, float | None]:
     """The reward of the events that were reported while a version was in use."""
     versions = dict.fromkeys(line["model_version"] for line in lines)
     return {version: _mean_reward([line for line in lines if line["model_version"] == version]) for version in versions}
+
+
+def _gate(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The last verdict on a model, with its round, and how many there were; None where nothing was judged."""
+    judged = [line for line in lines if "gate" in line]
+    if not judged:
+        return None
+    held_back = sum(not line["gate"]["passes"] for line in judged)
+    return {"round": judged[-1]["round"], **judged[-1]["gate"], "judged": len(judged), "held_back": held_back}
+
+
+def _judged(gate: dict[str, Any]) -> str:
+    done = "let the model pass" if gate["passes"] else "held the model back"
+    return (
+        f"{done} after round {gate['round']}: gain {_shown(gate['gain'])}, at least {_shown(gate['lower'])},"
+        f" by {gate['devices']} devices; {gate['held_back']} of {gate['judged']} held back so far"
+    )
 
 
 def _shown(value: float | None) -> str:
