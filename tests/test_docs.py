@@ -1,7 +1,8 @@
 """Every code block of the README and the documentation is run, in a folder of its own, in the order of its page.
 
 A block behind `<!-- file: NAME -->` is saved under that name instead; one behind `<!-- not run: REASON -->` is left
-out, and counted. Console blocks run the lines that start with `$ fedbandit`.
+out, and counted. Console blocks run the lines that start with `fedbandit` or `python -m`; TOML that is not saved must
+be a configuration; `text` is for diagrams and for what a command printed. There are no other blocks.
 """
 
 import os
@@ -9,15 +10,20 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from files_of_pages import MAKERS
+
+from fedbandit.config import Config
+from fedbandit.deploy.flower.deployment import Rules
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("README.md")])
-RUN = ("python", "console", "bash")
-MOST_NOT_RUN = 40  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
+LANGUAGES = ("python", "console", "toml", "text")
+MOST_NOT_RUN = 46  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
 
 _BLOCK = re.compile(
     r"(?:<!--(?P<marker>(?:(?!-->).)*)-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
@@ -46,10 +52,11 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def commands_of(block: Block) -> list[list[str]]:
-    """The fedbandit commands of a console block; a line that ends in a backslash goes on in the next."""
+    """The commands of a console block, ready to be run; a line that ends in a backslash goes on in the next."""
     joined = block.text.replace("\\\n", " ")
     lines = [line.strip().removeprefix("$ ") for line in joined.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith("fedbandit ")]
+    words = [shlex.split(line, comments=True) for line in lines if line.startswith(("fedbandit ", "python -m "))]
+    return [[sys.executable, *(["-m", *command] if command[0] == "fedbandit" else command[1:])] for command in words]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -66,24 +73,34 @@ def _run(command: list[str], folder: Path, where: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page, tmp_path):
+    if page.name in MAKERS:
+        MAKERS[page.name](tmp_path)
     for block in blocks_of(page.read_text(encoding="utf-8")):
         where = f"{page.name}:{block.line}"
         if block.file is not None:
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
-        elif block.not_run is not None or block.language not in RUN:
+        elif block.not_run is not None:
             continue
         elif block.language == "python":
             _run([sys.executable, "-c", block.text], tmp_path, where)
-        else:
+        elif block.language == "console":
             for command in commands_of(block):
-                _run([sys.executable, "-m", "fedbandit.cli", *command[1:]], tmp_path, where)
+                _run(command, tmp_path, where)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages_hold_together(page):
     text = page.read_text(encoding="utf-8")
     for block in blocks_of(text):
-        assert block.not_run != "", f"{page.name}:{block.line}: a block that is not run needs a reason"
+        where = f"{page.name}:{block.line}"
+        assert block.language in LANGUAGES, f"{where}: say what the block is, one of {LANGUAGES}"
+        assert block.not_run != "", f"{where}: a block that is not run needs a reason"
+        if block.language == "console" and block.not_run is None:
+            assert commands_of(block), f"{where}: nothing in it is run"
+        if block.language == "toml" and block.file is None:
+            values = tomllib.loads(block.text)
+            Rules.model_validate({"state": "", "actions": "", **values.pop("deployment", {})})
+            Config.build(values, where=f"{where}: ")
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
         if not target.startswith(("http:", "https:", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name}: {target} is not there"
@@ -101,4 +118,4 @@ def test_blocks_are_found_with_their_markers():
     saved, left, run = blocks_of(text)
     assert (saved.file, saved.text, saved.not_run) == ("x.toml", "a = 1\n", None)
     assert left.not_run == "hours"
-    assert commands_of(run) == [["fedbandit", "figure", "fig1a", "--seeds", "2"]]
+    assert commands_of(run) == [[sys.executable, "-m", "fedbandit", "figure", "fig1a", "--seeds", "2"]]

@@ -1,4 +1,6 @@
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -6,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedbandit.config import Config, parse_settings
 from fedbandit.errors import ConfigError
+from fedbandit.experiments.flat import flatten
 
 SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8)
 VALUES = st.recursive(
@@ -51,3 +54,14 @@ def test_fixed_replaces_adaptive_and_both_at_once_are_refused():
 def test_settings_are_read_as_toml_and_as_text_where_they_are_none():
     read = parse_settings(["a=1", "b=1.5", "c=true", "d=word", "e=[1, 2]", "f={x=1}", "g=a=b"])
     assert read == {"a": 1, "b": 1.5, "c": True, "d": "word", "e": [1, 2], "f": {"x": 1}, "g": "a=b"}
+
+
+def test_the_page_of_settings_names_each_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", page, re.MULTILINE))
+    config = Config()
+    for key, value in flatten(config.model_dump()).items():
+        shown = rows.pop(key)
+        if value is not None:
+            assert tomllib.loads(f"v = {shown.strip('`')}")["v"] == (list(value) if key == "drift.at" else value), key
+    assert not rows, f"settings that do not exist: {sorted(rows)}"
