@@ -111,7 +111,7 @@ def plot(
 ) -> None:
     """Draw epsilon against rounds."""
     from fedbandit.errors import ConfigError
-    from fedbandit.privacy.plot import draw_epsilon
+    from fedbandit.experiments.epsilon_plot import draw_epsilon
 
     if noise == 0:
         raise ConfigError("--noise: without noise there is no epsilon to draw")
@@ -131,8 +131,8 @@ def clip_norm(
     """The paper's recipe: find a clip norm without noise, print it, fix it, then try learning rates around it."""
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
+    from fedbandit.experiments.clip_norm import estimate_norm, rounded, try_rates
     from fedbandit.experiments.presets import load
-    from fedbandit.privacy.tuning import estimate_norm, rounded, try_rates
 
     named = {"rounds": rounds, "data.source": data}
     chosen = {key: value for key, value in named.items() if value is not None}
@@ -173,7 +173,7 @@ def audit(
     ] = None,
 ) -> None:
     """Attack real rounds with a planted client; the lower bound on epsilon must not exceed the stated one."""
-    from fedbandit.privacy.audit import audit as attack
+    from fedbandit.experiments.privacy_audit import audit as attack
     from fedbandit.privacy.reporting import show
 
     ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)

@@ -11,7 +11,7 @@ from core_samples import ROUNDS, config, easy, images, played, text
 
 from fedbandit.engines import ThreadEngine
 from fedbandit.errors import ConfigError, DataError, Diverged
-from fedbandit.simulation.cohorts import FixedCohorts
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.simulation.experiment import build_experiment
 from fedbandit.simulation.simulate import simulate
 from fedbandit.simulation.state import load_state, save_state

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from fedbandit.experiments.privacy_audit import audit, epsilon_lower_bound
 from fedbandit.federated.clipping import AdaptiveClipping
 from fedbandit.privacy.accounting import plan_epsilon
-from fedbandit.privacy.audit import audit, epsilon_lower_bound
 from fedbandit.privacy.factorization import best_banded
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Tree

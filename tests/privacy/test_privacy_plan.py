@@ -10,11 +10,11 @@ from builders import random_text
 from fedbandit.config import Config
 from fedbandit.errors import ConfigError
 from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
+from fedbandit.federated.cohorts import BlockCohorts, FixedCohorts, PoissonCohorts
 from fedbandit.privacy.building import build_ledger
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.presets import TABLE_9, figure_members
 from fedbandit.privacy.strategies import Banded, Independent, Tree
-from fedbandit.simulation.cohorts import BlockCohorts, FixedCohorts, PoissonCohorts
 from fedbandit.simulation.experiment import build_experiment
 
 

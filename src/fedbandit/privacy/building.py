@@ -10,11 +10,11 @@ from functools import lru_cache
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.errors import ConfigError
 from fedbandit.federated.clipping import AdaptiveClipping, Clipping, FixedClipping
+from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 from fedbandit.privacy.accounting import Ledger, least_noise
 from fedbandit.privacy.factorization import DEFAULT_BANDS, best_banded
 from fedbandit.privacy.plan import PrivacyPlan, Sampling
 from fedbandit.privacy.strategies import Independent, Restarted, Strategy, Tree
-from fedbandit.simulation.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 
 _QUANTILE, _INITIAL = 0.8, 1.0
 _PRIVATE_QUANTILE, _PRIVATE_INITIAL = 0.5, 0.1

@@ -6,16 +6,14 @@ Its parts are checked against each other when it is made. Knows nothing of confi
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
+from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 from fedbandit.privacy.factorization import squared_sensitivities
 from fedbandit.privacy.strategies import Banded, Independent, Strategy
-
-if TYPE_CHECKING:
-    from fedbandit.simulation.cohorts import Cohorts
 
 Sampling = Literal["poisson", "fixed", "min-separation"]
 
@@ -119,10 +117,8 @@ class PrivacyPlan:
         deviation = self.noise_multiplier / math.sqrt(self.squared_sensitivities[rounds])
         return dp_accounting.GaussianDpEvent(deviation)
 
-    def cohorts(self, pool: range, seed: int) -> "Cohorts":
+    def cohorts(self, pool: range, seed: int) -> Cohorts:
         """The sampler that does what the accounting says, over clients `pool`."""
-        from fedbandit.simulation.cohorts import BlockCohorts, FixedCohorts, PoissonCohorts
-
         if len(pool) != self.population:
             raise ValueError(f"population: the plan is for {self.population} clients, not {len(pool)}")
         if self.sampling == "poisson":

@@ -16,6 +16,7 @@ from fedbandit.evaluation.gate import Gate, why_impossible
 from fedbandit.federated import optimizers
 from fedbandit.federated.aggregation import Aggregation, PlainMean
 from fedbandit.federated.client import ClientWork
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners import ClientSettings, Learner, Untrained, make_learner
 from fedbandit.federated.visits import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.models import DataSpec, Layout, Model, build_model
@@ -28,7 +29,6 @@ from fedbandit.privacy.noise import SimulatedNoise
 from fedbandit.randomness import Purpose, bits
 from fedbandit.rewards import Rewards, RewardTable
 from fedbandit.simulation import scenarios
-from fedbandit.simulation.cohorts import FixedCohorts
 from fedbandit.simulation.drift import drift
 from fedbandit.simulation.loop import Phase
 from fedbandit.simulation.scenarios import Scenario, Stage

@@ -16,9 +16,9 @@ from fedbandit.evaluation.metrics import round_metrics
 from fedbandit.federated.aggregation import Aggregation, PlainMean
 from fedbandit.federated.client import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.clipping import Clipping
+from fedbandit.federated.cohorts import Cohorts
 from fedbandit.federated.optimizers import ServerOptimizer
 from fedbandit.federated.stepping import Stepping
-from fedbandit.simulation.cohorts import Cohorts
 from fedbandit.simulation.scenarios import Scenario
 from fedbandit.simulation.state import State
 from fedbandit.timing import Stopwatch

@@ -65,7 +65,8 @@ class Simulation:
 
     def collect(self) -> dict[str, np.ndarray]:
         """Play the remaining rounds; arrays by name, one value a round, NaN where a round has none."""
-        rounds = list(self)
+        with self:
+            rounds = list(self)
         numeric = {key for metrics in rounds for key, value in metrics.items() if isinstance(value, int | float)}
         return {key: np.array([metrics.get(key) for metrics in rounds], float) for key in sorted(numeric)}
 

@@ -9,7 +9,10 @@ from fedbandit.randomness import Purpose, generator
 
 
 class Cohorts(Protocol):
-    """Draws the clients of a round, as indices into the training split."""
+    """Draws the clients of a round out of a pool, as indices into the training split."""
+
+    @property
+    def pool(self) -> range: ...
 
     def draw(self, round_number: int) -> np.ndarray: ...
 
