@@ -12,8 +12,9 @@ What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset, or 
 def evaluate(
     logs: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet of decisions, or a logged data set folder.")],
     policy: Annotated[
-        str, typer.Option(help="uniform, constant, greedy, epsilon-greedy, softmax, falcon, or my_module:MyPolicy.")
-    ] = "uniform",
+        str | None,
+        typer.Option(help="uniform, constant, greedy, epsilon-greedy, softmax, falcon, my_module:MyPolicy [uniform]."),
+    ] = None,
     parameters: Annotated[
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="The policy's parameters: action=x, epsilon=0.1.")
     ] = [],  # noqa: B006 - typer's way to say "repeatable"
@@ -47,7 +48,7 @@ def evaluate(
     reward: Annotated[str, typer.Option(help="The column with the reward.")] = "reward",
     propensity: Annotated[str, typer.Option(help="The column with the probability of the action.")] = "propensity",
     available: Annotated[str | None, typer.Option(help="A column with the actions that could be taken.")] = None,
-    split: Annotated[str, typer.Option(help="Of a data set folder: train or test.")] = "train",
+    split: Annotated[str | None, typer.Option(help="Of a data set folder: train or test [train].")] = None,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -69,7 +70,7 @@ def evaluate(
         reward_range=_range(reward_range),
         floor=floor,
         seed=seed,
-        split=_one_of("split", split, ("train", "test")),
+        split=None if split is None else _one_of("split", split, ("train", "test")),
         columns=LogColumns(
             action=action, reward=reward, propensity=propensity, client=client, target=target, available=available
         ),
@@ -128,39 +129,39 @@ def tune(
     settings: Settings = [],  # noqa: B006
 ) -> None:
     """Choose learning rates and exploration from one period's logs; say how close that comes to the best."""
+    from contextlib import closing
+
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.engines import ThreadEngine
-    from fedbandit.evaluation.tune import EXPLORATION
+    from fedbandit.errors import ConfigError
     from fedbandit.evaluation.tune import check as play_all
+    from fedbandit.evaluation.tune import exploration_around
     from fedbandit.evaluation.tune import tune as choose
     from fedbandit.experiments.presets import load
 
     config = load(what).with_values(parse_settings(settings))
     if data is not None:
         config = config.with_values({"data.source": data})
-    dataset, engine = open_dataset(config.data.source), ThreadEngine()
-    if explore is None:
-        name = EXPLORATION.get(config.policy.name, ("", 0))[0]
-        now = config.policy.parameters.get(name, 0.05)
-        values = [now / 2, now, now * 2]
-    else:
-        values = _numbers("explore", explore)
-    tuned = choose(
-        config,
-        dataset,
-        server_rates=_numbers("server", server),
-        client_rates=_numbers("client", client),
-        exploration=values,
-        engine=engine,
-        estimator=_one_of("estimator", estimator, ("ips", "snips", "dr")),
-        cost=cost,
-    )
-    print(f"{tuned.events} events logged in one period earned {tuned.logged_reward:.4f}")
-    found = None
-    if check:
-        apart = range(config.seed + 1, config.seed + 1 + seeds)
-        found = play_all(config, dataset, tuned, seeds=apart, engine=engine)
+    if check and seeds < 1:
+        raise ConfigError(f"--seeds: the comparison needs one at least, not {seeds}; --no-check leaves it out")
+    dataset = open_dataset(config.data.source)
+    with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
+        tuned = choose(
+            config,
+            dataset,
+            server_rates=_numbers("server", server),
+            client_rates=_numbers("client", client),
+            exploration=exploration_around(config) if explore is None else _numbers("explore", explore),
+            engine=engine,
+            estimator=_one_of("estimator", estimator, ("ips", "snips", "dr")),
+            cost=cost,
+        )
+        print(f"{tuned.events} events logged in one period earned {tuned.logged_reward:.4f}")
+        found = None
+        if check:
+            apart = range(config.seed + 1, config.seed + 1 + seeds)
+            found = play_all(config, dataset, tuned, seeds=apart, engine=engine)
     for number, candidate in enumerate(tuned.candidates):
         what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
         played = f"  played {found.rewards[number]:.4f}" if found else ""

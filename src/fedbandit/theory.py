@@ -43,6 +43,7 @@ class Setting:
 
 def epsilon_greedy_per_event(setting: Setting, samples: int, periods: int) -> float:
     """Expected regret of one event after `periods` trainings of `samples` events each, in reward (unnumbered)."""
+    _check(samples, periods)
     statistical = _log_term(setting, periods) / (samples * periods)
     error = statistical + setting.optimization_error
     return setting.epsilon + sqrt(2 * setting.actions / setting.epsilon * error)
@@ -50,6 +51,7 @@ def epsilon_greedy_per_event(setting: Setting, samples: int, periods: int) -> fl
 
 def falcon_per_event(setting: Setting, samples: int, periods: int) -> float:
     """The same for FALCON, without the price of fixed exploration: sqrt(K · error), in reward (unnumbered)."""
+    _check(samples, periods)
     statistical = _log_term(setting, periods) / (samples * periods)
     return sqrt(setting.actions * (statistical + setting.optimization_error))
 

@@ -11,10 +11,11 @@ from fedbandit.data.dataset import Log, Split
 from fedbandit.data.ragged import Ragged
 from fedbandit.errors import ConfigError
 from fedbandit.evaluation.evaluate import Request, _rewards
-from fedbandit.evaluation.ope import Bootstrap, DirectMethod, DoublyRobust, estimate
+from fedbandit.evaluation.ope import Bernstein, Bootstrap, DirectMethod, DoublyRobust, estimate
 from fedbandit.evaluation.ope.action_means import action_means
 from fedbandit.evaluation.ope.linear_rewards import choose_columns, linear_rewards, linear_sums
 from fedbandit.evaluation.ope.logs import records_of
+from fedbandit.evaluation.targets import Uniform
 
 ACTIONS, CLIENTS, EVENTS, DRAWS = 3, 60, 20, 150
 TARGET = np.array([0.2, 0.1, 0.7])
@@ -70,6 +71,42 @@ def test_doubly_robust_is_unbiased_with_a_right_and_with_a_wrong_model():
     for hidden in (False, True):
         _, bias, error = _errors(linear_rewards, hidden=hidden)
         assert abs(bias[1]) < 3 * error[1]
+
+
+def _rare_rewards(seed):
+    """Rewards so rare that a linear model predicts less than none in many contexts, and the truth of playing any."""
+    rng = np.random.default_rng(seed)
+    n, features, logging = 2000, 6, np.array([0.6, 0.1, 0.1, 0.1, 0.1])
+    x = rng.standard_normal((n, features))
+    means = 1 / (1 + np.exp(4 - x @ np.random.default_rng(100).standard_normal((features, len(logging)))))
+    actions = rng.choice(len(logging), n, p=logging)
+    rewards = (rng.random(n) < means[np.arange(n), actions]).astype(float)
+    no_labels = Ragged(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
+    log = Log(actions.astype(np.int32), rewards, logging[actions])
+    ids = np.array([f"{c:03d}".encode() for c in range(100)])
+    return Split(ids, np.arange(101) * 20, x.astype(np.float32), no_labels, log=log), float(means.mean())
+
+
+def test_doubly_robust_stays_unbiased_where_the_bound_needs_predictions_in_a_range():
+    """Cut after averaging, `predicted` and `expected` would no longer belong together: the estimate was a fifth low."""
+    errors, cut = [], 0
+    for seed in range(DRAWS):
+        split, truth = _rare_rewards(seed)
+        model = linear_rewards(split, 5)
+        cut += int((model(np.arange(split.num_examples)) < 0).sum())
+        records = records_of(split, Uniform(), 5, rewards=model, within=(0.0, 1.0))
+        assert records.predicted.min() >= 0
+        found = estimate(records, {"dr": DoublyRobust()}, bootstrap=Bootstrap(1), bernstein=Bernstein(0, 1, 0.1))
+        errors.append(found["dr"].value - truth)
+    assert cut > 0.1 * DRAWS * 2000 * 5
+    assert abs(np.mean(errors)) < 3 * np.std(errors, ddof=1) / np.sqrt(DRAWS)
+
+
+def test_the_bound_is_refused_for_predictions_outside_its_range():
+    split, _ = _rare_rewards(0)
+    records = records_of(split, Uniform(), 5, rewards=linear_rewards(split, 5))
+    with pytest.raises(ConfigError, match=r"predicted rewards leave the range \[0, 1\]"):
+        estimate(records, BOTH, bernstein=Bernstein(0, 1, 0.1))
 
 
 def test_the_direct_method_errs_upwards_where_the_log_knew_more_than_the_model():

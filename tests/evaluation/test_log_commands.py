@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from fedbandit import cli_drift, cli_evaluate, cli_theory
 from fedbandit.config import Config
 from fedbandit.data.sources.logged import LoggedOptions, import_logged
+from fedbandit.engines import ThreadEngine
 from fedbandit.errors import ConfigError, DataError, FedbanditError
+from fedbandit.evaluation.tune import exploration_around
 from fedbandit.experiments.run import run
 
 app = typer.Typer()
@@ -104,7 +106,19 @@ def test_the_plain_report_says_what_a_person_needs(table):
         (("--clip", "-1"), ConfigError, "clip"),
         (("--confidence", "1.5"), ConfigError, "confidence"),
         (("--interval", "normal"), ConfigError, "--interval"),
-        (("--interval", "bernstein", "--floor", "0.5"), ConfigError, "floor"),
+        (("--interval", "bernstein", "--floor", "0.5"), ConfigError, "floor: the log has"),
+        (("--interval", "bernstein", "--floor", "0"), ConfigError, "floor: a propensity is above 0"),
+        (("--interval", "bernstein", "--floor", "-0.1"), ConfigError, "floor: a propensity is above 0"),
+        (("--interval", "bernstein", "--floor", "1.5"), ConfigError, "floor: a propensity is above 0"),
+        (("--interval", "bernstein", "--reward-range", "0,inf"), ConfigError, "reward_range"),
+        (("--floor", "0.1"), ConfigError, "floor: only the Bernstein bound"),
+        (("--reward-range", "0,1"), ConfigError, "reward_range: only the Bernstein bound"),
+        (("--split", "train"), ConfigError, "split: a table is not split"),
+        (("--target", "elsewhere", "--policy", "uniform"), ConfigError, "policy: the column elsewhere"),
+        (("--target", "elsewhere", "--model", "model.safetensors"), ConfigError, "model: the column elsewhere"),
+        (("--target", "elsewhere", "--set", "action=a"), ConfigError, "set: the column elsewhere"),
+        (("--target", "elsewhere", "--reward-model", "actions"), ConfigError, "reward_model: the column elsewhere"),
+        (("--model", "model.safetensors"), ConfigError, "model: uniform looks at no scores"),
         (("--interval", "bernstein", "--reward-range", "1"), ConfigError, "LOW,HIGH"),
         (("--propensity", "reward"), DataError, "propensity cannot be 0"),
     ],
@@ -112,6 +126,43 @@ def test_the_plain_report_says_what_a_person_needs(table):
 def test_mistakes_are_named(table, words, error, message):
     with pytest.raises(error, match=message):
         _run("evaluate", table, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--target", "elsewhere"), "target: names a column"),
+        (("--client", "user"), "client: names a column"),
+        (("--action", "item"), "action: names a column"),
+        (("--reward", "click"), "reward: names a column"),
+        (("--propensity", "p"), "propensity: names a column"),
+        (("--available", "could"), "available: names a column"),
+        (("--policy", "constant", "--set", "action=a", "--model", "model.safetensors"), "model: constant looks at no"),
+    ],
+)
+def test_what_a_data_set_folder_has_no_use_for_is_refused(logged, words, message):
+    with pytest.raises(ConfigError, match=message):
+        _run("evaluate", logged, *words)
+
+
+def test_the_predictions_of_a_fitted_model_are_cut_to_the_range_of_the_bound(logged):
+    """The same doubly robust estimate as with the bootstrap, but for what a cut prediction changes."""
+    words = (logged, "--policy", "constant", "--set", "action=c", "--estimators", "dr")
+    plain = _estimates(*words)["dr"]
+    bound = _estimates(*words, "--interval", "bernstein", "--reward-range", "0,1", "--floor", "0.1")["dr"]
+    assert bound["interval"]["method"] == "empirical Bernstein"
+    assert abs(bound["value"] - plain["value"]) < plain["standard_error"]
+
+
+def test_an_action_that_was_not_available_cannot_have_been_taken(tmp_path):
+    path = tmp_path / "decisions.csv"
+    path.write_text("action,reward,propensity,could\na,1,0.5,a|b\nb,0,1,b|b\na,1,0.5,\n")
+    assert _estimates(path, "--available", "could")["ips"]["events"] == 3
+    path.write_text("action,reward,propensity,could\na,1,0.5,a|b\nb,0,0.5,a|c\n")
+    with pytest.raises(DataError, match=r"column could, row 1: the action that was taken is not"):
+        _run("evaluate", path, "--available", "could")
+    with pytest.raises(DataError, match="no such file or folder"):
+        _run("evaluate", tmp_path / "missing", "--split", "test")
 
 
 def test_a_model_trained_from_logs_is_better_than_what_logged_them(logged, tmp_path):
@@ -164,6 +215,32 @@ def test_tuning_says_what_it_chose_and_how_good_it_is():
         _run("tune", "so-scratch-greedy", "--explore", "1", *_small_words())
 
 
+def test_without_values_tuning_looks_around_what_the_policy_itself_explores():
+    for policy, expected in {
+        "falcon": [500, 1000, 2000],  # gamma's default
+        "softmax": [0.025, 0.05, 0.1],
+        "epsilon-greedy": [0.025, 0.05, 0.1],
+    }.items():
+        assert exploration_around(Config.build({"policy": {"name": policy}})) == pytest.approx(expected)
+    wide = Config.build({"policy": {"name": "epsilon-greedy", "epsilon": 0.75}})
+    assert exploration_around(wide) == [0.375, 0.75, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--cost", "-1"), "cost: must be 0 or more"),
+        (("--seeds", "0"), "--seeds"),
+        (("--set", "scenario=drift", "--set", "drift.kind=appear", "--set", "drift.at=[3]"), "drift.kind"),
+        (("--set", "privacy.mechanism=dp-fedavg", "--set", "privacy.noise_multiplier=0.5"), "privacy.mechanism"),
+        (("--server", "x"), "--server"),
+    ],
+)
+def test_mistakes_in_tuning_are_named(words, message):
+    with pytest.raises(ConfigError, match=message):
+        _run("tune", "so-scratch-epsilon-greedy", *_small_words(), "--set", "clipping.norm=1", *words)
+
+
 def test_the_regret_of_a_run_folder(tmp_path):
     config = Config.build({**SMALL, "client": {"max_examples": 16}})
     run(config, tmp_path / "run")
@@ -172,9 +249,36 @@ def test_the_regret_of_a_run_folder(tmp_path):
     assert best >= ours >= 0
 
 
+def test_the_regret_of_a_private_run_takes_more_rounds_than_its_plan_has(tmp_path):
+    private = {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "clipping": {"norm": 0.5}}
+    run(Config.build({**SMALL, "rounds": 2, "client": {"max_examples": 4}, **private}), tmp_path / "run")
+    assert "best of the class" in _run("regret", tmp_path / "run", "--rounds", "3")
+    for words in (("--rounds", "0"), ("--rounds", "-3"), ("--learning-rate", "-1"), ("--learning-rate", "0")):
+        with pytest.raises(ConfigError, match=f"{words[0][2:].replace('-', '_')}: must be"):
+            _run("regret", tmp_path / "run", *words)
+
+
+def test_engines_are_closed_whatever_happens(tmp_path, monkeypatch):
+    made, closed = [], []
+    start, close = ThreadEngine.__init__, ThreadEngine.close
+    monkeypatch.setattr(ThreadEngine, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
+    monkeypatch.setattr(ThreadEngine, "close", lambda self: (closed.append(self), close(self))[1])
+    run(Config.build({**SMALL, "rounds": 1, "client": {"max_examples": 4}}), tmp_path / "run")
+    _run("theory", "--rounds", "2", "--every", "2", "--seeds", "1", "-o", tmp_path / "theory.svg")
+    for words in (
+        ("tune", "so-scratch-softmax", *_small_words(), "--cost", "-1"),
+        ("regret", tmp_path / "run", "--rounds", "0"),
+    ):
+        with pytest.raises(ConfigError):
+            _run(*words)
+    assert len(made) >= 4
+    assert {id(engine) for engine in made} <= {id(engine) for engine in closed}
+
+
 def test_theory_and_drift_draw(tmp_path):
     said = _run("theory", "--rounds", "6", "--every", "2,6", "--seeds", "1", "-o", tmp_path / "theory.png")
-    assert "compare shapes" in said
+    for words in ("ε-greedy", "FALCON", "eq. 9", "compare shapes"):
+        assert words in said
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
     words = ("--rounds", "24", "--at", "13", "--policies", "greedy", "--seeds", "1", "--set", "clients_per_round=4")
     said = _run("drift", *words, "-o", tmp_path / "drift.svg")
@@ -182,5 +286,13 @@ def test_theory_and_drift_draw(tmp_path):
     assert "<svg" in (tmp_path / "drift.svg").read_text()
     with pytest.raises(ConfigError, match="at least 10 rounds"):
         _run("drift", "--rounds", "30", "--at", "25")
-    with pytest.raises(ConfigError, match="--every"):
-        _run("theory", "--every", "x")
+    for words, message in {
+        ("--every", "x"): "--every",
+        ("--epsilon", "0"): "--epsilon",
+        ("--log-class", "-1"): "--log-class",
+        ("--gamma", "-1"): "--gamma",
+        ("-o", "theory.foo"): r"--out: theory.foo must end in .png or .svg",
+        ("-o", "theory"): "must end in",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            _run("theory", *words)

@@ -1,6 +1,6 @@
 """Training from logs: the same rounds as a simulation, and each objective right where it should be."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,12 +15,23 @@ from fedbandit.errors import ConfigError, DataError
 from fedbandit.evaluation.collect import collect_logs
 from fedbandit.evaluation.offline import train_from_logs
 from fedbandit.evaluation.regret import exact_regret
-from fedbandit.objectives import DoublyRobust
+from fedbandit.objectives import CrossEntropy, DoublyRobust, WeightedRegression
 from fedbandit.policies import Greedy
 from fedbandit.simulation.experiment import build_experiment
 from fedbandit.simulation.loop import play_round
 from fedbandit.simulation.simulate import simulate
 from fedbandit.timing import Stopwatch
+
+
+@dataclass(frozen=True)
+class InverselyWeighted(WeightedRegression):
+    """A user's own objective, which is weighted whatever it is called."""
+
+
+@dataclass(frozen=True)
+class OwnLogistic(CrossEntropy):
+    """A user's own objective, whose rewards must lie in [0, 1] as well."""
+
 
 WORLD = realizable(seed=3, clients=60, examples=40, features=4, actions=3)
 
@@ -138,7 +149,26 @@ def test_what_cannot_be_trained_is_refused():
         train_from_logs(_config(), WORLD.dataset)
     _, dataset = _logs(rounds=2)
     high = replace(dataset.train, log=replace(dataset.train.log, rewards=dataset.train.log.rewards * 3))
-    with pytest.raises(ConfigError, match="cross-entropy"):
-        train_from_logs(_config(objective={"name": "cross-entropy"}), replace(dataset, train=high))
+    for name in ("cross-entropy", "weighted-cross-entropy", f"{__name__}:OwnLogistic"):
+        with pytest.raises(ConfigError, match="cross-entropy needs rewards"):
+            train_from_logs(_config(objective={"name": name}), replace(dataset, train=high))
     with pytest.raises(ConfigError, match="limit"):
         build_experiment(_config(objective={"name": "doubly-robust", "limit": 0}), random_text())
+
+
+def test_an_objective_is_known_by_what_it_is_and_not_by_its_name():
+    _, dataset = _logs(rounds=2)
+    objectives = [
+        train_from_logs(_config(rounds=1, objective={"name": name}), dataset).experiment.bandit.work.learner.objective
+        for name in ("weighted-regression", f"{__name__}:InverselyWeighted")
+    ]
+    assert {objective.scale for objective in objectives} == {float(dataset.train.log.propensities.min())}
+
+
+def test_a_private_plan_covers_no_part_of_the_clients_alone():
+    _, dataset = _logs(rounds=2)
+    private = {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.5}, "clipping": {"norm": 0.5}}
+    config = _config(rounds=2, clients_per_round=5, **private)
+    assert len(train_from_logs(config, dataset).rounds) == 2
+    with pytest.raises(ConfigError, match=r"privacy\.mechanism"):
+        train_from_logs(config, dataset, clients=range(10))

@@ -1,5 +1,7 @@
 """Regret where the truth is known: exact, never negative, and full-information training comes near the best."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 
@@ -84,6 +86,47 @@ def test_full_information_training_finds_nearly_the_best():
     assert untrained.value > 0.05
     itself = estimated_regret(experiment, best, best)
     assert 0 <= itself.value < untrained.value
+
+
+def _best(config, round_number=1):
+    experiment = build_experiment(config, WORLD.dataset)
+    with closing(ThreadEngine(1)) as engine:
+        best = best_in_class(experiment, engine, rounds=60, round_number=round_number, client_learning_rate=0.5)
+    return best, estimated_regret(experiment, experiment.initial_weights(), best, round_number).best
+
+
+def test_after_a_change_the_best_of_the_class_is_the_best_of_the_changed_world():
+    """Labels that trade places leave the task as hard as it was, whenever they do."""
+    drift = {"kind": "permute", "at": [31], "fraction": 1.0}
+    config = _config(scenario="drift", drift=drift)
+    _, still = _best(_config())
+    for round_number in (30, 31):
+        _, found = _best(config, round_number)
+        assert found == pytest.approx(still, abs=0.01)
+
+
+def test_actions_that_do_not_exist_are_not_the_best_of_any_class():
+    config = _config(scenario="drift", drift={"kind": "appear", "at": [31], "fraction": 0.7})
+    (_, before), (_, after) = (_best(config, round_number) for round_number in (30, 31))
+    experiment = build_experiment(config, WORLD.dataset)
+    lone = int(np.flatnonzero(experiment.bandit.scenario.stage(30).available)[0])
+    assert before == pytest.approx(WORLD.dataset.header.action_counts[lone] / WORLD.dataset.train.num_examples)
+    assert after > before + 0.1
+
+
+@pytest.mark.parametrize(
+    "held_back",
+    [
+        {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 5.0}, "clipping": {"norm": 0.01}, "rounds": 6},
+        {"privacy": {"sampling": "poisson"}},
+        {"gate": {"confidence": 0.9}},
+    ],
+    ids=["private", "poisson", "gate"],
+)
+def test_the_best_of_the_class_knows_nothing_of_what_held_the_run_back(held_back):
+    free, _ = _best(_config())
+    found, _ = _best(_config(**held_back))
+    np.testing.assert_array_equal(found, free)
 
 
 def test_regret_is_never_negative_and_says_when_the_reference_was_beaten():

@@ -39,6 +39,13 @@ def test_per_event_bounds_by_hand():
     assert falcon_per_event(setting, 100, 5) == pytest.approx(sqrt(4 * error))
 
 
+@pytest.mark.parametrize("bound", [epsilon_greedy_per_event, falcon_per_event, federated_regret, centralised_regret])
+def test_a_bound_needs_samples_and_periods(bound):
+    for samples, periods in ((0, 5), (100, 0), (-1, 5)):
+        with pytest.raises(ValueError, match="at least 1"):
+            bound(SETTING, samples, periods)
+
+
 def test_optimization_error_costs_the_same_in_both():
     worse = Setting(actions=4, epsilon=0.1, log_class=20.0, delta=0.05, optimization_error=0.02)
     price = sqrt(80 * 0.02) * 100 * 30

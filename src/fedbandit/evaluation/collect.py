@@ -6,6 +6,7 @@ import numpy as np
 
 from fedbandit.data.dataset import FederatedDataset, Log, Split
 from fedbandit.data.ragged import Ragged
+from fedbandit.errors import ConfigError
 from fedbandit.federated.client import Broadcast
 from fedbandit.simulation.experiment import Experiment
 from fedbandit.simulation.state import State
@@ -23,7 +24,7 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
     for number in range(state.round + 1, state.round + rounds + 1):
         stage = phase.scenario.stage(number)
         if stage.available is not None:
-            raise ValueError("logs of a scenario whose actions appear are not collected")
+            raise ConfigError(f"drift.kind: not all actions exist in round {number}; such logs are not collected")
         cohort = phase.cohorts.draw(number)
         events = phase.work.act(
             cohort, Broadcast(number, state.weights, state.deployed, state.clip_norm, stage.rewards, stage.available)

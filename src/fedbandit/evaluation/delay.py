@@ -33,7 +33,7 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     """Play the configuration in the environment and compute the expected regret of every event."""
     simulation = simulate(config, environment.dataset, engine=engine)
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
-    work, clients = phase.work, phase.cohorts.pool  # type: ignore[attr-defined]
+    work, clients = phase.work, phase.cohorts.pool
     truth = environment.mean_rewards
     best = policy_value(work.split, clients, Greedy(), truth, truth)
     fit = LeastSquares.empty(environment)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit import objectives
+from fedbandit.components import resolve
 from fedbandit.config import Config
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.engines import Engine, ThreadEngine
@@ -16,7 +18,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.evaluation.ope.logs import RowScores, log_of
 from fedbandit.events import Events
 from fedbandit.federated.client import Broadcast, ClientWork
-from fedbandit.simulation.cohorts import FixedCohorts
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.simulation.experiment import Experiment, build_experiment
 from fedbandit.simulation.loop import Phase, play_round
 from fedbandit.timing import Stopwatch
@@ -77,6 +79,8 @@ def train_from_logs(
         with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as own:
             return train_from_logs(config, dataset, start=start, clients=clients, engine=own)
     experiment = _experiment(config, dataset)
+    if clients is not None and experiment.privacy is not None:
+        raise ConfigError("privacy.mechanism: the epsilon is that of cohorts drawn from all clients, not from some")
     start = experiment.initial_weights() if start is None else start
     pool = clients or range(dataset.train.num_clients)
     phase = experiment.bandit
@@ -94,15 +98,17 @@ def train_from_logs(
 def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     """The parts of a simulation from scratch, with logged events in place of acting."""
     log = log_of(dataset.train)
+    make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
+    kind = make if isinstance(make, type) else object  # a function's objectives are its own affair
     settings: dict[str, Any] = {"scenario": "scratch", "mode": "simple", "gate.confidence": None}
-    if config.objective.name.startswith("weighted-") and "scale" not in config.objective.parameters:
+    if issubclass(kind, objectives.WeightedRegression) and "scale" not in config.objective.parameters:
         settings["objective.scale"] = float(np.min(log.propensities))  # as for ε-greedy: the largest weight is 1
     labelled = replace(dataset, header=replace(dataset.header, logged=False))
     experiment = build_experiment(config.with_values(settings), labelled)
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
-    if "cross-entropy" in config.objective.name and not (lowest >= 0 and highest <= 1):
+    if issubclass(kind, objectives.Pointwise) and kind.logistic and not (lowest >= 0 and highest <= 1):
         raise ConfigError(f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}")
-    if experiment.privacy is not None and config.objective.name == "doubly-robust":
+    if experiment.privacy is not None and experiment.bandit.work.doubly_robust is not None:
         raise ConfigError("objective.name: the reward model of doubly-robust would be trained without noise")
     work = LoggedWork(**vars(experiment.bandit.work))
     return replace(experiment, bandit=replace(experiment.bandit, work=work))

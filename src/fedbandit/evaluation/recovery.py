@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbandit.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -13,7 +15,9 @@ class Recovery:
     change: int  # the first round of the changed world
     before: float  # mean reward in the last rounds before
     lowest: float  # the worst mean over as many rounds after it
-    rounds: int | None  # from the change until the mean is back at the asked share of `before`; None: never
+    rounds: (
+        int | None
+    )  # from the change until the mean is back at the asked share of `before`; 0: never left; None: never back
     last: float  # mean reward in the last rounds before the next change, or the end
     lost: float  # reward below `before`, summed over rounds until then: the whole price of the change
 
@@ -27,6 +31,9 @@ def recoveries(
 ) -> list[Recovery]:
     """For each change: the fall and the recovery of mean rewards over `window` rounds, to `share` of what was before.
 
+    A recovery ends the first fall below that share: who never falls so far needs 0 rounds for it, and who stays there
+    never has one (None).
+
     Rounds without events (NaN) count as nothing; the changes are the scenario's `at`, counted from 1.
     """
     values = np.asarray(rewards, np.float64)
@@ -37,12 +44,18 @@ def recoveries(
 def _one(values: np.ndarray, change: int, end: int, window: int, share: float) -> Recovery:
     first, stop = change - 1, min(end - 1, len(values))
     if first < 1 or stop - first < window or first < window:
-        raise ValueError(f"change before round {change}: needs {window} rounds on either side")
+        asked = f"the change before round {change} needs {window} rounds on either side"
+        raise ConfigError(f"rounds: {asked}; there are {max(0, first)} before it and {max(0, stop - first)} after")
     before = float(np.nanmean(values[first - window : first]))
     after = values[first:stop]
     means = np.array([np.nanmean(after[i : i + window]) for i in range(len(after) - window + 1)])
-    lowest = int(np.argmin(means))
-    back = np.flatnonzero(means[lowest:] >= share * before)
-    rounds = int(lowest + back[0] + window) if len(back) else None
     lost = float(np.nansum(np.maximum(before - after, 0)))
-    return Recovery(change, before, float(means[lowest]), rounds, float(means[-1]), lost)
+    return Recovery(change, before, float(means.min()), _rounds(means, share * before, window), float(means[-1]), lost)
+
+
+def _rounds(means: np.ndarray, threshold: float, window: int) -> int | None:
+    below = np.flatnonzero(means < threshold)
+    if not len(below):
+        return 0
+    back = np.flatnonzero(means[below[0] :] >= threshold)
+    return int(below[0] + back[0] + window) if len(back) else None

@@ -13,7 +13,7 @@ from fedbandit.evaluation.ope.logs import RowScores
 from fedbandit.federated.learners import ClientSettings, Learner, make_learner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import Regression
-from fedbandit.simulation.state import load_state
+from fedbandit.simulation.state import State, load_state
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ def load_scorer(path: Path | str, header: Header) -> Scorer:
     return _from_file(path, header)
 
 
-def newest_weights(run: Path) -> np.ndarray:
-    """The flat weights of a run's training model, as of its newest checkpoint."""
+def newest_state(run: Path) -> State:
+    """What a run has learned so far: its newest checkpoint, with the flat weights of the training model."""
     kept = sorted((run / "checkpoints").glob("round-*.safetensors"), reverse=True)
     if not kept:
         raise DataError(f"{run}: the run has no checkpoint yet")
-    return load_state(kept[0]).weights
+    return load_state(kept[0])
 
 
 def _from_run(path: Path, header: Header) -> Scorer:
     if not (path / "config.toml").exists():
         raise DataError(f"{path}: neither a run folder (no config.toml) nor a model file")
     config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
-    return _scorer(path, header, config.model.name, config.model.parameters, newest_weights(path))
+    return _scorer(path, header, config.model.name, config.model.parameters, newest_state(path).weights)
 
 
 def _from_file(path: Path, header: Header) -> Scorer:

@@ -72,8 +72,7 @@ def _grouped(path: Path, columns: LogColumns, cells: dict[str, list[str]], value
     ids, owner = np.unique(owners, return_inverse=True)
     order = np.argsort(owner, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(ids)))])
-    everything = list(range(len(actions)))
-    available = Ragged.from_rows([sorted(code[name] for name in row) or everything for row in sets]) if sets else None
+    available = _available(f"{path}: column {columns.available}", taken, sets, code) if columns.available else None
     log = Log(
         actions=np.array([code[name] for name in taken], np.int32)[order],
         rewards=values[columns.reward][order],
@@ -85,6 +84,16 @@ def _grouped(path: Path, columns: LogColumns, cells: dict[str, list[str]], value
     split = Split(names_of_clients, offsets, np.empty((len(taken), 0), np.float32), no_labels, log=log)
     target = None if columns.target is None else values[columns.target][order]
     return LogTable(split, tuple(actions), target)
+
+
+def _available(column: str, taken: list[str], sets: list[list[str]], code: dict[str, int]) -> Ragged:
+    """The sets of available actions; an empty cell means that every action was."""
+    everything = list(range(len(code)))
+    rows = [sorted({code[name] for name in names}) or everything for names in sets]
+    for number, (name, could) in enumerate(zip(taken, rows, strict=True)):
+        if code[name] not in could:
+            raise DataError(f"{column}, row {number}: the action that was taken is not among the available ones")
+    return Ragged.from_rows(rows)
 
 
 def _check(path: Path, what: str, column: str, values: np.ndarray, above: float) -> None:

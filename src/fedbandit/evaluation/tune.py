@@ -7,6 +7,7 @@ estimate is at most a given share below the best one, that which explores most i
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ from fedbandit.simulation.simulate import simulate, starting_weights
 
 # What makes each policy explore more, and in which direction.
 EXPLORATION = {"epsilon-greedy": ("epsilon", 1), "softmax": ("beta", 1), "falcon": ("gamma", -1)}
+
+
+def exploration_around(config: Config) -> list[float]:
+    """Half of what the configuration's policy explores, as much, and twice as much, in its own parameter."""
+    name, _ = _parameter(config)
+    now = float(getattr(_policy(config), name))
+    most = 1.0 if name == "epsilon" else inf
+    return list(dict.fromkeys(min(value, most) for value in (now / 2, now, 2 * now)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,13 @@ def tune(
     the share of the best estimate that more exploration may cost.
     """
     name, _ = _parameter(config)
+    if not 0 <= cost < inf:
+        raise ConfigError(f"cost: must be 0 or more, not {cost:g}")
     experiment = build_experiment(config, dataset)
+    if experiment.privacy is not None:
+        raise ConfigError(
+            "privacy.mechanism: candidates are trained on a period's logs, which no stated epsilon covers"
+        )
     start = starting_weights(experiment, engine)
     logs = collect_logs(experiment, experiment.bandit.start(start), min(config.deploy_every, config.rounds))
     middle = logs.train.num_clients // 2

@@ -1,7 +1,13 @@
-"""The cost of delay, as a study: bounds of section 6 beside the regret measured as the deployment period grows."""
+"""The cost of delay, as a study: bounds of section 6 beside the regret measured as the deployment period grows.
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+Two kinds of bounds: over a whole run (eq. 9 and 10, of ε-greedy), and for one event of the model deployed last.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +15,22 @@ import numpy as np
 
 from fedbandit.config import Config
 from fedbandit.data.realizable import realizable
-from fedbandit.engines import ThreadEngine
+from fedbandit.engines import Engine, ThreadEngine
 from fedbandit.evaluation.delay import Measured, measure
-from fedbandit.theory import Setting, centralised_regret, federated_regret, is_vacuous
+from fedbandit.experiments.plots import COLOURS, save_picture
+from fedbandit.theory import (
+    Setting,
+    centralised_regret,
+    epsilon_greedy_per_event,
+    falcon_per_event,
+    federated_regret,
+    is_vacuous,
+)
 
-_FEDERATED, _CENTRALISED = "#0072B2", "#D55E00"
+ACTIONS = 5  # of the realisable world
+_NAMES = {"epsilon-greedy": "ε-greedy", "falcon": "FALCON"}
+_PER_EVENT = {"epsilon-greedy": epsilon_greedy_per_event, "falcon": falcon_per_event}
+_CENTRALISED = "#000000"  # federated bounds have their policy's colour
 
 
 @dataclass(frozen=True)
@@ -24,122 +41,189 @@ class Study:
     deploy_every: Sequence[int] = (1, 5, 20, 60, 120, 200, 300, 600)
     seeds: int = 3
     epsilon: float = 0.1
+    gamma: float = 100.0  # of FALCON; its μ is K, as its analysis has it
     log_class: float = 45.0
     delta: float = 0.05
     clients_per_round: int = 10
     max_examples: int = 20
 
+    def setting(self, optimization_error: float = 0.0) -> Setting:
+        """What the bounds depend on; without an error of a perfect oracle."""
+        return Setting(ACTIONS, self.epsilon, self.log_class, self.delta, optimization_error)
+
+    def config(self, policy: str, every: int, seed: int) -> Config:
+        """One run of one of the two policies."""
+        parameters = {"epsilon-greedy": {"epsilon": self.epsilon}, "falcon": {"mu": ACTIONS, "gamma": self.gamma}}
+        return Config.build(
+            {
+                "scenario": "scratch",
+                "rounds": self.rounds,
+                "deploy_every": every,
+                "clients_per_round": self.clients_per_round,
+                "seed": seed,
+                "policy": {"name": policy, **parameters[policy]},
+                "client": {"learning_rate": 0.1, "max_examples": self.max_examples},
+                "server": {"learning_rate": 0.02},
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Played:
+    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's error."""
+
+    whole: np.ndarray  # [seeds]: mean over the run
+    last: np.ndarray  # [seeds]: of the model deployed last
+    optimization_error: float
+
+    @classmethod
+    def of(cls, found: Sequence[Measured]) -> "Played":
+        return cls(
+            np.array([one.regret for one in found]),
+            np.array([one.last_regret for one in found]),
+            float(np.mean([one.optimization_error for one in found])),
+        )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What theory says of one deployment period, per event and in reward."""
+
+    federated: float  # eq. 9 over the run, of ε-greedy
+    centralised: float  # eq. 10
+    last: Mapping[str, float]  # for the model deployed last, by policy; not a number where none was ever trained
+    vacuous: bool  # eq. 9
+
 
 @dataclass(frozen=True)
 class Row:
-    """One deployment period: measurements over seeds beside the bounds, all per event and in reward."""
+    """One deployment period: measurements by policy beside the bounds."""
 
     deploy_every: int
     samples: int
     periods: int
-    measured: np.ndarray  # [seeds]
-    optimization_error: float
-    federated: float
-    centralised: float
-    vacuous: bool
+    played: Mapping[str, Played]
+    bounds: Bounds
+    perfect: Bounds  # with an oracle that solves every regression exactly
 
     def line(self) -> str:
-        spread = self.measured.std(ddof=1) if len(self.measured) > 1 else 0.0
-        verdict = "  vacuous" if self.vacuous else ""
-        return (
-            f"{self.deploy_every:6d} {self.samples:8d} {self.periods:8d} {self.measured.mean():9.4f} ±{spread:.4f}"
-            f" {self.optimization_error:9.5f} {self.federated:10.3f} {self.centralised:11.3f}{verdict}"
-        )
+        """What was measured."""
+        said = f"{self.deploy_every:6d} {self.samples:8d} {self.periods:8d}"
+        for one in self.played.values():
+            said += f"  {one.whole.mean():7.4f} ±{_spread(one.whole):.4f} {one.last.mean():7.4f}"
+            said += f" {one.optimization_error:8.5f}"
+        return said
+
+    def bounds_line(self) -> str:
+        """What the bounds say, with the measured ε_fed."""
+        last = "".join(f" {'-' if np.isnan(value) else f'{value:.3f}':>14}" for value in self.bounds.last.values())
+        verdict = "  eq. 9 is vacuous" if self.bounds.vacuous else ""
+        return f"{self.deploy_every:6d} {self.bounds.federated:8.3f} {self.bounds.centralised:8.3f}{last}{verdict}"
 
 
-HEADING = " every  samples  periods   measured  ±sd   ε_fed   federated centralised"
+HEADING = " every  samples  periods" + "".join(
+    f"{name:>9} {'±sd':<7} {'last':>7} {'ε_fed':>8}" for name in _NAMES.values()
+)
+BOUNDS_HEADING = " every    eq. 9   eq. 10" + "".join(f"{f'last, {name}':>15}" for name in _NAMES.values())
 
 
 def play(study: Study, told: Callable[[Row], Any] = lambda row: None) -> list[Row]:
     """Measure every deployment period of the study; `told` hears of each row as it is done."""
     rows = []
-    engine = ThreadEngine(1)
-    for every in study.deploy_every:
-        found = [measure(_config(study, every, seed), realizable(seed), engine) for seed in range(study.seeds)]
-        rows.append(_row(study, found))
-        told(rows[-1])
-    engine.close()
+    with closing(ThreadEngine(1)) as engine:
+        for every in study.deploy_every:
+            rows.append(_row(study, every, engine))
+            told(rows[-1])
     return rows
 
 
-def _row(study: Study, found: list[Measured]) -> Row:
-    first = found[0]
-    error = float(np.mean([one.optimization_error for one in found]))
-    setting = Setting(5, study.epsilon, study.log_class, study.delta, error)
-    events = first.samples * first.periods
-    federated = federated_regret(setting, first.samples, first.periods)
-    return Row(
-        deploy_every=first.deploy_every,
-        samples=first.samples,
-        periods=first.periods,
-        measured=np.array([one.regret for one in found]),
-        optimization_error=error,
-        federated=federated / events,
-        centralised=centralised_regret(setting, first.samples, first.periods) / events,
-        vacuous=is_vacuous(federated, first.samples, first.periods),
-    )
+def _row(study: Study, every: int, engine: Engine) -> Row:
+    found = {
+        policy: [
+            measure(study.config(policy, every, seed), realizable(seed, actions=ACTIONS), engine)
+            for seed in range(study.seeds)
+        ]
+        for policy in _NAMES
+    }
+    played = {policy: Played.of(each) for policy, each in found.items()}
+    first = found["epsilon-greedy"][0]
+    bounds = partial(_bounds, study, first.samples, first.periods)
+    errors = {policy: one.optimization_error for policy, one in played.items()}
+    return Row(every, first.samples, first.periods, played, bounds(errors), bounds(dict.fromkeys(errors, 0.0)))
 
 
-def _config(study: Study, every: int, seed: int) -> Config:
-    return Config.build(
-        {
-            "scenario": "scratch",
-            "rounds": study.rounds,
-            "deploy_every": every,
-            "clients_per_round": study.clients_per_round,
-            "seed": seed,
-            "policy": {"name": "epsilon-greedy", "epsilon": study.epsilon},
-            "client": {"learning_rate": 0.1, "max_examples": study.max_examples},
-            "server": {"learning_rate": 0.02},
-        }
-    )
+def _bounds(study: Study, samples: int, periods: int, errors: Mapping[str, float]) -> Bounds:
+    setting, events = study.setting(errors["epsilon-greedy"]), samples * periods
+    federated = federated_regret(setting, samples, periods)
+    trainings = periods - 1  # the model deployed last has not seen the period that it serves
+    last = {
+        policy: bound(study.setting(errors[policy]), samples, trainings) if trainings else nan
+        for policy, bound in _PER_EVENT.items()
+    }
+    centralised = centralised_regret(setting, samples, periods)
+    return Bounds(federated / events, centralised / events, last, is_vacuous(federated, samples, periods))
 
 
-def draw(study: Study, rows: list[Row], path: Path) -> Path:
-    """Bounds on the left, measurements on the right, over the same deployment periods."""
+def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
+    """Bounds on the left and measurements on the right; above over the whole run, below for the model deployed last."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.3), layout="constrained")
+    figure = Figure(figsize=(10, 8), layout="constrained")
     FigureCanvasAgg(figure)
-    bounds, measured = figure.subplots(1, 2)
+    panels = figure.subplots(2, 2, sharex=True)
+    (whole_bounds, whole), (last_bounds, last) = panels
+    federated = COLOURS["epsilon-greedy"]
+    _bound(whole_bounds, rows, lambda b: b.federated, federated, "o", "ε-greedy, federated (eq. 9)")
+    _bound(whole_bounds, rows, lambda b: b.centralised, _CENTRALISED, "s", "ε-greedy, centralised (eq. 10)")
+    _finish_bounds(whole_bounds, "Bounds, mean over the run")
+    for policy, name in _NAMES.items():
+        _bound(last_bounds, rows, lambda b, p=policy: b.last[p], COLOURS[policy], "o", f"{name}, federated")  # type: ignore[misc]
+        _measured(whole, rows, [row.played[policy].whole for row in rows], COLOURS[policy], name)
+        _measured(last, rows, [row.played[policy].last for row in rows], COLOURS[policy], name)
+    _finish_bounds(last_bounds, "Bounds, an event of the model deployed last")
+    whole.set_title("Measured, mean over the run", fontsize=10)
+    last.set_title("Measured, an event of the model deployed last", fontsize=10)
     every = [row.deploy_every for row in rows]
-    exact = [_row_without_error(study, row) for row in rows]
-    bounds.plot(every, [row.federated for row in rows], "o-", color=_FEDERATED, label="federated (eq. 9)")
-    bounds.plot(every, [row.centralised for row in rows], "s-", color=_CENTRALISED, label="centralised (eq. 10)")
-    bounds.plot(every, [row.federated for row in exact], "o:", color=_FEDERATED, label="federated, ε_fed = 0", mfc="w")
-    bounds.plot(
-        every, [row.centralised for row in exact], "s:", color=_CENTRALISED, label="centralised, ε_opt = 0", mfc="w"
-    )
-    top = 1.1 * max(1.0, *(row.federated for row in rows))
-    bounds.axhspan(1, top, color="#e6e6e6", zorder=0)
-    bounds.text(
-        every[0], 1.01, "vacuous: no policy loses more than 1 an event", fontsize=8, color="#404040", va="bottom"
-    )
-    bounds.set(title="Bounds (constants dropped: compare shapes)", ylabel="regret per event", ylim=(0, top))
-    values = np.array([row.measured for row in rows])
-    spread = values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(rows))
-    measured.errorbar(every, values.mean(axis=1), spread, fmt="o-", color=_FEDERATED, capsize=3, label="ε-greedy")
-    measured.set(title=f"Measured, {study.seeds} seeds (± sd)", ylabel="regret per event", ylim=(0, None))
-    for axes in (bounds, measured):
-        axes.set(xscale="log", xlabel=f"rounds between deployments (of {study.rounds})")
+    for axes in panels.flat:
+        axes.set(xscale="log", ylabel="regret per event")
+        axes.set_xticks(every, [str(number) for number in every], fontsize=8)
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(bottom=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
-
-
-def _row_without_error(study: Study, row: Row) -> Row:
-    setting = Setting(5, study.epsilon, study.log_class, study.delta)
-    events = row.samples * row.periods
-    return replace(
-        row,
-        federated=federated_regret(setting, row.samples, row.periods) / events,
-        centralised=centralised_regret(setting, row.samples, row.periods) / events,
+    for axes in panels[1]:
+        axes.set_xlabel(f"rounds between deployments (of {study.rounds})")
+    figure.suptitle(
+        f"What delay costs; measured over {study.seeds} seeds (± sd)\n"
+        "Constants of the bounds are dropped: compare shapes, not heights",
+        fontsize=11,
     )
+    return save_picture(figure, path)
+
+
+def _bound(
+    axes: Any, rows: Sequence[Row], value: Callable[[Bounds], float], colour: str, marker: str, label: str
+) -> None:
+    """A bound with the measured error of the oracle, and dotted with none."""
+    every = [row.deploy_every for row in rows]
+    axes.plot(every, [value(row.bounds) for row in rows], f"{marker}-", color=colour, label=label)
+    axes.plot(
+        every, [value(row.perfect) for row in rows], f"{marker}:", color=colour, label=f"{label}, exact oracle", mfc="w"
+    )
+
+
+def _finish_bounds(axes: Any, title: str) -> None:
+    top = 1.25 * max(1.0, *(float(np.nanmax([*line.get_ydata(), 0.0])) for line in axes.get_lines()))
+    axes.axhspan(1, top, color="#e6e6e6", zorder=0)  # rewards lie in [0, 1]: nobody loses more than 1 an event
+    axes.set_title(f"{title} (grey: vacuous)", fontsize=10)
+    axes.set_ylim(top=top)
+
+
+def _measured(axes: Any, rows: Sequence[Row], values: Sequence[np.ndarray], colour: str, label: str) -> None:
+    means, spreads = [float(each.mean()) for each in values], [_spread(each) for each in values]
+    axes.errorbar([row.deploy_every for row in rows], means, spreads, fmt="o-", color=colour, capsize=3, label=label)
+
+
+def _spread(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0

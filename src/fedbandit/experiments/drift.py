@@ -119,7 +119,7 @@ def table(study: DriftStudy, outcomes: Sequence[Outcome]) -> str:
     """What each change did to each policy, and how to read it."""
     heads = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
     legend = (
-        f"recovery: rounds until the mean of {study.window} is back at nine tenths;"
+        f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never fell below;"
         " lost: reward below before, summed over rounds"
     )
     return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit.errors import ConfigError
+
 # Okabe and Ito's palette.
 COLOURS = {
     "softmax": "#0072B2",
@@ -16,9 +18,17 @@ COLOURS = {
     "greedy": "#CC79A7",
     "baseline": "#595959",
 }
-OTHER_COLOURS = ("#E69F00", "#56B4E9", "#000000", "#8C6D31", "#7B4173")
+# All have a contrast of 3:1 or more on white, as thin lines need, and differ to colour-blind eyes from those above too.
+OTHER_COLOURS = ("#7700FF", "#662200", "#000000", "#8C6D31", "#330088")
 _DASHED = ("baseline",)
 _TITLE_WIDTH, _NOTE_WIDTH = 75, 105  # characters a line
+_PICTURES = (".png", ".svg")
+
+
+def require_picture(path: Path) -> None:
+    """Refuse a name that no picture can be saved under; to be called before the work that the picture is to show."""
+    if path.suffix.lower() not in _PICTURES:
+        raise ConfigError(f"--out: {path} must end in {' or '.join(_PICTURES)}")
 
 
 def policy_of(label: str) -> str | None:
@@ -64,33 +74,41 @@ def draw_curves(
     With `trials` every seed is a thin line of its own in place of the band. Rounds before which the world changes are
     marked as `changes`; a curve may begin with rounds that are not a number.
     """
-    from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "fedbandit"}):  # the same figure is the same file
-        figure = Figure(figsize=(7.2, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        rounds = max((np.atleast_2d(values).shape[1] for values in curves.values()), default=1)
-        lines = deploy_every is not None and rounds // deploy_every <= 40
-        if deploy_every is not None and lines:
-            for deployed in range(deploy_every, rounds, deploy_every):
-                axes.axvline(deployed, color="#d0d0d0", linewidth=0.7, zorder=0)
-        styles = styles_of(list(curves))
-        for label, values in curves.items():
-            (_trials if trials else _band)(axes, label, np.atleast_2d(values), *styles[label])
-        marks = [*(["grey lines: deployments"] if lines else []), *(["dashed: the world changes"] if changes else [])]
-        axes.set(xlabel=f"round ({', '.join(marks)})" if marks else "round", ylabel=ylabel)
-        for change in changes:
-            axes.axvline(change, color="#595959", linewidth=1, linestyle=(0, (4, 2)), zorder=1)
-        write_heading(axes, title, note)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xlim(1, max(rounds, 2))
-        if curves:
-            axes.legend(frameon=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    require_picture(path)
+    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    rounds = max((np.atleast_2d(values).shape[1] for values in curves.values()), default=1)
+    lines = deploy_every is not None and rounds // deploy_every <= 40
+    if deploy_every is not None and lines:
+        for deployed in range(deploy_every, rounds, deploy_every):
+            axes.axvline(deployed, color="#d0d0d0", linewidth=0.7, zorder=0)
+    styles = styles_of(list(curves))
+    for label, values in curves.items():
+        (_trials if trials else _band)(axes, label, np.atleast_2d(values), *styles[label])
+    marks = [*(["grey lines: deployments"] if lines else []), *(["dashed: the world changes"] if changes else [])]
+    axes.set(xlabel=f"round ({', '.join(marks)})" if marks else "round", ylabel=ylabel)
+    for change in changes:
+        axes.axvline(change, color="#595959", linewidth=1, linestyle=(0, (4, 2)), zorder=1)
+    write_heading(axes, title, note)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlim(1, max(rounds, 2))
+    if curves:
+        axes.legend(frameon=False)
+    return save_picture(figure, path)
+
+
+def save_picture(figure: Any, path: Path) -> Path:
+    """Save a figure by the path's suffix, .png or .svg; the same figure is the same file."""
+    from matplotlib import rc_context
+
+    require_picture(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": "fedbandit"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     return path
 
 

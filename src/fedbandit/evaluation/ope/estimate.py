@@ -40,7 +40,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bernstein:
-    """Asks for empirical Bernstein intervals: rewards lie in [low, high] and no logged propensity below `floor`."""
+    """Asks for empirical Bernstein intervals: rewards, and what a reward model says of them, lie in [low, high].
+
+    No logged propensity lies below `floor`.
+    """
 
     low: float
     high: float
@@ -89,7 +92,7 @@ def estimate(
 ) -> dict[str, Estimate]:
     """Several estimators on one log: `estimate(records, {"ips": IPS()})["ips"].value`."""
     if bernstein is not None:
-        records = records.clamped(bernstein.low, bernstein.high)
+        _check_range(records, bernstein)
     found = {}
     for name, estimator in estimators.items():
         sums = sums_of(records, estimator, weighting, bootstrap)
@@ -101,6 +104,19 @@ def estimate(
 def added(parts: list[Sums]) -> Sums:
     """The sums of several clients or groups of clients as one."""
     return reduce(add, parts)
+
+
+def _check_range(records: Records, bernstein: Bernstein) -> None:
+    low, high = bernstein.low, bernstein.high
+    room = 1e-9 * (high - low)  # a weighted mean of predictions in the range may leave it by rounding
+    columns = {
+        "rewards": records.rewards,
+        "predicted rewards": records.predicted,
+        "expected rewards": records.expected,
+    }
+    for name, column in columns.items():
+        if column is not None and len(column) and not (column.min() >= low - room and column.max() <= high + room):
+            raise ConfigError(f"interval: {name} leave the range [{low:g}, {high:g}] that the Bernstein bound is for")
 
 
 def _warnings(sums: Sums, effective: float) -> list[str]:

@@ -19,9 +19,17 @@ _ROWS = 4096
 
 
 def records_of(
-    split: Split, policy: Policy, num_actions: int, scores: RowScores | None = None, rewards: RowScores | None = None
+    split: Split,
+    policy: Policy,
+    num_actions: int,
+    scores: RowScores | None = None,
+    rewards: RowScores | None = None,
+    within: tuple[float, float] | None = None,
 ) -> Records:
-    """The records of a logged split for a policy; `scores` for a policy that needs some, `rewards` a reward model."""
+    """The records of a logged split for a policy; `scores` for a policy that needs some, `rewards` a reward model.
+
+    What the reward model says is cut to the range `within`, for bounds that need one.
+    """
     log = log_of(split)
     n = split.num_examples
     target = np.zeros(n)
@@ -33,7 +41,8 @@ def records_of(
         actions = np.asarray(log.actions[rows])[:, None]
         target[rows] = np.take_along_axis(probabilities, actions, axis=1)[:, 0]
         if rewards is not None:
-            modelled = rewards(rows)
+            # Action by action and before any average: only so is the weighted prediction, on average, the expected one.
+            modelled = rewards(rows) if within is None else np.clip(rewards(rows), *within)
             predicted[rows] = np.take_along_axis(modelled, actions, axis=1)[:, 0]  # type: ignore[index]
             expected[rows] = (probabilities * modelled).sum(axis=1)  # type: ignore[index]
     return records_for(split, target, predicted, expected)

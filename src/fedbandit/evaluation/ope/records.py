@@ -68,9 +68,3 @@ class Records:
             predicted=part(self.predicted),
             expected=part(self.expected),
         )
-
-    def clamped(self, low: float, high: float) -> "Records":
-        """The same, with a reward model that never leaves the range of the rewards."""
-        if self.predicted is None or self.expected is None:
-            return self
-        return replace(self, predicted=self.predicted.clip(low, high), expected=self.expected.clip(low, high))
