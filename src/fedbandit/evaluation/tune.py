@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit import policies
-from fedbandit.components import construct, resolve
 from fedbandit.config import Config
 from fedbandit.data.dataset import FederatedDataset, contexts_at
 from fedbandit.engines import Engine
@@ -23,6 +21,7 @@ from fedbandit.evaluation.offline import train_from_logs
 from fedbandit.evaluation.ope import BUILT_IN, Bootstrap, Estimate, estimate
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.evaluation.scoring import Scorer
+from fedbandit.parts import build_policy
 from fedbandit.simulation.experiment import build_experiment
 from fedbandit.simulation.simulate import simulate, starting_weights
 
@@ -33,7 +32,7 @@ EXPLORATION = {"epsilon-greedy": ("epsilon", 1), "softmax": ("beta", 1), "falcon
 def exploration_around(config: Config) -> list[float]:
     """Half of what the configuration's policy explores, as much, and twice as much, in its own parameter."""
     name, _ = _parameter(config)
-    now = float(getattr(_policy(config), name))
+    now = float(getattr(build_policy(config), name))
     most = 1.0 if name == "epsilon" else inf
     return list(dict.fromkeys(min(value, most) for value in (now / 2, now, 2 * now)))
 
@@ -98,7 +97,7 @@ def tune(
         scores = Scorer(trained.experiment.bandit.work.learner, trained.weights).on(held_out.train)
         for value in exploration:
             settings = {**rates, f"policy.{name}": value}
-            policy = _policy(config.with_values(settings))
+            policy = build_policy(config.with_values(settings))
             records = records_of(held_out.train, policy, dataset.header.num_actions, scores, rewards=scores)
             found = estimate(records, {estimator: BUILT_IN[estimator]}, bootstrap=Bootstrap(200, config.seed))
             candidates.append(Candidate(settings, found[estimator]))
@@ -150,10 +149,6 @@ def _parameter(config: Config) -> tuple[str, int]:
         known = ", ".join(EXPLORATION)
         raise ConfigError(f"policy.name: {config.policy.name} has no exploration to tune from its logs; known: {known}")
     return EXPLORATION[config.policy.name]
-
-
-def _policy(config: Config) -> policies.Policy:
-    return construct("policy", resolve("policy.name", config.policy.name, policies.BUILT_IN), config.policy.parameters)
 
 
 def _clients_from(logs: FederatedDataset, first: int) -> FederatedDataset:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit import objectives, policies
+from fedbandit import objectives
 from fedbandit.components import construct, resolve
 from fedbandit.config import Config
 from fedbandit.data import FederatedDataset
@@ -13,7 +13,6 @@ from fedbandit.data.dataset import Header
 from fedbandit.data.ragged import Ragged
 from fedbandit.errors import ConfigError
 from fedbandit.evaluation.gate import Gate, why_impossible
-from fedbandit.federated import optimizers
 from fedbandit.federated.aggregation import Aggregation, PlainMean
 from fedbandit.federated.client import ClientWork
 from fedbandit.federated.cohorts import FixedCohorts
@@ -21,7 +20,8 @@ from fedbandit.federated.learners import ClientSettings, Learner, Untrained, mak
 from fedbandit.federated.visits import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.models import DataSpec, Layout, Model, build_model
 from fedbandit.objectives import DoublyRobust, Objective, Pointwise
-from fedbandit.policies import Greedy, Policy
+from fedbandit.parts import build_objective, build_optimizer, build_policy
+from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.building import build_clipping, build_cohorts, build_ledger
 from fedbandit.privacy.mechanisms import PrivateMean
@@ -65,7 +65,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     spec = DataSpec.of(header)
     model = build_model(config.model.name, spec, config.model.parameters)
     layout = Layout.of(model.init(config.seed))
-    policy = _policy(config, header.num_actions)
+    policy = build_policy(config, header.num_actions)
     scenario = _scenario(config, header)
     objective = _objective(config, policy, scenario, header.num_actions)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
@@ -85,7 +85,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         ),
         cohorts=build_cohorts(config, pool, ledger),
         scenario=scenario,
-        optimizer=_optimizer("server.optimizer", config.server.optimizer, config.server.parameters),
+        optimizer=build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters),
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
         aggregation=_aggregation(ledger, config.seed),
@@ -123,7 +123,7 @@ def _pretraining_phase(
         ),
         cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, config.clients_per_round, seed),
         scenario=Scenario((Stage(rewards),)),
-        optimizer=_optimizer("pretraining.server_optimizer", *pretraining_server(config)),
+        optimizer=build_optimizer("pretraining.server_optimizer", *pretraining_server(config)),
         clipping=build_clipping(config),
         deploy_every=1,
         aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
@@ -136,18 +136,6 @@ def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
     rate = config.pretraining.server_learning_rate or config.server.learning_rate
     inherited = config.server.parameters if name == config.server.optimizer else {}
     return name, {**inherited, "learning_rate": rate}
-
-
-def _policy(config: Config, num_actions: int) -> Policy:
-    make = resolve("policy.name", config.policy.name, policies.BUILT_IN)
-    policy = construct("policy", make, config.policy.parameters)
-    _require_methods("policy.name", policy, "probabilities")
-    blank = np.zeros((2, num_actions), np.dtype(config.dtype))
-    try:
-        policies.check_probabilities(policy.probabilities(blank, None), blank)
-    except (ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"policy.name: {config.policy.name} does not give probabilities: {error}") from error
-    return policy
 
 
 def _scenario(config: Config, header: Header) -> Scenario:
@@ -164,12 +152,7 @@ def _scenario(config: Config, header: Header) -> Scenario:
 
 
 def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
-    make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
-    parameters = config.objective.parameters
-    if isinstance(make, type) and issubclass(make, objectives.WeightedRegression):
-        parameters.setdefault("scale", policies.importance_scale(policy, num_actions))
-    objective = construct("objective", make, parameters)
-    _require_methods("objective.name", objective, "loss")
+    objective, _ = build_objective(config, lambda: importance_scale(policy, num_actions))
     for stage in scenario.stages:
         _check_range("objective.name", objective, stage.rewards)
     return objective
@@ -205,19 +188,6 @@ def _visits(config: Config) -> VisitPlan:
     if most is not None:
         living["events_per_period"] = min(living["events_per_period"], most)
     return PopulationVisits(config.seed, config.deploy_every, **living)
-
-
-def _optimizer(path: str, name: str, parameters: dict[str, Any]) -> optimizers.ServerOptimizer:
-    optimizer = construct(path.partition(".")[0], resolve(path, name, optimizers.BUILT_IN), parameters)
-    _require_methods(path, optimizer, "init", "step")
-    return optimizer
-
-
-def _require_methods(path: str, part: object, *names: str) -> None:
-    """A part of a user's own that is something else is refused now, not somewhere in round 1."""
-    for name in names:
-        if not callable(getattr(part, name, None)):
-            raise ConfigError(f"{path}: {type(part).__name__} has no method `{name}`")
 
 
 def _aggregation(ledger: Ledger | None, seed: int) -> Aggregation:

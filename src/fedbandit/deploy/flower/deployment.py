@@ -13,18 +13,17 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedbandit import objectives, policies
-from fedbandit.components import construct, resolve
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.deploy.flower.secure_sums import LEAST, MOST, MOST_EVENTS, Bounds
 from fedbandit.deploy.model_files import DeviceModel
 from fedbandit.errors import ConfigError
 from fedbandit.evaluation.gate import why_impossible
-from fedbandit.federated import optimizers
 from fedbandit.federated.aggregation import PlainMean
 from fedbandit.federated.stepping import Stepping
 from fedbandit.models import DataSpec, Layout, Model, build_model
-from fedbandit.objectives import DoublyRobust, WeightedRegression
+from fedbandit.objectives import DoublyRobust
+from fedbandit.parts import build_objective, build_optimizer, build_policy
+from fedbandit.policies import importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.building import build_clipping, build_ledger
 from fedbandit.privacy.mechanisms import PrivateMean
@@ -99,11 +98,8 @@ class Deployment:
 
     def stepping(self, noise: DeploymentNoise | None) -> Stepping:
         """The server's step, with the noise of a private deployment."""
-        optimizer = construct(
-            "server",
-            resolve("server.optimizer", self.config.server.optimizer, optimizers.BUILT_IN),
-            self.config.server.parameters,
-        )
+        chosen = self.config.server
+        optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
         if self.ledger is None:
             return Stepping(optimizer, build_clipping(self.config), PlainMean())
         assert noise is not None
@@ -244,7 +240,7 @@ def _check_secure(config: Config, rules: Rules, where: str) -> None:
 
 
 def _check_gate(config: Config, rules: Rules, where: str) -> None:
-    if reason := why_impossible(_policy(config), private=config.privacy.mechanism != "none"):
+    if reason := why_impossible(build_policy(config), private=config.privacy.mechanism != "none"):
         raise ConfigError(f"{where}gate: {reason}")
     if rules.secure_aggregation:
         raise ConfigError(f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices")
@@ -254,18 +250,10 @@ def _check_gate(config: Config, rules: Rules, where: str) -> None:
         raise ConfigError(f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass")
 
 
-def _policy(config: Config) -> policies.Policy:
-    make = resolve("policy.name", config.policy.name, policies.BUILT_IN)
-    found: policies.Policy = construct("policy", make, config.policy.parameters)
-    return found
-
-
 def _learning(config: Config, num_actions: int) -> dict[str, Any]:
-    make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
-    parameters = config.objective.parameters
-    if isinstance(make, type) and issubclass(make, WeightedRegression):
-        parameters.setdefault("scale", policies.importance_scale(_policy(config), num_actions))
-    objective = construct("objective", make, parameters)
+    objective, parameters = build_objective(
+        config, lambda: importance_scale(build_policy(config, num_actions), num_actions)
+    )
     if isinstance(objective, DoublyRobust) or getattr(objective, "supervised", False):
         raise ConfigError(f"objective.name: {config.objective.name} needs rewards of actions that devices do not log")
     client = {key: getattr(config.client, key) for key in ("learning_rate", "batch_size", "epochs")}
