@@ -83,16 +83,7 @@ def play_round(phase: Phase, state: State, engine: Engine, watch: Stopwatch) -> 
         deployed[number // phase.deploy_every] = state.deployed[max(state.deployed)] if refused else weights
 
     metrics = round_metrics(number, phase.work.split, cohort, results, state, unclipped, step.update)
-    following = State(
-        round=number,
-        weights=weights,
-        deployed=deployed,
-        optimizer=step.optimizer,
-        clip_norm=step.clip_norm,
-        reward_total=state.reward_total + (metrics["reward"] or 0.0),
-        rewarded_rounds=state.rewarded_rounds + (metrics["reward"] is not None),
-        extra=state.extra,
-    )
+    following = state.after(step, deployed, metrics["reward"])
     metrics["running_reward"] = following.running_reward
     metrics |= phase.aggregation.metrics(number, deploys)
     if verdict is not None:

@@ -3,12 +3,15 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedbandit.errors import DataError
 from fedbandit.files import write_bytes
+
+if TYPE_CHECKING:  # who only reads a state need not wait for the compiled optimisers
+    from fedbandit.federated.stepping import Step
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,25 @@ class State:
     @property
     def running_reward(self) -> float | None:
         return self.reward_total / self.rewarded_rounds if self.rewarded_rounds else None
+
+    def after(
+        self,
+        step: "Step",
+        deployed: dict[int, np.ndarray],
+        reward: float | None,
+        extra: dict[str, Any] | None = None,
+    ) -> "State":
+        """The state one round later, with the server's step taken and the round's reward counted (None: no events)."""
+        return State(
+            round=self.round + 1,
+            weights=step.weights,
+            deployed=deployed,
+            optimizer=step.optimizer,
+            clip_norm=step.clip_norm,
+            reward_total=self.reward_total + (reward or 0.0),
+            rewarded_rounds=self.rewarded_rounds + (reward is not None),
+            extra=self.extra if extra is None else extra,
+        )
 
 
 def save_state(state: State, path: Path) -> None:

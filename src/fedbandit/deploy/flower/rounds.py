@@ -151,16 +151,7 @@ class Coordinator:
             "model_version": self.version,
             "model_versions": found.versions,
         }
-        following = State(
-            round=number,
-            weights=step.weights,
-            deployed=deployed,
-            optimizer=step.optimizer,
-            clip_norm=step.clip_norm,
-            reward_total=state.reward_total + (metrics["reward"] or 0.0),
-            rewarded_rounds=state.rewarded_rounds + (metrics["reward"] is not None),
-            extra=extra,
-        )
+        following = state.after(step, deployed, metrics["reward"], extra)
         metrics["running_reward"] = following.running_reward
         metrics |= stepping.aggregation.metrics(number, deploys)
         if verdict is not None:
