@@ -1,15 +1,12 @@
 """Small files in the layouts that a page of the documentation speaks of, so that its commands can be run."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import csv, parquet
-
-sys.path.append(str(Path(__file__).parent / "data"))
 from published import emnist_rows, image, pack, sentence, write_counts, write_sqlite
+from pyarrow import csv, parquet
 
 
 def files_of_importers(folder: Path) -> None:

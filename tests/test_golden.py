@@ -4,10 +4,12 @@ import ast
 
 import numpy as np
 import pytest
-from builders import dataset_in_memory
+from published import encode, sentence, write_counts, write_sqlite
 
 from fedbandit.config import Config
-from fedbandit.data.text import BagOfWords
+from fedbandit.data import FederatedDataset
+from fedbandit.data.sources.emnist import import_emnist
+from fedbandit.data.sources.stackoverflow import StackOverflowOptions, import_stackoverflow
 from fedbandit.engines import ThreadEngine
 from fedbandit.objectives import FullInformation
 from fedbandit.simulation.experiment import build_experiment
@@ -15,19 +17,34 @@ from fedbandit.simulation.loop import play_round
 from fedbandit.timing import Stopwatch
 
 
-def _stackoverflow(run):
-    """The data of a text run, prepared from its raw strings as the importers do."""
-    sentences = [f"{tokens} {title}".split() for tokens, title in zip(run["tokens"], run["titles"], strict=True)]
-    features = BagOfWords([str(word) for word in run["words"]]).encode(sentences)
-    index = {str(name): i for i, name in enumerate(run["tag_names"])}
-    labels = [[index[tag] for tag in str(tags).split("|") if tag in index] for tags in run["tags"]]
-    shape = (len(run["words"]),)
-    return dataset_in_memory(features, labels, run["offsets"], len(index), shape=shape, multilabel=True)
+def _stackoverflow(run, folder):
+    """The data of a text run, prepared from its raw strings by the importer of the published file."""
+    strings = zip(_clients(run), run["tokens"], run["titles"], run["tags"], strict=True)
+    rows = [("train", f"user{c:04d}", sentence(*map(str, (tokens, title, tags)))) for c, tokens, title, tags in strings]
+    rows.append(("test", *rows[0][1:]))  # the published file has such a split; no run looks at it
+    words = {str(word): len(run["words"]) - i for i, word in enumerate(run["words"])}
+    tags = dict(zip(map(str, run["tag_names"]), map(int, run["tag_counts"]), strict=True))
+    files = write_counts(folder, words, tags)
+    options = StackOverflowOptions(vocabulary=len(words), actions=len(tags))
+    published = write_sqlite(folder / "stackoverflow.sqlite", rows)
+    dataset = FederatedDataset.open(import_stackoverflow(published, folder / "out", *files, options))
+    assert dataset.vocabulary() == list(words)
+    assert dataset.header.actions == tuple(tags)
+    return dataset
 
 
-def _emnist(run):
-    labels = [[int(label)] for label in run["labels"]]
-    return dataset_in_memory(run["pixels"], labels, run["offsets"], 62, shape=(28, 28))
+def _emnist(run, folder):
+    """The data of an image run, through the importer of the published file."""
+    pixels = run["pixels"].reshape(len(run["labels"]), -1).astype(float)
+    examples = zip(_clients(run), pixels, run["labels"], strict=True)
+    rows = [("all_train", f"f{c:04d}_00", encode(pixels=x.tolist(), label=[int(label)])) for c, x, label in examples]
+    rows.append(("all_test", *rows[0][1:]))
+    return FederatedDataset.open(import_emnist(write_sqlite(folder / "emnist_all.sqlite", rows), folder / "out"))
+
+
+def _clients(run):
+    """The client of each example."""
+    return np.repeat(np.arange(len(run["offsets"]) - 1), np.diff(run["offsets"]))
 
 
 def _play(run, dataset, model, dtype):
@@ -78,9 +95,9 @@ def _play(run, dataset, model, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", ["so_greedy", "so_greedy_sgd_clip", "so_supervised"])
-def test_text_runs(golden_folder, name, dtype):
+def test_text_runs(golden_folder, tmp_path, name, dtype):
     run = np.load(golden_folder / f"{name}.npz")
-    rounds = list(_play(run, _stackoverflow(run), "linear", dtype))
+    rounds = list(_play(run, _stackoverflow(run, tmp_path), "linear", dtype))
     for number, weights, metrics in rounds:
         for i, ours in enumerate(weights):
             np.testing.assert_allclose(ours, run[f"round{number}_{i}"], atol=5e-5, rtol=0)
@@ -90,9 +107,9 @@ def test_text_runs(golden_folder, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_image_run(golden_folder, dtype):
+def test_image_run(golden_folder, tmp_path, dtype):
     run = np.load(golden_folder / "emnist_greedy.npz")
-    rounds = list(_play(run, _emnist(run), "cnn", dtype))
+    rounds = list(_play(run, _emnist(run, tmp_path), "cnn", dtype))
     for number, _, metrics in rounds:
         assert metrics["reward"] == pytest.approx(run["round_reward"][number - 1], abs=1e-6)
         assert metrics["running_reward"] == pytest.approx(run["average_reward"][number - 1], abs=1e-6)
