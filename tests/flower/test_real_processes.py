@@ -123,10 +123,10 @@ def test_real_processes_agree_with_the_simulator_and_survive_a_killed_server(tmp
     rounds = 4
     with RealNetwork(tmp_path, write_toml(tmp_path, rounds, NODES), NODES, rounds) as network:
         network.submit()
-        network.wait_for_rounds(2, 200)
+        network.wait_for_rounds(2, 500)
         network.kill_link()
         run = network.submit()
-        network.wait_for_rounds(rounds, 250)
+        network.wait_for_rounds(rounds, 500)
         network.wait_for_end(run)
     found = load_state(network.state / "state.safetensors")
     *_, expected = simulated_states(rounds, NODES)
@@ -145,7 +145,7 @@ def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
     own = "secure-aggregation=true"
     with RealNetwork(tmp_path, toml, NODES, rounds, own, **SECURE_TRAINING) as network:
         run = network.submit()
-        network.wait_for_rounds(rounds, 300)
+        network.wait_for_rounds(rounds, 600)
         network.wait_for_end(run)
     found = load_state(network.state / "state.safetensors")
     lines = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
