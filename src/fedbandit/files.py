@@ -58,8 +58,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """A file of one JSON object a line; a last line that is still being written is left out."""
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return objects_in(path.read_bytes())
+
+
+def objects_in(lines: bytes) -> list[dict[str, Any]]:
+    """One JSON object a line, as far as lines have their end; `ValueError` where one is something else."""
+    found = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
+    if not all(isinstance(one, dict) for one in found):
+        raise ValueError("not one object a line")
+    return found
 
 
 def _keep_names(folder: Path) -> None:

@@ -15,8 +15,9 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from fedbandit.experiments.plots import write_heading
+    from fedbandit.experiments.plots import require_picture, save_picture, write_heading
 
+    require_picture(path)
     plan = ledger.plan
     rounds = np.unique(np.linspace(1, plan.rounds, min(plan.rounds, 200)).astype(int))
     # Closer together at the beginning, where epsilon bends.
@@ -35,6 +36,4 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
     write_heading(axes, title, f"{plan.sampling} sampling; adjacency: {assumptions(plan)['adjacency']}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    return path
+    return save_picture(figure, path)

@@ -4,7 +4,6 @@ The standard library's server is enough for one person's browser on 127.0.0.1, s
 A request never names a path: the page is told what is there and cannot ask for anything else.
 """
 
-import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from fedbandit.errors import ConfigError
 from fedbandit.experiments.collection import Group, Run, find_runs, grouped
 from fedbandit.experiments.report import asset
 from fedbandit.experiments.series import Columns, chart, columns_of
-from fedbandit.files import to_json
+from fedbandit.files import objects_in, to_json
 
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12
@@ -58,10 +57,7 @@ class _Tail:
             return self.lines
         complete = new[: new.rfind(b"\n") + 1]
         try:
-            lines = [json.loads(line) for line in complete.splitlines()]
-            if not all(isinstance(line, dict) for line in lines):
-                raise ValueError("not one object a line")
-            self.lines += lines
+            self.lines += objects_in(complete)
         except ValueError:  # written while it was cut, or damaged: read anew the next time
             self.offset, self.lines = 0, []
             return []
