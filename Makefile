@@ -22,6 +22,7 @@ test-slow: $(VENV)/.extras
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

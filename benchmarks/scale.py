@@ -21,7 +21,7 @@ SMALL, LARGE = 3_400, 342_477
 
 def data_folder(users: int) -> Path:
     """The generated data set of so many users, made if it is not there yet."""
-    from fedbandit.data.topics import generate
+    from fedbandit.data.embedded.topics import generate
 
     folder = FOLDER / f"topics-{users}"
     if not (folder / "header.json").exists():

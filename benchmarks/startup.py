@@ -17,7 +17,7 @@ def measure(repeats: int = 3) -> dict[str, Seconds]:
 
     The first run also makes the embedded data and, on a new machine, compiles the kernels; later ones find both.
     """
-    command = [sys.executable, "-m", "fedbandit.cli"]
+    command = [sys.executable, "-m", "fedbandit.cli.app"]
     answers = [_seconds([*command, "--help"]) for _ in range(repeats)]
     with tempfile.TemporaryDirectory() as scratch:
         environment = {**os.environ, "FEDBANDIT_CACHE": str(Path(scratch) / "cache")}

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbandit.deploy import Agent, Outcome, Retention
-from fedbandit.deploy.flower.messages import Reply, Request
+from fedbandit.deploy.messages import Reply, Request
 
 if TYPE_CHECKING:
-    from fedbandit.deploy.flower.deployment import Deployment
+    from fedbandit.deploy.server.deployment import Deployment
 
 WORDS, ACTIONS = 8, 4  # texts: their learner starts fast, and servers are killed often
 KEEP_ALL = Retention(max_events=1_000_000)  # so that whatever was logged can still be counted at the end
 
 
 def deployment_in(folder: Path) -> "Deployment":
-    from fedbandit.deploy.flower.deployment import build_deployment  # apps, which start often, need none of it
+    from fedbandit.deploy.server.deployment import build_deployment  # apps, which start often, need none of it
 
     (folder / "words.txt").write_text("\n".join(f"word{i}" for i in range(WORDS)), encoding="utf-8")
     values = {
@@ -73,7 +73,7 @@ class Carrier:
     """Hands requests to the devices' participants; a lossy one loses and doubles some of the answers."""
 
     def __init__(self, folders: list[Path], lossy: bool) -> None:
-        from fedbandit.deploy.flower.participant import Participant
+        from fedbandit.deploy.device.participant import Participant
 
         self._participants = {i: Participant(Agent(folder)) for i, folder in enumerate(folders)}
         self._lossy, self._waiting, self._sent = lossy, [], 0
@@ -98,8 +98,8 @@ class Carrier:
 
 
 def serve(folder: Path, lossy: bool = True, attempts: int | None = None) -> None:
-    from fedbandit.deploy.flower.rounds import Coordinator
-    from fedbandit.deploy.flower.store import Store
+    from fedbandit.deploy.server.rounds import Coordinator
+    from fedbandit.deploy.server.store import Store
 
     deployment = deployment_in(folder)
     store = Store(deployment.folder)

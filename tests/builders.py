@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
-from fedbandit.data.ragged import Ragged
 
 
 def dataset_in_memory(

@@ -18,7 +18,7 @@ import pytest
 from files_of_pages import MAKERS
 
 from fedbandit.config import Config
-from fedbandit.deploy.flower.deployment import Rules
+from fedbandit.deploy.server.deployment import Rules
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("README.md")])

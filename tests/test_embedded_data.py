@@ -4,14 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from fedbandit.data import FederatedDataset, glyphs, topics
-from fedbandit.data.glyph_shapes import MAX_STROKES, load_shapes
-from fedbandit.data.glyph_strokes import FORMS
-from fedbandit.data.labels import EMNIST_ACTIONS
-from fedbandit.errors import ConfigError
-from fedbandit.experiments import embedded_statistics_models
-from fedbandit.experiments.embedded_statistics import describe, heterogeneity, label_matrix, writer_effect
-from fedbandit.experiments.embedded_statistics_models import supervised_accuracies
+from fedbandit.core.errors import ConfigError
+from fedbandit.data import FederatedDataset
+from fedbandit.data.embedded import glyphs, topics
+from fedbandit.data.embedded import statistics as embedded_statistics_models
+from fedbandit.data.embedded.glyph_shapes import FORMS, MAX_STROKES, load_shapes
+from fedbandit.data.embedded.statistics import (
+    describe,
+    heterogeneity,
+    label_matrix,
+    supervised_accuracies,
+    writer_effect,
+)
+from fedbandit.data.text import EMNIST_ACTIONS
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from published import encode, sentence, write_counts, write_sqlite
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset
-from fedbandit.data.sources.emnist import import_emnist
-from fedbandit.data.sources.stackoverflow import StackOverflowOptions, import_stackoverflow
+from fedbandit.data.importers.images import import_emnist
+from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
 from fedbandit.engines import ThreadEngine
+from fedbandit.federated.round import play_round
 from fedbandit.objectives import FullInformation
-from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.loop import play_round
-from fedbandit.timing import Stopwatch
 
 
 def _stackoverflow(run, folder):

@@ -4,7 +4,7 @@ from unittest.mock import ANY
 
 import pytest
 
-from fedbandit.files import read_json, read_lines, to_json, write_atomically, write_json
+from fedbandit.core.files import read_json, read_lines, to_json, write_atomically, write_json
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -8,15 +8,15 @@ from arrays import BATCH, CLIENT_RATE, SERVER_RATE
 from protocol import serve
 
 from fedbandit import Config
+from fedbandit.building.experiment import Experiment, build_experiment
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
-from fedbandit.data.ragged import Ragged
 from fedbandit.engines import ThreadEngine
 from fedbandit.events import Events
-from fedbandit.federated.client import Broadcast, ChunkResult
-from fedbandit.simulation.experiment import Experiment, build_experiment
-from fedbandit.simulation.loop import play_round
-from fedbandit.timing import Stopwatch
+from fedbandit.federated.clients import Broadcast, ChunkResult
+from fedbandit.federated.round import play_round
 
 
 def dataset(folder: Path) -> FederatedDataset:

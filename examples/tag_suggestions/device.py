@@ -18,8 +18,8 @@ from pathlib import Path
 
 from users import User
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent, Retention
-from fedbandit.errors import DataError
 
 
 def make_service(agent: Agent, port: int = 0) -> ThreadingHTTPServer:

@@ -7,7 +7,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-
 _HOMES = {
     "Config": "fedbandit.config",
     "FederatedDataset": "fedbandit.data",
@@ -15,18 +14,17 @@ _HOMES = {
     "Model": "fedbandit.models",
     "DataSpec": "fedbandit.models",
     "simulate": "fedbandit.simulation.simulate",
-    "preset": "fedbandit.experiments.presets",
+    "preset": "fedbandit.presets",
 }
-
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from fedbandit.config import Config as Config
     from fedbandit.data import FederatedDataset as FederatedDataset
     from fedbandit.data import open_dataset as open_dataset
-    from fedbandit.experiments.presets import preset as preset
     from fedbandit.models import DataSpec as DataSpec
     from fedbandit.models import Model as Model
+    from fedbandit.presets import preset as preset
     from fedbandit.simulation.simulate import simulate as simulate
 
 

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedbandit.components import nearest
-from fedbandit.errors import ConfigError
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.parts import nearest
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
 # Where a run is computed says nothing about what it computes.
 _NOT_IDENTITY = ("threads", "engine", "device")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedbandit.federated.learners import AutogradLearner
-from fedbandit.federated.sparse import SparseLinearLearner
+from fedbandit.federated.learners.base import AutogradLearner
+from fedbandit.federated.learners.sparse import SparseLinearLearner
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,9 @@ from core_samples import config, images, text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.federated.client import Broadcast
-from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
-from fedbandit.federated.updates import clip_factor
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.building.experiment import build_experiment
+from fedbandit.federated.clients import Broadcast
+from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping, clip_factor
 
 FINITE = st.floats(0, 1e30)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.config import Config, parse_settings
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.flat import flatten
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.parts import flatten
 
 SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8)
 VALUES = st.recursive(

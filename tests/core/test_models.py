@@ -7,10 +7,10 @@ import pytest
 import torch
 from core_samples import config, images, played, text
 
-from fedbandit.errors import ConfigError
+from fedbandit.building.experiment import build_experiment
+from fedbandit.core.errors import ConfigError
 from fedbandit.models import DataSpec, Layout, Model, build_model
-from fedbandit.models.initial import glorot_normal, glorot_uniform
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.models.base import glorot_normal, glorot_uniform
 
 EMNIST = DataSpec("dense", (28, 28), 62)
 
@@ -155,8 +155,8 @@ def test_the_mlp():
         ("mlp", EMNIST, {"hiden": 3}, "model.hiden: unknown key; did you mean hidden"),
         ("liner", EMNIST, {}, "did you mean linear"),
         ("no_such_module:thing", EMNIST, {}, "cannot import no_such_module"),
-        ("fedbandit.models.linear:nothing", EMNIST, {}, "has no nothing"),
-        ("fedbandit.models.initial:glorot_uniform", EMNIST, {}, "model"),
+        ("fedbandit.models.builtin:nothing", EMNIST, {}, "has no nothing"),
+        ("fedbandit.models.base:glorot_uniform", EMNIST, {}, "model"),
     ],
 )
 def test_what_does_not_fit_is_refused(name, spec, parameters, message):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedbandit.federated.optimizers import BUILT_IN, Adagrad, Adam, Sgd, Yogi, sgd_momentum
+from fedbandit.federated.server import BUILT_IN, Adagrad, Adam, Sgd, Yogi, sgd_momentum
 
 UPDATES = [np.array([1.0, -2.0, 0.0]), np.array([0.5, 0.5, 0.0]), np.array([-1.0, 3.0, 0.1])]
 START = np.array([1.0, 1.0, 1.0])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.randomness import Purpose, bits, generator, uniforms
+from fedbandit.core.randomness import Purpose, bits, generator, uniforms
 
 SEEDS = st.integers(0, 2**64 - 1)
 PLACES = st.integers(0, 2**40)

@@ -5,7 +5,7 @@ import pytest
 from core_samples import config, images, played, text, weights_of
 
 from fedbandit import reference
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.building.experiment import build_experiment
 
 TOLERANCE = {"rtol": 0, "atol": 1e-9}
 DATA = {"text": text, "images": images, "plain images": lambda: images(cased=False)}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header
-from fedbandit.data.ragged import Ragged
 from fedbandit.rewards import RewardTable, exact_match, per_label, relabelled, with_near_miss
-from fedbandit.simulation.scenarios import BUILT_IN, Scenario, Stage
+from fedbandit.rewards.scenarios import BUILT_IN, Scenario, Stage
 
 # digit, A, B, a, b
 LETTERS = Header("letters", "dense", (2,), tuple("0ABab"), (5, 4, 3, 2, 1), lower_case={1: 3, 2: 4})

@@ -8,10 +8,10 @@ import pytest
 from builders import random_images
 from core_samples import config, images, played, text
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.client import Broadcast
+from fedbandit.federated.clients import Broadcast
 from fedbandit.rewards import exact_match
-from fedbandit.simulation.experiment import build_experiment
 from fedbandit.simulation.simulate import simulate
 
 

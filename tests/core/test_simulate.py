@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from core_samples import ROUNDS, config, easy, images, played, text
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import ConfigError, DataError, Diverged
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.federated.state import load_state, save_state
 from fedbandit.simulation.simulate import simulate
-from fedbandit.simulation.state import load_state, save_state
 
 
 @pytest.fixture

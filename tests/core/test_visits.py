@@ -8,9 +8,9 @@ from core_samples import config, text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.federated.client import Broadcast
-from fedbandit.federated.visits import PopulationVisits, SimpleVisits, period_of
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.building.experiment import build_experiment
+from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, period_of
+from fedbandit.federated.clients import Broadcast
 
 SPLIT = text().train
 SIZES = SPLIT.sizes()

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from published import emnist_rows, pack, sentence, write_counts, write_sqlite
 
-from fedbandit.cli import main
-from fedbandit.data.compressed import unpacked
-from fedbandit.data.progress import SILENT
-from fedbandit.data.sources.emnist import import_emnist
-from fedbandit.errors import DataError
+from fedbandit.cli.app import main
+from fedbandit.core.errors import DataError
+from fedbandit.core.progress import SILENT
+from fedbandit.data.formats.fetching import unpacked
+from fedbandit.data.importers.images import import_emnist
 
 TABLE = "user,title,tags\n" + "".join(f"u{i % 20},sort a list {i},python|t{i % 3}\n" for i in range(200))
 
@@ -44,7 +44,7 @@ def here(monkeypatch, capfd):
 
 
 def fedbandit(*arguments, **more):
-    command = [sys.executable, "-m", "fedbandit.cli", "data", *map(str, arguments)]
+    command = [sys.executable, "-m", "fedbandit", "data", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
 
 
@@ -135,7 +135,7 @@ def slow_import(tmp_path, big_file):
     started = []
 
     def start():
-        command = [sys.executable, "-m", "fedbandit.cli", "data", "import", "arrays", str(big_file)]
+        command = [sys.executable, "-m", "fedbandit", "data", "import", "arrays", str(big_file)]
         command += ["--features", "x", "--labels", "y", "--clients", "c", "--out", str(tmp_path / "new" / "out")]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         started.append(process)

@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fedbandit.data.download import download
-from fedbandit.data.progress import SILENT
-from fedbandit.data.sources import published_files
-from fedbandit.data.sources.published_files import find_counts, find_database
-from fedbandit.errors import DataError
+from fedbandit.core.errors import DataError
+from fedbandit.core.progress import SILENT
+from fedbandit.data.formats.fetching import download
+from fedbandit.data.importers import published as published_files
+from fedbandit.data.importers.published import find_counts, find_database
 
 
 class Server(ThreadingHTTPServer):

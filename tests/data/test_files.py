@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import image
 
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.json_stream import JsonWalker
-from fedbandit.data.labels import EMNIST_ACTIONS
-from fedbandit.data.sources.arrays import ArrayOptions, import_arrays
-from fedbandit.data.sources.leaf import import_leaf
-from fedbandit.data.sources.stackexchange import StackExchangeOptions, import_stackexchange
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.data.formats.json_stream import JsonWalker
+from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
+from fedbandit.data.importers.leaf import import_leaf
+from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
+from fedbandit.data.text import EMNIST_ACTIONS
 
 ARRAYS = {"features": "images", "labels": "labels", "clients": "writers"}
 

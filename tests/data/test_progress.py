@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from fedbandit.data import progress
-from fedbandit.data.progress import SILENT, Progress
+from fedbandit.core import progress
+from fedbandit.core.progress import SILENT, Progress
 
 
 class Terminal(io.StringIO):
@@ -62,7 +62,7 @@ def test_durations_read_well(seconds, text):
 
 def test_the_command_line_loads_nothing_heavy_before_it_has_to():
     code = (
-        "import sys, fedbandit.cli_data; print([m for m in ('torch', 'numba', 'numpy', 'pyarrow') if m in sys.modules])"
+        "import sys, fedbandit.cli.data; print([m for m in ('torch', 'numba', 'numpy', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from published import emnist_rows, encode, image, pack, sentence, write_counts, write_sqlite
 
+from fedbandit.core.errors import DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.sources.emnist import import_emnist
-from fedbandit.data.sources.stackoverflow import StackOverflowOptions, import_stackoverflow
-from fedbandit.errors import DataError
+from fedbandit.data.importers.images import import_emnist
+from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
 
 WORDS = {"the": 90, "how": 50, "sort": 20, "list": 10, "rare": 1}
 TAGS = {"rarely": 2, "python": 40, "java": 60}

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from fedbandit.data.contact_sheet import write_contact_sheet
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.labels import EMNIST_ACTIONS
-from fedbandit.data.sources.arrays import ArrayOptions, import_arrays
-from fedbandit.data.sources.stackexchange import import_stackexchange
-from fedbandit.data.sources.table import TableOptions, import_table
+from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
+from fedbandit.data.importers.stackexchange import import_stackexchange
+from fedbandit.data.importers.table import TableOptions, import_table
+from fedbandit.data.info import write_contact_sheet
+from fedbandit.data.text import EMNIST_ACTIONS
 
 
 def totals(dataset):

@@ -11,7 +11,7 @@ from published import sentence, write_counts, write_sqlite
 SENTENCES, USERS, WORDS = 1_000_000, 20_000, 30_000
 MEASURE = """
 import json, sys, time
-from fedbandit.cli import main
+from fedbandit.cli.app import main
 sys.argv = ["fedbandit", "data", "import", *sys.argv[1:]]
 start, worked = time.perf_counter(), time.process_time()
 try:

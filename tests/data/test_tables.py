@@ -6,10 +6,10 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.sources.logged import LoggedOptions, import_logged
-from fedbandit.data.sources.table import TableOptions, import_table
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.data.importers.logged import LoggedOptions, import_logged
+from fedbandit.data.importers.table import TableOptions, import_table
 
 TEXTS = {
     "user": ["7", "7", "08", "", "9"],

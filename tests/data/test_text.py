@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.data.holdout import HoldOut
-from fedbandit.data.labels import EMNIST_ACTIONS, LabelEncoder, case_map, in_natural_order, split_labels
-from fedbandit.data.ragged import Ragged
-from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
-from fedbandit.errors import ConfigError
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.ragged import Ragged
+from fedbandit.data.importers.common import HoldOut
+from fedbandit.data.text import (
+    EMNIST_ACTIONS,
+    BagOfWords,
+    FrequencyCounter,
+    LabelEncoder,
+    case_map,
+    in_natural_order,
+    split_labels,
+    tokenise,
+)
 
 WORDS = [f"w{i}" for i in range(8)]
 SENTENCES = st.lists(st.lists(st.sampled_from([*WORDS, "unknown"]), max_size=12), max_size=8)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedbandit.core.errors import DataError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data import spool
 from fedbandit.data.dataset import FederatedDataset, Log
-from fedbandit.data.ragged import Ragged
 from fedbandit.data.writer import DatasetWriter
-from fedbandit.errors import DataError
 
 EXAMPLE = st.tuples(
     st.sampled_from(["b", "a", "ü", "c10", "c9"]),

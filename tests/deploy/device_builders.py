@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedbandit.deploy import DeviceModel
-from fedbandit.deploy.clock import Reading
-from fedbandit.deploy.log import Record
+from fedbandit.deploy.device.log import Record
+from fedbandit.deploy.device.log_file import Reading
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "c++")
 

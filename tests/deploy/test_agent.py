@@ -11,15 +11,15 @@ from device_builders import WORDS, HandClock, dense_model, text_model
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.ragged import Ragged
+from fedbandit.core.errors import DataError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import BagOfWords, tokenise
 from fedbandit.deploy import Agent, DeviceModel, Outcome, Retention, SimulatedDraws
-from fedbandit.deploy.contexts import bag_of_words
-from fedbandit.errors import DataError
-from fedbandit.federated.client import Broadcast
+from fedbandit.deploy.device.acting import bag_of_words
+from fedbandit.federated.clients import Broadcast
 from fedbandit.policies import Greedy
-from fedbandit.simulation.experiment import build_experiment
 
 
 @pytest.fixture

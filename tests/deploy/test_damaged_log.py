@@ -6,8 +6,8 @@ import sqlite3
 import pytest
 from device_builders import text_model
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent, Outcome
-from fedbandit.errors import DataError
 
 
 @pytest.fixture

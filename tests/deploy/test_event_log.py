@@ -6,7 +6,7 @@ import pytest
 from device_builders import HandClock, a_record
 
 from fedbandit.deploy import Outcome, Retention
-from fedbandit.deploy.log import EventLog
+from fedbandit.deploy.device.log import EventLog
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from fedbandit.deploy import Outcome, Retention
-from fedbandit.deploy.log import EventLog
+from fedbandit.deploy.device.log import EventLog
 
 MAX_EVENTS, MAX_AGE, REWARD_WITHIN = 5, 1000.0, 100.0
 

@@ -62,7 +62,7 @@ def test_the_agent_answers_and_says_that_it_did_not_log(small_disk):
 
 
 def test_a_model_that_does_not_fit_leaves_the_one_in_use(small_disk):
-    from fedbandit.errors import DataError
+    from fedbandit.core.errors import DataError
 
     with Agent(small_disk) as agent:
         agent.install(text_model(1))

@@ -13,11 +13,11 @@ import pytest
 from builders import random_images, random_text
 from device_builders import dense_model, text_model
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent, DeviceModel
-from fedbandit.deploy.model_files import ModelFiles
-from fedbandit.errors import DataError
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.deploy.device.model_files import ModelFiles
 
 
 @pytest.mark.parametrize("model", [text_model(7), dense_model(3)], ids=["text", "dense"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedbandit.data import topics
-from fedbandit.engines.cost import Measured, measure, predict
+from fedbandit.data.embedded import topics
+from fedbandit.studies.cluster_cost import Measured, measure, predict
 
 
 def test_a_round_by_hand():

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from fedbandit.config import Config
-from fedbandit.data import FederatedDataset, topics
+from fedbandit.core.errors import ConfigError
+from fedbandit.data import FederatedDataset
+from fedbandit.data.embedded import topics
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import ConfigError
 from fedbandit.simulation.simulate import simulate
 
 ray = pytest.importorskip("ray")
@@ -37,7 +38,7 @@ def test_two_nodes_and_then_one(two_nodes, tmp_path):
     threads = ThreadEngine(2)
     expected = [json.dumps(metrics) for metrics in simulate(CONFIG, dataset, engine=threads)]
     threads.close()
-    engine = RayEngine(CONFIG, dataset, address=cluster.address)
+    engine = RayEngine(address=cluster.address)
     try:
         assert engine.workers == 2
         ray.get(list(engine._pool.starting))
@@ -54,7 +55,6 @@ def test_two_nodes_and_then_one(two_nodes, tmp_path):
         engine.close()
 
 
-def test_an_address_where_nobody_answers(tmp_path):
-    dataset = FederatedDataset.open(topics.generate(tmp_path / "text", users=300, words=1000))
+def test_an_address_where_nobody_answers():
     with pytest.raises(ConfigError, match="ray-address"):
-        RayEngine(CONFIG, dataset, address="no port at all")
+        RayEngine(address="no port at all")

@@ -9,12 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data import FederatedDataset, topics
-from fedbandit.data.ragged import Ragged
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.timing import Stopwatch
+from fedbandit.data import FederatedDataset
+from fedbandit.data.embedded import topics
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.federated.round import play_round
 from fedbandit.simulation.simulate import simulate
 
 ray = pytest.importorskip("ray")
@@ -86,7 +90,7 @@ def test_the_same_bits_as_on_threads(local, values, data, request, monkeypatch, 
     config, dataset = Config.build(values), request.getfixturevalue(data)
     expected = on_threads(config, dataset, monkeypatch, tmp_path)
     fresh_cache(monkeypatch, tmp_path / "ray")
-    engine = RayEngine(config, dataset)
+    engine = RayEngine()
     try:
         assert engine.workers == 2
         assert metrics_of(config, dataset, engine) == expected
@@ -115,7 +119,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(local, values,
     config, dataset = Config.build(values), request.getfixturevalue(data)
     expected = on_threads(config, dataset, monkeypatch, tmp_path)
     fresh_cache(monkeypatch, tmp_path / "ray")
-    engine = RayEngine(config, dataset)
+    engine = RayEngine()
     try:
         assert metrics_of(config, dataset, Killing(engine, {2, 3})) == expected
         assert engine.traffic.replaced == 2
@@ -125,7 +129,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(local, values,
 
 def test_what_travels_is_weights_once_a_round_and_a_sum_per_chunk(local, images):
     config = Config.build(IMAGES)
-    engine = RayEngine(config, images)
+    engine = RayEngine()
     try:
         simulation = simulate(config, images, engine=engine)
         size, phase = simulation.state.weights.nbytes, simulation.experiment.bandit
@@ -138,14 +142,19 @@ def test_what_travels_is_weights_once_a_round_and_a_sum_per_chunk(local, images)
 
 
 def test_data_that_is_not_on_disk_is_refused(local, images):
-    with pytest.raises(ConfigError, match="on disk"):
-        RayEngine(Config.build(IMAGES), replace(images, path=None))
+    config, in_memory = Config.build(IMAGES), replace(images, path=None)
+    engine = RayEngine()
+    try:
+        with pytest.raises(ConfigError, match="on disk"):
+            list(simulate(config, in_memory, engine=engine))
+    finally:
+        engine.close()
 
 
 def test_a_worker_that_finds_other_data_says_so(local, images):
     other = replace(images, header=replace(images.header, fingerprint="another"))
     config = Config.build(IMAGES)
-    engine = RayEngine(config, other)
+    engine = RayEngine()
     try:
         with pytest.raises(DataError, match="holds other data"):
             list(simulate(config, other, engine=engine))
@@ -153,10 +162,25 @@ def test_a_worker_that_finds_other_data_says_so(local, images):
         engine.close()
 
 
-def test_an_engine_made_for_another_configuration_is_refused(local, images):
-    engine = RayEngine(Config.build(IMAGES), images)
+def test_one_engine_computes_each_configuration_it_is_given(local, images, monkeypatch, tmp_path):
+    slow, fast = (Config.build(IMAGES | {"client": {"learning_rate": rate}}) for rate in (0.01, 0.5))
+    expected = [on_threads(config, images, monkeypatch, tmp_path) for config in (slow, fast)]
+    assert expected[0] != expected[1]
+    engine = RayEngine()
     try:
-        with pytest.raises(ValueError, match="another configuration"):
-            list(simulate(Config.build(IMAGES | {"seed": 9}), images, engine=engine))
+        assert [metrics_of(config, images, engine) for config in (slow, fast)] == expected
+    finally:
+        engine.close()
+
+
+def test_a_recipe_that_makes_other_work_is_refused(local, images):
+    config = Config.build(IMAGES)
+    phase = build_experiment(config, images).bandit
+    others = replace(phase.work.learner.settings, learning_rate=7.0)
+    changed = replace(phase, work=replace(phase.work, learner=replace(phase.work.learner, settings=others)))
+    engine = RayEngine()
+    try:
+        with pytest.raises(ValueError, match="other work"):
+            play_round(changed, phase.start(build_experiment(config, images).initial_weights()), engine, Stopwatch())
     finally:
         engine.close()

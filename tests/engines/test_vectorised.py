@@ -5,8 +5,8 @@ import pytest
 from builders import random_images, random_text
 
 from fedbandit.events import Events
-from fedbandit.federated.learners import ClientSettings, make_learner
-from fedbandit.federated.vectorised import make_vectorised_learner
+from fedbandit.federated.learners.base import ClientSettings, make_learner
+from fedbandit.federated.learners.vectorised import make_vectorised_learner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (
     CrossEntropy,
@@ -73,9 +73,9 @@ def test_agrees_with_the_thread_engine(name, objective):
 
 
 def test_a_device_that_is_not_there_is_refused():
+    from fedbandit.building.experiment import build_experiment
     from fedbandit.config import Config
-    from fedbandit.errors import ConfigError
-    from fedbandit.simulation.experiment import build_experiment
+    from fedbandit.core.errors import ConfigError
 
     config = Config.build({"scenario": "scratch", "clients_per_round": 2, "device": "cuda:99"})
     with pytest.raises(ConfigError, match="device: cuda:99"):

@@ -3,8 +3,14 @@
 import numpy as np
 import pytest
 
-from fedbandit.experiments.delay import ACTIONS, Study, draw, play
-from fedbandit.theory import Setting, centralised_regret, epsilon_greedy_per_event, falcon_per_event, federated_regret
+from fedbandit.evaluation.theory import (
+    Setting,
+    centralised_regret,
+    epsilon_greedy_per_event,
+    falcon_per_event,
+    federated_regret,
+)
+from fedbandit.studies.delay import ACTIONS, Study, draw, play
 
 STUDY = Study(rounds=6, deploy_every=(2, 6), seeds=2, epsilon=0.2, gamma=50.0, log_class=3.0, clients_per_round=4)
 

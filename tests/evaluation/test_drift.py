@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from builders import random_images, random_text
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.ragged import Ragged
-from fedbandit.errors import ConfigError
-from fedbandit.evaluation.recovery import recoveries
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.ragged import Ragged
+from fedbandit.evaluation.metrics import recoveries
 from fedbandit.rewards import GroupedRewards, exact_match, per_label
-from fedbandit.simulation.drift import drift
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.rewards.drift import drift
 from fedbandit.simulation.simulate import simulate
 
 HEADER = random_text().header
@@ -84,7 +84,7 @@ def test_runs_are_the_same_until_the_change_and_not_after(kind, dataset):
 
 def test_actions_that_do_not_exist_yet_are_never_taken():
     experiment = build_experiment(_config(drift={"kind": "appear", "at": [11]}), random_text())
-    from fedbandit.federated.client import Broadcast
+    from fedbandit.federated.clients import Broadcast
 
     phase = experiment.bandit
     stage = phase.scenario.stage(1)

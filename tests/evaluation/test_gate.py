@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.realizable import realizable
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.timing import Stopwatch
+from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import ConfigError
 from fedbandit.evaluation.gate import Gate
 from fedbandit.evaluation.regret import policy_value
-from fedbandit.federated.client import Broadcast
-from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.loop import play_round
+from fedbandit.federated.clients import Broadcast
+from fedbandit.federated.round import play_round
+from fedbandit.federated.state import load_state, save_state
 from fedbandit.simulation.simulate import simulate
-from fedbandit.simulation.state import load_state, save_state
-from fedbandit.timing import Stopwatch
 
 WORLD = realizable(seed=2, clients=120, examples=30, features=4, actions=3)
 

@@ -7,15 +7,14 @@ from operator import add
 import numpy as np
 import pytest
 
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
-from fedbandit.data.ragged import Ragged
-from fedbandit.errors import ConfigError
-from fedbandit.evaluation.evaluate import Request, _rewards
 from fedbandit.evaluation.ope import Bernstein, Bootstrap, DirectMethod, DoublyRobust, estimate
-from fedbandit.evaluation.ope.action_means import action_means
-from fedbandit.evaluation.ope.linear_rewards import choose_columns, linear_rewards, linear_sums
 from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.evaluation.targets import Uniform
+from fedbandit.evaluation.ope.reward_models import action_means, choose_columns, linear_rewards, linear_sums
+from fedbandit.evaluation.ope.targets import Uniform
+from fedbandit.studies.evaluate import Request, _rewards
 
 ACTIONS, CLIENTS, EVENTS, DRAWS = 3, 60, 20, 150
 TARGET = np.array([0.2, 0.1, 0.7])

@@ -7,13 +7,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedbandit import cli_drift, cli_evaluate, cli_theory
+from fedbandit.cli import evaluate as cli_evaluate
+from fedbandit.cli import experiments as cli_drift
+from fedbandit.cli import theory as cli_theory
 from fedbandit.config import Config
-from fedbandit.data.sources.logged import LoggedOptions, import_logged
+from fedbandit.core.errors import ConfigError, DataError, FedbanditError
+from fedbandit.data.importers.logged import LoggedOptions, import_logged
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import ConfigError, DataError, FedbanditError
-from fedbandit.evaluation.tune import exploration_around
-from fedbandit.experiments.run import run
+from fedbandit.runs.run import run
+from fedbandit.studies.tuning import exploration_around
 
 app = typer.Typer()
 for function in (cli_evaluate.evaluate, cli_evaluate.tune, cli_theory.theory, cli_theory.regret, cli_drift.drift):

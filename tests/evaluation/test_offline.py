@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 from builders import random_text
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.timing import Stopwatch
 from fedbandit.data.dataset import Log
-from fedbandit.data.ragged import Ragged
-from fedbandit.data.realizable import realizable
+from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import ConfigError, DataError
-from fedbandit.evaluation.collect import collect_logs
-from fedbandit.evaluation.offline import train_from_logs
 from fedbandit.evaluation.regret import exact_regret
+from fedbandit.federated.round import play_round
 from fedbandit.objectives import CrossEntropy, DoublyRobust, WeightedRegression
 from fedbandit.policies import Greedy
-from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.loop import play_round
 from fedbandit.simulation.simulate import simulate
-from fedbandit.timing import Stopwatch
+from fedbandit.studies.offline import train_from_logs
+from fedbandit.studies.tuning import collect_logs
 
 
 @dataclass(frozen=True)

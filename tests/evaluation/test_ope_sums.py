@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_worlds import world
 
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.evaluation.ope import (
     BUILT_IN,
     IPS,

@@ -5,14 +5,15 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.realizable import features_of, realizable
+from fedbandit.data.embedded.realizable import features_of, realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.delay import LeastSquares, measure
-from fedbandit.evaluation.regret import best_in_class, estimated_regret, exact_regret, policy_value
-from fedbandit.evaluation.targets import Uniform
+from fedbandit.evaluation.ope.targets import Uniform
+from fedbandit.evaluation.regret import exact_regret, policy_value
 from fedbandit.policies import EpsilonGreedy, Greedy
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.studies.delay import LeastSquares, measure
+from fedbandit.studies.regret import best_in_class, estimated_regret
 
 WORLD = realizable(seed=1, clients=30, examples=40, features=4, actions=3)
 

@@ -6,7 +6,7 @@ from math import log, sqrt
 import numpy as np
 import pytest
 
-from fedbandit.theory import (
+from fedbandit.evaluation.theory import (
     Setting,
     centralised_regret,
     epsilon_greedy_per_event,

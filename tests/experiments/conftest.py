@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedbandit.data.sources.table import TableOptions, import_table
+from fedbandit.data.importers.table import TableOptions, import_table
 
 TAGS = ("red", "green", "blue", "white", "black", "grey")
 

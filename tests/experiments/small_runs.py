@@ -5,7 +5,7 @@ from pathlib import Path
 from builders import random_text
 
 from fedbandit.config import Config
-from fedbandit.experiments.run import run
+from fedbandit.runs.run import run
 
 SMALL = {
     "scenario": "scratch",

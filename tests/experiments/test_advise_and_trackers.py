@@ -7,15 +7,14 @@ import pytest
 from builders import random_text
 from small_runs import small_config
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.core.errors import ConfigError
 from fedbandit.data import open_dataset
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.advice import recommendation
-from fedbandit.experiments.comparison import Curves
-from fedbandit.experiments.many import LocalRunner
-from fedbandit.experiments.run import run
-from fedbandit.experiments.tournament import base_configs, choose, hold
-from fedbandit.experiments.trackers import tracker_named
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.runs.local_runner import LocalRunner
+from fedbandit.runs.run import run
+from fedbandit.runs.trackers import tracker_named
+from fedbandit.studies.advice import base_configs, choose, hold, recommendation
+from fedbandit.studies.comparison import Curves
 
 
 def _curves(*final):

@@ -13,20 +13,19 @@ import psutil
 import pytest
 from small_runs import small_config
 
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import FederatedDataset
-from fedbandit.errors import ConfigError, DataError
-from fedbandit.experiments.many import Job, LocalRunner
-from fedbandit.experiments.results import rows_of, write_table
-from fedbandit.experiments.runners import runner_of
-from fedbandit.experiments.sweeps import read_sweep, sweep
+from fedbandit.runs.local_runner import Job, LocalRunner
+from fedbandit.runs.ray_runner import runner_of
+from fedbandit.studies.sweeps import read_sweep, rows_of, sweep, write_table
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the warnings are of Ray's own making
 
 from ray.cluster_utils import Cluster  # noqa: E402 - needs ray
 
-from fedbandit.experiments import many_ray  # noqa: E402 - needs ray
-from fedbandit.experiments.many_ray import RayRunner, Token  # noqa: E402 - needs ray
+from fedbandit.runs import ray_runner as many_ray  # noqa: E402 - needs ray
+from fedbandit.runs.ray_runner import RayRunner, Token  # noqa: E402 - needs ray
 
 SPEC = """
 start = "so-init-shift-softmax"
@@ -183,7 +182,7 @@ def test_ctrl_c_keeps_what_was_played(tiny_text, tmp_path):
     """Through the command line, on a cluster of its own, with paths that mean something here only."""
     path = tmp_path / "sweep.toml"
     path.write_text(SPEC.format(data=tiny_text).replace("rounds = 2400", "rounds = 50000"), encoding="utf-8")
-    command = [sys.executable, "-m", "fedbandit.cli", "sweep", "sweep.toml", "-o", "out", "--engine", "ray"]
+    command = [sys.executable, "-m", "fedbandit", "sweep", "sweep.toml", "-o", "out", "--engine", "ray"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     end = time.monotonic() + 180
     while not [p for p in (tmp_path / "out").rglob("metrics.jsonl") if p.stat().st_size > 5000]:
@@ -200,7 +199,7 @@ def test_ctrl_c_keeps_what_was_played(tiny_text, tmp_path):
 
 
 def test_figures_take_the_same_runner(tiny_text, tmp_path, cluster):
-    from fedbandit.experiments.figures import Request, make_figure
+    from fedbandit.paper.figures import Request, make_figure
 
     settings = {"clients_per_round": 8, "pretraining.clients": 20}
     with runner_of("ray", cluster.address) as there:

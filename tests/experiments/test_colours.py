@@ -5,8 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.plots import COLOURS, OTHER_COLOURS, draw_curves, require_picture
+from fedbandit.core.errors import ConfigError
+from fedbandit.results.plots import COLOURS, OTHER_COLOURS, draw_curves, require_picture
 
 ALL = (*COLOURS.values(), *OTHER_COLOURS)
 

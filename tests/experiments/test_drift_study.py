@@ -2,11 +2,11 @@
 
 import pytest
 
-from fedbandit.cli_drift import drift as command
-from fedbandit.errors import ConfigError, Diverged
-from fedbandit.experiments import drift
-from fedbandit.experiments.drift import DriftStudy, play, table
-from fedbandit.experiments.many import LocalRunner
+from fedbandit.cli.experiments import drift as command
+from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.runs.local_runner import LocalRunner
+from fedbandit.studies import drift
+from fedbandit.studies.drift import DriftStudy, play, table
 
 SHORT = {"rounds": 24, "deploy_every": 4, "seeds": 2}
 SETTINGS = {"clients_per_round": 8, "client.max_examples": 8}

@@ -6,18 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.catalogue import Above, Alike, figure, figure_names, matching
-from fedbandit.experiments.comparison import Curves, paired_difference
-from fedbandit.experiments.drift_figure import TITLE
-from fedbandit.experiments.figures import Request, make_figure, scaled
-from fedbandit.experiments.gallery import make_gallery
-from fedbandit.experiments.many import LocalRunner
-from fedbandit.experiments.plots import write_heading
-from fedbandit.experiments.presets import preset
-from fedbandit.experiments.search import TUNING_SEED
-from fedbandit.experiments.tuning import effort_in_words
-from fedbandit.experiments.verdicts import judge
+from fedbandit.core.errors import ConfigError
+from fedbandit.paper.catalogue import Above, Alike, figure, figure_names, matching
+from fedbandit.paper.figures import Request, judge, make_figure
+from fedbandit.paper.gallery import TITLE, make_gallery
+from fedbandit.presets import preset
+from fedbandit.results.plots import write_heading
+from fedbandit.runs.local_runner import LocalRunner
+from fedbandit.studies.comparison import Curves, paired_difference
+from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20}
 

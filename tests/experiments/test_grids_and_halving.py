@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import small_config
 
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.folder import read_metrics
-from fedbandit.experiments.grids import appendix, on_edge, one_two_five, points
-from fedbandit.experiments.halving import Candidate, cost, race, rungs
-from fedbandit.experiments.many import LocalRunner, shared_start
-from fedbandit.experiments.presets import preset
+from fedbandit.core.errors import ConfigError
+from fedbandit.presets import preset
+from fedbandit.runs.folder import read_metrics
+from fedbandit.runs.local_runner import LocalRunner, shared_start
+from fedbandit.studies.halving import Candidate, cost, race, rungs
+from fedbandit.studies.search import appendix, on_edge, one_two_five, points
 
 
 def test_short_form_gives_the_appendix_grids():

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from small_runs import small_config
 
-from fedbandit.errors import FedbanditError
-from fedbandit.experiments.comparison import compare
-from fedbandit.experiments.many import Job, LocalRunner
+from fedbandit.core.errors import FedbanditError
+from fedbandit.runs.local_runner import Job, LocalRunner
+from fedbandit.studies.comparison import compare
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_pat
 
 @pytest.mark.parametrize("killer", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_and_started_again_it_goes_on(tiny_text, tmp_path, killer):
-    command = [sys.executable, "-m", "fedbandit.cli", "figure", "fig2a", "--data", str(tiny_text), "--seeds", "1"]
+    command = [sys.executable, "-m", "fedbandit", "figure", "fig2a", "--data", str(tiny_text), "--seeds", "1"]
     command += ["--scale", "0.5", "--set", "clients_per_round=8", "--workers", "2", "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     running = tmp_path / "out" / "runs"
@@ -77,6 +77,6 @@ def test_killed_and_started_again_it_goes_on(tiny_text, tmp_path, killer):
 
 def _released(folder):
     """Whether no process holds a lock below the folder."""
-    from fedbandit.experiments.collection import find_runs
+    from fedbandit.runs.index import find_runs
 
     return all(run.status != "running" for run in find_runs([folder]))

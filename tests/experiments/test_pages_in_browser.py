@@ -9,9 +9,9 @@ from browser import chromium, complaints, full_screenshot, requested, sideways_s
 from builders import random_text
 from small_runs import make_run, small_config, three_policies
 
-from fedbandit.experiments.report import write_report
-from fedbandit.experiments.run import run
-from fedbandit.experiments.watch import make_server
+from fedbandit.report.report import write_report
+from fedbandit.report.watch import make_server
+from fedbandit.runs.run import run
 
 pytestmark = pytest.mark.slow
 

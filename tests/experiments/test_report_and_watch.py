@@ -11,14 +11,14 @@ import pytest
 from builders import random_text
 from small_runs import make_run, small_config, three_policies
 
-from fedbandit.errors import ConfigError, DataError, Diverged
-from fedbandit.experiments import collection
-from fedbandit.experiments.collection import find_runs, grouped
-from fedbandit.experiments.folder import RunFolder
-from fedbandit.experiments.report import write_report
-from fedbandit.experiments.report_tables import outcomes
-from fedbandit.experiments.run import run
-from fedbandit.experiments.watch import Watcher, make_server
+from fedbandit.core.errors import ConfigError, DataError, Diverged
+from fedbandit.report.report import write_report
+from fedbandit.report.tables import outcomes
+from fedbandit.report.watch import Watcher, make_server
+from fedbandit.runs import index as collection
+from fedbandit.runs.folder import RunFolder
+from fedbandit.runs.index import find_runs, grouped
+from fedbandit.runs.run import run
 
 
 @pytest.fixture(scope="module")

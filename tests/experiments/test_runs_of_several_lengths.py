@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from small_runs import make_run, small_config
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.core.errors import DataError
 from fedbandit.data import open_dataset
-from fedbandit.errors import DataError
-from fedbandit.experiments.comparison import compare, read_curves
-from fedbandit.experiments.halving import Candidate, race
-from fedbandit.experiments.many import LocalRunner
-from fedbandit.experiments.results import rows_of
-from fedbandit.experiments.sweeps import SweepSpec, sweep
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.runs.local_runner import LocalRunner
+from fedbandit.studies.comparison import compare, read_curves
+from fedbandit.studies.halving import Candidate, race
+from fedbandit.studies.sweeps import SweepSpec, rows_of, sweep
 
 # Spent before the last of the twelve rounds.
 BUDGET = {

@@ -6,9 +6,9 @@ import time
 import pytest
 from small_runs import small_config
 
-from fedbandit.experiments.many import LocalRunner
-from fedbandit.experiments.search import TUNING_SEED, Search, best_point
-from fedbandit.experiments.tournament import _decided
+from fedbandit.runs.local_runner import LocalRunner
+from fedbandit.studies.advice import _decided
+from fedbandit.studies.search import TUNING_SEED, Search, best_point
 
 GRID = {"client.learning_rate": [1e-9, 0.5], "server.learning_rate": [0.05]}
 

@@ -5,11 +5,10 @@ import csv
 import pyarrow.parquet as parquet
 import pytest
 
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.many import LocalRunner
-from fedbandit.experiments.results import rows_of, summary_text, write_table
-from fedbandit.experiments.runners import runner_of
-from fedbandit.experiments.sweeps import groups_of, read_sweep, sweep
+from fedbandit.core.errors import ConfigError
+from fedbandit.runs.local_runner import LocalRunner
+from fedbandit.runs.ray_runner import runner_of
+from fedbandit.studies.sweeps import groups_of, read_sweep, rows_of, summary_text, sweep, write_table
 
 SPEC = """
 start = ["so-scratch-softmax", "so-scratch-greedy"]

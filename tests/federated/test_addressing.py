@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit import randomness
-from fedbandit.federated.addressing import random_examples, uniforms
-from fedbandit.randomness import Purpose
+from fedbandit.core import randomness
+from fedbandit.core.random_kernels import random_examples, uniforms
+from fedbandit.core.randomness import Purpose
 
 SEEDS = st.integers(0, 2**63 - 1)
 PLACES = st.lists(st.tuples(*(st.integers(0, 2**40) for _ in range(3))), max_size=20)

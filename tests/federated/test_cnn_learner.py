@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedbandit.events import Events
-from fedbandit.federated import winograd
-from fedbandit.federated.cnn import CnnLearner
-from fedbandit.federated.learners import AutogradLearner, ClientSettings, make_learner
+from fedbandit.federated.learners import winograd
+from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, make_learner
+from fedbandit.federated.learners.cnn import CnnLearner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (
     CrossEntropy,

@@ -3,7 +3,8 @@
 import numpy as np
 from builders import random_text
 
-from fedbandit.data import FederatedDataset, paging
+from fedbandit.data import FederatedDataset
+from fedbandit.data import dataset as paging
 from fedbandit.data.writer import DatasetWriter
 
 

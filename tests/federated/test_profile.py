@@ -2,11 +2,11 @@
 
 from builders import random_text
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.timing import Stopwatch
 from fedbandit.engines import ThreadEngine
-from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.loop import play_round
-from fedbandit.timing import Stopwatch
+from fedbandit.federated.round import play_round
 
 
 def test_a_round_is_timed_in_parts():

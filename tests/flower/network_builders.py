@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.deploy import Agent
-from fedbandit.deploy.flower.deployment import Deployment, build_deployment
-from fedbandit.deploy.flower.messages import Reply, Request
-from fedbandit.deploy.flower.participant import Participant
-from fedbandit.deploy.flower.rounds import Coordinator
-from fedbandit.deploy.flower.store import Store
+from fedbandit.deploy.device.participant import Participant
+from fedbandit.deploy.messages import Reply, Request
+from fedbandit.deploy.server.deployment import Deployment, build_deployment
+from fedbandit.deploy.server.rounds import Coordinator
+from fedbandit.deploy.server.store import Store
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog")
 ACTIONS = ("animals", "furniture", "other")

@@ -8,11 +8,10 @@ from local_grid import LocalGrid
 from network_builders import HandTime, Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.deploy.flower.client_app import make_client_app
-from fedbandit.deploy.flower.gathering import PlainReports
-from fedbandit.deploy.flower.grid import GridTransport
-from fedbandit.deploy.flower.records import SEALED
-from fedbandit.deploy.flower.rounds import Coordinator
-from fedbandit.deploy.flower.store import Store
+from fedbandit.deploy.flower.transport import SEALED, GridTransport
+from fedbandit.deploy.server.gathering import PlainReports
+from fedbandit.deploy.server.rounds import Coordinator
+from fedbandit.deploy.server.store import Store
 
 SECURE = {"secure_aggregation": True, "min_reports": 3, "round_seconds": 30, "secure_seconds": 10}
 KEYS, SHARES, TRAINING, UNMASKING = Stage.all()

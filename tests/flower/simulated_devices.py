@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from builders import random_text
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.ragged import Ragged
+from fedbandit.core.ragged import Ragged
 from fedbandit.deploy import Agent, Retention, SimulatedDraws
-from fedbandit.simulation.experiment import build_experiment
 
 SEED, EVENTS, CACHE, DEPLOY_EVERY = 5, 8, 12, 2
 CLIENTS = (4, 1, 9, 2)  # with enough examples to fill a cache at the full rate: the simulator forgets by periods

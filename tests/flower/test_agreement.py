@@ -7,11 +7,11 @@ import pytest
 from network_builders import Network, coordinator
 from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values, experiment, live_a_period, open_agent
 
-from fedbandit.deploy.flower.deployment import build_deployment
-from fedbandit.deploy.flower.participant import Participant
+from fedbandit.core.timing import Stopwatch
+from fedbandit.deploy.device.participant import Participant
+from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.engines import ThreadEngine
-from fedbandit.simulation.loop import play_round
-from fedbandit.timing import Stopwatch
+from fedbandit.federated.round import play_round
 
 
 class Everybody:
@@ -68,7 +68,7 @@ def test_with_secure_aggregation_each_round_is_the_simulators_up_to_rounding(tmp
     from secure_builders import SECURE, RecordingGrid, a_server
 
     from fedbandit.deploy.flower.client_app import make_client_app
-    from fedbandit.deploy.flower.secure_sums import update_error
+    from fedbandit.deploy.secure_sums import update_error
 
     rounds = 4
     values, words = deployment_values(rounds, "server", SECURE, **SECURE_TRAINING)

@@ -6,10 +6,10 @@ import sys
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle
 
-from fedbandit.cli import main
+from fedbandit.cli.app import main
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.deploy.flower.processes import Security
-from fedbandit.deploy.flower.store import read_rollback
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.deploy.server.store import read_rollback
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def state(tmp_path):
 def run(*arguments):
     from typer.testing import CliRunner
 
-    from fedbandit.cli_deploy import app
+    from fedbandit.cli.deploy import app
 
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if done.exception is not None and not isinstance(done.exception, SystemExit):

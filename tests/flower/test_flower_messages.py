@@ -10,13 +10,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from local_grid import LocalGrid
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower.client_app import app
-from fedbandit.deploy.flower.grid import GridTransport
-from fedbandit.deploy.flower.messages import Request
-from fedbandit.deploy.flower.records import from_records, to_records
-from fedbandit.deploy.flower.rounds import Coordinator
-from fedbandit.deploy.flower.store import Store
-from fedbandit.errors import DataError
+from fedbandit.deploy.flower.transport import GridTransport, from_records, to_records
+from fedbandit.deploy.messages import Request
+from fedbandit.deploy.server.rounds import Coordinator
+from fedbandit.deploy.server.store import Store
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_rounds_through_flower_are_those_without(deployment, folders, tmp_path):
     from network_builders import Network
 
     from fedbandit.deploy import Agent
-    from fedbandit.deploy.flower.participant import Participant
+    from fedbandit.deploy.device.participant import Participant
 
     other = a_deployment(tmp_path / "other")
     participants = {i: Participant(Agent(folder)) for i, folder in enumerate(folders)}

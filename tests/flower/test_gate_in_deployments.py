@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 from network_builders import ACTIONS, WORDS, Network, a_deployment, changed, coordinator, devices, values, with_update
 
+from fedbandit.core.errors import ConfigError
 from fedbandit.deploy import Agent
-from fedbandit.deploy.flower.gatekeeping import screen, without_any_one
-from fedbandit.deploy.flower.messages import Reply
+from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.flower.operate import _show_new_rounds
-from fedbandit.deploy.flower.participant import Participant
-from fedbandit.deploy.flower.selection import select_judges
-from fedbandit.deploy.flower.status import in_lines, read_status
-from fedbandit.deploy.flower.store import Store
-from fedbandit.errors import ConfigError
-from fedbandit.evaluation.gains import GainEstimator
-from fedbandit.evaluation.gate import verdict_of
-from fedbandit.evaluation.ope.intervals import standard_error, value_of
-from fedbandit.evaluation.ope.sums import Bootstrap, sums_of_terms
+from fedbandit.deploy.messages import Reply
+from fedbandit.deploy.server.gate import screen, without_any_one
+from fedbandit.deploy.server.gathering import select_judges
+from fedbandit.deploy.server.store import Store, in_lines, read_status
+from fedbandit.evaluation.gate import GainEstimator, verdict_of
+from fedbandit.evaluation.ope.estimate import Bootstrap, standard_error, sums_of_terms, value_of
 from fedbandit.policies import Softmax
 
 BAD, LIMIT, BETA = 101, 10.0, 0.3

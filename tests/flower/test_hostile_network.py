@@ -18,8 +18,8 @@ from network_builders import (
 )
 
 from fedbandit.deploy import Agent
-from fedbandit.deploy.flower.messages import Reply
-from fedbandit.deploy.flower.participant import Participant
+from fedbandit.deploy.device.participant import Participant
+from fedbandit.deploy.messages import Reply
 
 BAD = 101
 
@@ -183,8 +183,9 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
     server = coordinator(deployment, network)
     server.run(attempts=2)
 
-    import fedbandit.deploy.flower.card as card_module
     import fedbandit.deploy.model_files as model_files
+
+    import fedbandit.deploy.device.participant as card_module
 
     def no_room(path, write):
         raise OSError(28, "No space left on device")
@@ -203,7 +204,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
 def test_a_device_without_room_for_its_name_does_not_take_part(tmp_path, monkeypatch):
     deployment, network = world(tmp_path)
 
-    import fedbandit.deploy.flower.card as card_module
+    import fedbandit.deploy.device.participant as card_module
 
     def no_room(path, write):
         raise OSError(28, "No space left on device")
@@ -227,7 +228,7 @@ def test_wall_clocks_that_jump(tmp_path, monkeypatch):
 
 def test_a_storm_of_faults_loses_and_doubles_nothing(tmp_path):
     """Forty rounds of random faults and restarts; at the end every reward was counted exactly once."""
-    from fedbandit.deploy.flower.store import Store
+    from fedbandit.deploy.server.store import Store
 
     deployment = a_deployment(tmp_path, {**values(round_seconds=10), "rounds": 60})
     network = Network(devices(tmp_path, 6))

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from network_builders import a_deployment, devices, settle, values
 
 from fedbandit.deploy.flower import processes
-from fedbandit.simulation.state import load_state
+from fedbandit.federated.state import load_state
 
 TOML = """
 rounds = {rounds}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
-from fedbandit.deploy.flower.selection import resting, select
-from fedbandit.deploy.flower.store import Store
-from fedbandit.errors import ConfigError
+from fedbandit.core.errors import ConfigError
+from fedbandit.deploy.server.gathering import resting, select
+from fedbandit.deploy.server.store import Store
 
 
 def private(tmp_path, rounds=4, population=100, clients=2, deploy_every=2, more=None, **privacy):

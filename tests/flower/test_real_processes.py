@@ -17,9 +17,9 @@ from test_agreement import simulated_round, simulated_states
 
 from fedbandit.config import Config
 from fedbandit.deploy.flower import processes
-from fedbandit.deploy.flower.bundle import write_bundle
-from fedbandit.deploy.flower.secure_sums import update_error
-from fedbandit.simulation.state import State, load_state
+from fedbandit.deploy.flower.operate import write_bundle
+from fedbandit.deploy.secure_sums import update_error
+from fedbandit.federated.state import State, load_state
 
 NODES = CLIENTS[:3]
 CLIENT = """

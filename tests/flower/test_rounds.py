@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, live, settle, values
 
-from fedbandit.deploy.flower.store import Store, ask_rollback
-from fedbandit.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.deploy.server.store import Store, ask_rollback
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from secure_builders import (
     secure_values,
 )
 
-from fedbandit.deploy.flower.records import SEALED, from_records
-from fedbandit.deploy.flower.secure_sums import LEVELS, MODULUS, STEP, reward_error, update_error
+from fedbandit.deploy.flower.transport import SEALED, from_records
+from fedbandit.deploy.secure_sums import LEVELS, MODULUS, STEP, reward_error, update_error
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -9,8 +9,8 @@ pytest.importorskip("flwr")
 from flwr.app import RecordDict
 from secure_builders import FIRST, KEYS, SHARES, TRAINING, UNMASKING, a_network, a_server, lines_of, secure_values
 
-from fedbandit.deploy.flower.secure_sums import reward_error
-from fedbandit.deploy.flower.store import Store
+from fedbandit.deploy.secure_sums import reward_error
+from fedbandit.deploy.server.store import Store
 
 
 def test_each_reward_is_counted_in_one_round_whoever_is_lost(tmp_path):
@@ -64,7 +64,7 @@ def test_a_server_killed_around_its_checkpoint_counts_each_reward_once(tmp_path,
 
 def test_a_device_without_room_for_its_mark_drops_out(tmp_path, monkeypatch, caplog):
     """What could be counted twice later is not sent."""
-    import fedbandit.deploy.flower.card as card_module
+    import fedbandit.deploy.device.participant as card_module
 
     deployment, grid, participants = a_network(tmp_path, number=4)
     server = a_server(deployment, grid)

@@ -12,9 +12,9 @@ from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import Key
 from secure_builders import FIRST, TRAINING, UNMASKING, a_network, a_server, secure_values
 
-from fedbandit.deploy.flower.records import SEALED
-from fedbandit.deploy.flower.store import Store
-from fedbandit.errors import ConfigError
+from fedbandit.core.errors import ConfigError
+from fedbandit.deploy.flower.transport import SEALED
+from fedbandit.deploy.server.store import Store
 
 
 def replaced(change):
@@ -112,7 +112,7 @@ def test_a_living_deployment_does_not_change_to_or_from_secure_sums(tmp_path):
 
 
 def test_status_says_that_it_is_on(tmp_path):
-    from fedbandit.deploy.flower.status import in_lines, read_status
+    from fedbandit.deploy.server.store import in_lines, read_status
 
     deployment, grid, _ = a_network(tmp_path)
     a_server(deployment, grid).attempt()

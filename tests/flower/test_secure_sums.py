@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedbandit.deploy.flower.secure_sums import (
+from fedbandit.deploy.secure_sums import (
     LEVELS,
     MODULUS,
     MOST,

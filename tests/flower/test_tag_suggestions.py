@@ -20,9 +20,9 @@ from run import write_files
 from users import TAGS, User
 
 from fedbandit.deploy import Agent, Retention
-from fedbandit.deploy.flower.deployment import read_deployment
-from fedbandit.deploy.flower.participant import Participant
-from fedbandit.deploy.flower.store import Store
+from fedbandit.deploy.device.participant import Participant
+from fedbandit.deploy.server.deployment import read_deployment
+from fedbandit.deploy.server.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tag_suggestions"
 

@@ -7,10 +7,10 @@ import dp_accounting
 import pytest
 from dp_accounting import rdp
 
+from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
-from fedbandit.errors import ConfigError
+from fedbandit.core.errors import ConfigError
 from fedbandit.privacy.accounting import Ledger, epsilon_of, least_noise, plan_epsilon
-from fedbandit.privacy.building import build_ledger
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import composed_epsilon, extrapolated, show, summary, sweep_cost, verdict
 from fedbandit.privacy.strategies import Tree

@@ -4,12 +4,11 @@ import math
 
 import pytest
 
-from fedbandit.experiments.privacy_audit import audit, epsilon_lower_bound
-from fedbandit.federated.clipping import AdaptiveClipping
+from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.privacy.accounting import plan_epsilon
-from fedbandit.privacy.factorization import best_banded
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Tree
+from fedbandit.privacy.strategies import Tree, best_banded
+from fedbandit.studies.privacy import audit, epsilon_lower_bound
 
 APART = {"sampling": "min-separation", "separation": 2}
 PLANS = {

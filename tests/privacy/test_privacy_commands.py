@@ -5,10 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedbandit.cli_privacy import app
+from fedbandit.cli.privacy import app
 from fedbandit.config import Config
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.run import run
+from fedbandit.core.errors import ConfigError
+from fedbandit.runs.run import run
 
 SMALL = ["epsilon", "--population", "99", "--clients-per-round", "2", "--noise", "1", "--rounds", "9"]
 STACKOVERFLOW = ["--population", "342477", "--delta", "1e-6"]

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, kstest
 
-from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
-from fedbandit.privacy.factorization import best_banded, noise_matrix
-from fedbandit.privacy.mechanisms import PrivateMean
-from fedbandit.privacy.noise import DeploymentNoise, SimulatedNoise, secret_normals
+from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
+from fedbandit.privacy.noise import DeploymentNoise, PrivateMean, SimulatedNoise, secret_normals
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Independent, Restarted, Tree
+from fedbandit.privacy.strategies import Independent, Restarted, Tree, best_banded, noise_matrix
 
 ROUNDS = 12
 STRATEGIES = [Independent(), Tree(), best_banded(ROUNDS, 4), Restarted(Tree(), 5)]

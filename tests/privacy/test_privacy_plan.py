@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from builders import random_text
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
-from fedbandit.errors import ConfigError
-from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
+from fedbandit.core.errors import ConfigError
 from fedbandit.federated.cohorts import BlockCohorts, FixedCohorts, PoissonCohorts
-from fedbandit.privacy.building import build_ledger
+from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
+from fedbandit.presets import TABLE_9, figure_members
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.presets import TABLE_9, figure_members
 from fedbandit.privacy.strategies import Banded, Independent, Tree
-from fedbandit.simulation.experiment import build_experiment
 
 
 def plan(**changes):

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
-from fedbandit.privacy.factorization import (
+from fedbandit.privacy.strategies import (
+    Banded,
+    Independent,
+    Restarted,
+    Tree,
     _log_error,
     best_banded,
     noise_matrix,
     prefix_error,
     squared_sensitivities,
 )
-from fedbandit.privacy.strategies import Banded, Independent, Restarted, Tree
 
 STRATEGIES = [
     Independent(),

@@ -7,22 +7,21 @@ import numpy as np
 import pytest
 from builders import dataset_in_memory, random_images, random_text
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
+from fedbandit.core.errors import Diverged
+from fedbandit.core.timing import Stopwatch
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import Diverged
-from fedbandit.federated.clipping import AdaptiveClipping
-from fedbandit.federated.learners import AutogradLearner
+from fedbandit.federated.learners.base import AutogradLearner
+from fedbandit.federated.pipeline import AdaptiveClipping
+from fedbandit.federated.round import play_round
 from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.building import build_ledger
-from fedbandit.privacy.mechanisms import PrivateMean
-from fedbandit.privacy.noise import SimulatedNoise
+from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import summary
 from fedbandit.privacy.strategies import Independent
-from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.loop import play_round
 from fedbandit.simulation.simulate import simulate
-from fedbandit.timing import Stopwatch
 
 MECHANISMS = {
     "dp-fedavg": {"mechanism": "dp-fedavg", "noise_multiplier": 0.8},
@@ -214,7 +213,7 @@ def test_one_client_changes_the_noiseless_sum_by_at_most_the_clip(data):
 
 
 def _broadcast(phase, weights, clip):
-    from fedbandit.federated.client import Broadcast
+    from fedbandit.federated.clients import Broadcast
 
     stage = phase.scenario.stage(1)
     return Broadcast(1, weights, {0: weights}, clip, stage.rewards, stage.available)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedbandit.federated.screening import clipped_sum, why_not
+from fedbandit.federated.pipeline import clipped_sum, why_not
 
 LIKE = np.zeros(4, np.float32)
 SOUND = np.array([3.0, 0.0, 4.0, 0.0], np.float32)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "fedbandit.cli"]
+COMMAND = [sys.executable, "-m", "fedbandit"]
 
 
 def fedbandit(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,7 +24,7 @@ def fedbandit(*arguments: object, cwd: Path | None = None, **environment: str) -
 
 def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The same without starting a process, which is much quicker; for calls that end early."""
-    from fedbandit.cli import main
+    from fedbandit.cli.app import main
 
     words, previous = ["fedbandit", *map(str, arguments)], sys.argv
     sys.argv = words

@@ -8,12 +8,12 @@ from builders import random_images
 from command_line import fails_with_one_line, fedbandit, in_this_process
 
 from fedbandit import __version__
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.data.ragged import Ragged
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.writer import DatasetWriter
-from fedbandit.errors import ConfigError
-from fedbandit.experiments.run import run
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.runs.run import run
 
 
 @pytest.mark.parametrize(

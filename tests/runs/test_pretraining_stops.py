@@ -8,14 +8,15 @@ import pytest
 from builders import random_text
 from command_line import fails_with_one_line, in_this_process
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.errors import Diverged
 from fedbandit.engines import ThreadEngine
-from fedbandit.errors import Diverged
-from fedbandit.experiments import many, progress
-from fedbandit.experiments.many import Job, LocalRunner, prepare
-from fedbandit.experiments.run import run
-from fedbandit.simulation.experiment import build_experiment
-from fedbandit.simulation.simulate import starting_weights
+from fedbandit.runs import local_runner as many
+from fedbandit.runs import progress
+from fedbandit.runs.local_runner import Job, LocalRunner, prepare
+from fedbandit.runs.run import run
+from fedbandit.simulation.pretraining import starting_weights
 
 CONFIG = Config.build(
     {
@@ -149,5 +150,5 @@ def test_an_interrupted_command_is_one_line(monkeypatch):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedbandit.experiments.presets.all_presets", interrupted)
+    monkeypatch.setattr("fedbandit.presets.all_presets", interrupted)
     fails_with_one_line(in_this_process("presets"), "interrupted", code=130)

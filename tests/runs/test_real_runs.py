@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 PEAK = """
 import sys
-from fedbandit.cli import main
+from fedbandit.cli.app import main
 try:
     main()
 except SystemExit as ended:

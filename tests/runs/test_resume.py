@@ -10,7 +10,7 @@ import pytest
 from command_line import COMMAND, fails_with_one_line, fedbandit
 
 from fedbandit.config import Config
-from fedbandit.experiments.run import run
+from fedbandit.runs.run import run
 
 RUN = ("run", "so-init-shift-softmax", "--rounds", 60, "--set", "deploy_every=7", "--set", "pretraining.rounds=3", "-q")
 

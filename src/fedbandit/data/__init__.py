@@ -4,11 +4,10 @@ import importlib
 import os
 from pathlib import Path
 
+from fedbandit.core.errors import DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.errors import DataError
 
 EMBEDDED = {"glyphs": 1, "topics": 1}  # name -> version; a new version when what it generates changes
-
 __all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "open_dataset"]
 
 
@@ -29,7 +28,7 @@ def cache_folder() -> Path:
 
 
 def _embedded(name: str) -> Path:
-    module = importlib.import_module(f"fedbandit.data.{name}")
+    module = importlib.import_module(f"fedbandit.data.embedded.{name}")
     folder = cache_folder() / "data" / f"{name}-v{EMBEDDED[name]}"
     if not (folder / "header.json").exists():
         # Two processes may make it at once: each under a name of its own, and the first to finish is kept.

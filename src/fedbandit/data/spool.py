@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
+from fedbandit.core.errors import DataError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
-from fedbandit.data.ragged import Ragged
-from fedbandit.errors import DataError
 
 _BLOCK_BYTES = 8 << 20  # gathered at a time when a split is completed
 _LONGEST_ID = 256  # ids are stored in columns of one width, so one absurd id would inflate them all

@@ -1,9 +1,9 @@
-"""Making a data set folder from a stream of examples in any order, with bounded memory and all-or-nothing results.
+"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded memory.
 
-Examples are spooled to disk as they come; at the end they are gathered client by client. The folder appears
-under its own name only when it is complete, so an interrupted import leaves nothing behind.
+One process writes a folder at a time, and a folder is either whole or not there.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -14,11 +14,24 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedbandit.data.claims import claim
+from fedbandit.core.errors import DataError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header, Log
-from fedbandit.data.ragged import Ragged
 from fedbandit.data.spool import Spool
-from fedbandit.errors import DataError
+
+
+def claim(path: Path, flags: int, out: Path) -> int:
+    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of `out` are refused."""
+    lock = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(lock), os.stat(path)):
+            raise BlockingIOError
+    except (BlockingIOError, FileNotFoundError):  # another one holds it, or has this moment renamed or removed it
+        os.close(lock)
+        raise DataError(f"{out}: another import is writing it; nothing was overwritten") from None
+    return lock
+
 
 _FLUSH_EVERY = 4096  # examples added one by one before they go to disk
 

@@ -3,9 +3,9 @@
 For linear models it imports numpy, safetensors and sqlite3 and nothing heavier.
 """
 
-from fedbandit.deploy.agent import Agent, Decision
-from fedbandit.deploy.draws import SimulatedDraws
-from fedbandit.deploy.log import LogUnavailable, Outcome, Retention
-from fedbandit.deploy.model_files import DeviceModel
+from fedbandit.deploy.device.agent import Agent, Decision, SimulatedDraws
+from fedbandit.deploy.device.log import Outcome, Retention
+from fedbandit.deploy.device.log_file import LogUnavailable
+from fedbandit.deploy.device.model_files import DeviceModel
 
 __all__ = ["Agent", "Decision", "DeviceModel", "LogUnavailable", "Outcome", "Retention", "SimulatedDraws"]

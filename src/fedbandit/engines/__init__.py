@@ -1,6 +1,5 @@
 """Engines: where the chunks of a cohort run. The same results everywhere; only the place differs."""
 
-from fedbandit.engines.base import Engine
 from fedbandit.engines.threads import ThreadEngine
 
-__all__ = ["Engine", "ThreadEngine"]
+__all__ = ["ThreadEngine"]

@@ -1,31 +1,120 @@
-"""Chunks over the cores of a Ray cluster: the same bits as on threads, on one machine or on many.
+"""The Ray engine: chunks over the workers of a cluster, with the same bits as threads.
 
-A worker opens the data where it lies and builds the same work from the same configuration, so that nothing but
-weights travels to it and nothing but sums of updates comes back. Knows nothing of what the work computes.
+Workers make the work themselves from a recipe; what travels are weights out and sums back.
 """
 
+import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedbandit.config import Config
-from fedbandit.data import FederatedDataset
-from fedbandit.engines.ray_cluster import cores_of, join, load_ray, original
-from fedbandit.engines.ray_worker import RoundWeights, Worker, phase_name
-from fedbandit.errors import ConfigError, FedbanditError
-from fedbandit.federated.client import Broadcast, ChunkResult, ClientWork
-from fedbandit.simulation.experiment import build_experiment
+from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 
-_PARTS_PER_WORKER = (
-    4  # a cohort goes out in about so many parts per worker: few messages, and no long wait for the last
-)
+
+def load_ray() -> Any:
+    """The Ray package, or a word on how to get it."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("engine: ray is not installed; pip install 'fedbandit[ray]'") from None
+    return ray
+
+
+def join(ray: Any, address: str | None, cores: int | None = None) -> bool:
+    """Join the cluster at `address` (`auto`: the one on this machine) or start one of `cores` cores here.
+
+    False if this process was part of a cluster already: then somebody else will leave it.
+    """
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run reports to nobody
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address is None:
+            ray.init(address="local", num_cpus=cores, include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"ray-address: cannot join {address or 'a local cluster'}: {str(error).splitlines()[0]}"
+        ) from None
+    return True
+
+
+def cores_of(ray: Any) -> int:
+    """The cores of all machines that are in the cluster now."""
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def original(error: Any) -> Exception:
+    """What went wrong in a worker, as if it had gone wrong here."""
+    return error.cause if isinstance(error.cause, FedbanditError) else error
+
+
+@dataclass(frozen=True)
+class RoundWeights:
+    """A broadcast whose weights lie in Ray's object store, each reference in a list so that Ray leaves it alone."""
+
+    key: int  # another one for every round
+    training: list[Any]
+    deployed: Mapping[int, list[Any]]
+    rest: Broadcast  # everything else, with no weights in it
+
+
+class Worker:
+    """One core's worth of work. It keeps the work it has made, and the weights of the round and the versions in use."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, ClientWork] = {}  # by the digest of its recipe
+        self._key = 0
+        self._broadcast: Broadcast | None = None
+        self._versions: dict[int, tuple[Any, np.ndarray]] = {}
+
+    def ready(self) -> None:
+        """Returns when the worker has started."""
+
+    def work(
+        self, recipe: Recipe, description: str, chunks: list[np.ndarray], weights: RoundWeights
+    ) -> list[ChunkResult]:
+        """The results of some chunks, each on its own."""
+        if recipe.digest not in self._made:
+            made = recipe.make()
+            if made.description != description:
+                raise ValueError("the recipe makes other work than the one that is to be run")
+            self._made = {**dict(list(self._made.items())[-1:]), recipe.digest: made}  # a run has two phases
+        work, broadcast = self._made[recipe.digest], self._received(weights)
+        return [work(chunk.copy(), broadcast) for chunk in chunks]
+
+    def _received(self, weights: RoundWeights) -> Broadcast:
+        if self._broadcast is None or weights.key != self._key:
+            held = {}
+            for version, (reference,) in weights.deployed.items():
+                before = self._versions.get(version)
+                held[version] = before if before and before[0] == reference else (reference, _fetched(reference))
+            self._versions, self._key = held, weights.key
+            self._broadcast = replace(
+                weights.rest,
+                training=_fetched(weights.training[0]),
+                deployed={version: array for version, (_, array) in held.items()},
+            )
+        return self._broadcast
+
+
+def _fetched(reference: Any) -> np.ndarray:
+    """An array of our own: what lies in the object store is read-only, which torch and compiled loops do not like."""
+    import ray
+
+    return np.array(ray.get(reference))
+
+
+_PARTS_PER_WORKER = 4  # parts of a cohort per worker: few messages, and no long wait for the last
 _MOST_ATTEMPTS = 4  # a part that has cost so many workers their lives is not given to another
-_START_SECONDS = 300.0  # for the first worker of a cluster to open the data
+_START_SECONDS = 300.0  # for the first worker of a cluster to start
 
 
 @dataclass
@@ -56,21 +145,15 @@ class _Pool:
 class RayEngine:
     """Runs chunks on a Ray cluster; a worker that dies is replaced and its chunks are done again, to the same bits."""
 
-    def __init__(
-        self, config: Config, dataset: FederatedDataset, *, address: str | None = None, workers: int | None = None
-    ) -> None:
-        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this run alone.
+    def __init__(self, *, address: str | None = None, workers: int | None = None) -> None:
+        """Join the cluster at `address` (`auto` for the one on this machine), or start one here.
 
-        One worker per core of the cluster, unless `workers` says otherwise. The data set must lie under the same path
-        on every machine, or be an embedded one.
+        One worker per core of the cluster, unless `workers` says otherwise. Workers open the data set themselves: it
+        must lie under the same path on every machine, or be an embedded one.
         """
         ray = load_ray()
-        if dataset.path is None:
-            raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
-        self._experiment = build_experiment(config, dataset)
         self._owns_cluster = join(ray, address, workers)
         self._ray = ray
-        self._arguments = (config.model_dump(), str(Path(dataset.path).absolute()), dataset.header.fingerprint)
         self._remote = ray.remote(num_cpus=1, max_restarts=0)(Worker)
         self._pool = _Pool()
         self._put: dict[int, tuple[np.ndarray, Any]] = {}  # deployed version -> its weights and where they were put
@@ -82,8 +165,9 @@ class RayEngine:
 
     def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]:
         """The chunks' results in the order of the chunks."""
-        phase = phase_name(self._experiment, work)
-        weights = self._put_weights(phase, broadcast)
+        if work.recipe is None:
+            raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
+        weights = self._put_weights(broadcast)
         waiting = deque(self._parts(work, chunks))
         under_way: dict[Any, tuple[Any, _Part]] = {}
         results: dict[int, ChunkResult] = {}
@@ -92,7 +176,7 @@ class RayEngine:
                 idle = [w for w in self._pool.ready if all(w is not busy for busy, _ in under_way.values())]
                 while waiting and idle:
                     part, worker = waiting.popleft(), idle.pop()
-                    call = worker.work.remote(phase, [chunks[i] for i in part.chunks], weights)
+                    call = worker.work.remote(work.recipe, work.description, [chunks[i] for i in part.chunks], weights)
                     under_way[call] = worker, part
                 self._await_one(under_way, waiting, results)
             yield results.pop(due)
@@ -145,10 +229,10 @@ class RayEngine:
 
     def _start_worker(self) -> None:
         worker = self._remote.remote()
-        self._pool.starting[worker.open.remote(*self._arguments)] = worker
+        self._pool.starting[worker.ready.remote()] = worker
 
     def _welcome(self, call: Any) -> None:
-        """A worker has opened its data and can be given work, or says why it cannot."""
+        """A worker has started and can be given work, or says why it cannot."""
         worker = self._pool.starting.pop(call)
         try:
             self._ray.get(call)
@@ -167,7 +251,7 @@ class RayEngine:
             raise FedbanditError(f"ray: workers keep dying: {error}") from None
         self._start_worker()
 
-    def _put_weights(self, phase: str, broadcast: Broadcast) -> RoundWeights:
+    def _put_weights(self, broadcast: Broadcast) -> RoundWeights:
         """Put the training weights, and those deployed versions that were not put before."""
         kept = {}
         for version, weights in broadcast.deployed.items():

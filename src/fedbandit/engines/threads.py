@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from fedbandit.federated.client import Broadcast, ChunkResult, ClientWork
+from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 
 _WINDOW = 8  # chunks per thread, of which the longest goes first
 

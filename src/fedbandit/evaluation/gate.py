@@ -1,7 +1,6 @@
-"""A deployment gate: a new model goes out only if logs say, with the confidence asked for, that it is not worse.
+"""The gate: may a new model be deployed? Judged from what the clients' logs say of it in place of the old one.
 
-Clients that keep logs of the deployed policy are asked for sums, about both models at once: what differs between them
-is estimated from the same events, so that what they have in common does not blur it.
+The gate of simulations and of real devices share the estimator. A client returns sums, and nothing else.
 """
 
 from dataclasses import dataclass
@@ -10,13 +9,57 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.errors import Diverged
-from fedbandit.evaluation.gains import GainEstimator
-from fedbandit.evaluation.ope.intervals import standard_error, value_of
-from fedbandit.evaluation.ope.sums import Bootstrap, Sums, sums_of_terms
-from fedbandit.federated.client import Broadcast, ClientWork
+from fedbandit.core.errors import Diverged
+from fedbandit.core.randomness import Purpose, generator
+from fedbandit.evaluation.ope.estimate import Bootstrap, Sums, standard_error, sums_of_terms, value_of
+from fedbandit.events import Events
+from fedbandit.federated.clients import Broadcast, ClientWork
 from fedbandit.policies import Greedy, Policy
-from fedbandit.randomness import Purpose, generator
+
+
+@dataclass(frozen=True)
+class GainEstimator:
+    """How an event is weighed: inverse propensities, or doubly robust with the old model's scores for rewards."""
+
+    kind: Literal["ips", "dr"] = "dr"
+    limit: float | None = None  # 1/ρ is cut at this
+    most: float | None = None  # the size at which rewards, and what stands for them, are cut
+
+    def terms(
+        self,
+        events: Events,
+        policy: Policy,
+        old_scores: np.ndarray,
+        new_scores: np.ndarray,
+        available: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For scores [n, K] how much more the new ones earn, unbiased without limits, and importance: float64 [n] each.
+
+        `available` [K] or [n, K] is what could be chosen; without it, everything.
+        """
+        old, new = (policy.probabilities(scores.astype(np.float64), available) for scores in (old_scores, new_scores))
+        predicted = self._cut(old_scores) if self.kind == "dr" else np.zeros_like(old_scores)
+        change = new - old
+        inverse = 1 / events.propensities if self.limit is None else np.minimum(1 / events.propensities, self.limit)
+        weights = _taken(change, events.actions) * inverse
+        surprise = self._cut(events.rewards) - _taken(predicted, events.actions)
+        return (change * predicted).sum(axis=1) + weights * surprise, _taken(new, events.actions) / events.propensities
+
+    @property
+    def largest(self) -> float:
+        """What one event's gain cannot exceed in size; infinite unless both limits are set."""
+        if self.limit is None or self.most is None:
+            return np.inf
+        # No probability changes by more than 1, and all changes together move the prediction by no more than its range.
+        return self.limit * self.most if self.kind == "ips" else 2 * self.most * (1 + self.limit)
+
+    def _cut(self, rewards: np.ndarray) -> np.ndarray:
+        return rewards if self.most is None else np.clip(rewards, -self.most, self.most, dtype=float)
+
+
+def _taken(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values, actions[:, None], axis=1)[:, 0].astype(np.float64)
+
 
 _NO_BOOTSTRAP = Bootstrap(replicates=0)
 

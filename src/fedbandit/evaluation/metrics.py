@@ -1,62 +1,15 @@
-"""What is measured: a round's rewards and updates, and how well a model's greedy choice does on held-out data."""
+"""How well a model's greedy choice does on held-out data, and how long a policy takes to recover from a change."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedbandit.core.errors import ConfigError
 from fedbandit.data.dataset import Split
-from fedbandit.federated.client import ChunkResult
-from fedbandit.federated.learners import Learner
-from fedbandit.simulation.state import State
+from fedbandit.federated.learners.base import Learner
 
 _EVALUATION_ROWS = 4096
-_PERCENTS = (10, 25, 50, 75, 90)
-
-
-def round_metrics(
-    number: int,
-    split: Split,
-    cohort: np.ndarray,
-    results: list[ChunkResult],
-    state: State,
-    unclipped: float | None,
-    update: np.ndarray,
-) -> dict[str, Any]:
-    """One line of `metrics.jsonl`. Everything in it is a function of the run's configuration, never of the machine."""
-
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(result, name) for result in results]) if results else np.zeros(0)
-
-    events, norms = joined("events"), joined("norms")
-    count = int(events.sum())
-    had_events = events > 0
-    client_rewards = joined("reward_sums")[had_events] / events[had_events]
-    rejected = np.flatnonzero(~np.isfinite(norms))
-    return {
-        "round": number,
-        "reward": float(joined("reward_sums").sum() / count) if count else None,
-        "running_reward": None,
-        "propensity": float(joined("propensity_sums").sum() / count) if count else None,
-        "events": count,
-        "clients": len(cohort),
-        "clip_norm": state.clip_norm if np.isfinite(state.clip_norm) else None,
-        "unclipped": unclipped,
-        "update_norm": float(np.linalg.norm(update)),
-        "client_norm_median": float(np.median(norms[np.isfinite(norms)])) if np.isfinite(norms).any() else None,
-        "client_reward": _spread(client_rewards),
-        "model_version": max(state.deployed),
-        "rejected": [split.client_id(int(cohort[i])) for i in rejected],
-    }
-
-
-def _spread(rewards: np.ndarray) -> dict[str, float] | None:
-    """How a round's reward spreads over its clients: an average can hide who loses."""
-    if not len(rewards):
-        return None
-    values = np.quantile(rewards, np.array(_PERCENTS) / 100).tolist()
-    quantiles = {f"p{percent}": value for percent, value in zip(_PERCENTS, values, strict=True)}
-    worst = np.sort(rewards)[: max(1, len(rewards) // 10)]
-    return {**quantiles, "worst_decile": float(worst.mean())}
 
 
 def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multilabel: bool) -> dict[str, float]:
@@ -72,3 +25,56 @@ def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multil
         labels_seen += len(labels.ids) if multilabel else len(rows)
     name = "test_recall_at_5" if multilabel else "test_accuracy"
     return {name: hits / labels_seen} if labels_seen else {}
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What one change did to one run."""
+
+    change: int  # the first round of the changed world
+    before: float  # mean reward in the last rounds before
+    lowest: float  # the worst mean over as many rounds after it
+    rounds: (
+        int | None
+    )  # from the change until the mean is back at the asked share of `before`; 0: never left; None: never back
+    last: float  # mean reward in the last rounds before the next change, or the end
+    lost: float  # reward below `before`, summed over rounds until then: the whole price of the change
+
+    @property
+    def fall(self) -> float:
+        return self.before - self.lowest
+
+
+def recoveries(
+    rewards: Sequence[float] | np.ndarray, changes: Sequence[int], *, window: int = 10, share: float = 0.9
+) -> list[Recovery]:
+    """For each change: the fall and the recovery of mean rewards over `window` rounds, to `share` of what was before.
+
+    A recovery ends the first fall below that share: who never falls so far needs 0 rounds for it, and who stays there
+    never has one (None).
+
+    Rounds without events (NaN) count as nothing; the changes are the scenario's `at`, counted from 1.
+    """
+    values = np.asarray(rewards, np.float64)
+    ends = [*changes[1:], len(values) + 1]
+    return [_one(values, change, end, window, share) for change, end in zip(changes, ends, strict=True)]
+
+
+def _one(values: np.ndarray, change: int, end: int, window: int, share: float) -> Recovery:
+    first, stop = change - 1, min(end - 1, len(values))
+    if first < 1 or stop - first < window or first < window:
+        asked = f"the change before round {change} needs {window} rounds on either side"
+        raise ConfigError(f"rounds: {asked}; there are {max(0, first)} before it and {max(0, stop - first)} after")
+    before = float(np.nanmean(values[first - window : first]))
+    after = values[first:stop]
+    means = np.array([np.nanmean(after[i : i + window]) for i in range(len(after) - window + 1)])
+    lost = float(np.nansum(np.maximum(before - after, 0)))
+    return Recovery(change, before, float(means.min()), _rounds(means, share * before, window), float(means[-1]), lost)
+
+
+def _rounds(means: np.ndarray, threshold: float, window: int) -> int | None:
+    below = np.flatnonzero(means < threshold)
+    if not len(below):
+        return 0
+    back = np.flatnonzero(means[below[0] :] >= threshold)
+    return int(below[0] + back[0] + window) if len(back) else None

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbandit.randomness import Purpose, generator
+from fedbandit.core.randomness import Purpose, generator
 
 
 class Cohorts(Protocol):

@@ -4,6 +4,6 @@ A model knows nothing of clients, rounds or rewards. Your own is one such functi
 """
 
 from fedbandit.models.base import DataSpec, Layout, Model, Params
-from fedbandit.models.build import BUILT_IN, build_model
+from fedbandit.models.builtin import BUILT_IN, build_model
 
 __all__ = ["BUILT_IN", "DataSpec", "Layout", "Model", "Params", "build_model"]

@@ -1,8 +1,11 @@
-"""What a model is, what it is told about the data, and how its parameters lie in one flat vector."""
+"""What a model is, what it is told about the data, how its parameters lie in one flat vector, and initial weights.
+
+Initial weights have the forms of Keras, since the published learning rates were tuned with them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -66,3 +69,26 @@ class Layout:
             views[name] = vector[start:stop].reshape(shape)
             start = stop
         return views
+
+
+# The standard deviation of a unit normal cut off at two standard deviations; Keras divides by it.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Uniform in ±sqrt(6 / (fan in + fan out)); the last two axes are in and out, those before them a kernel."""
+    limit = sqrt(6 / sum(_fans(shape)))
+    return rng.uniform(-limit, limit, shape)
+
+
+def glorot_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Normal with variance 2 / (fan in + fan out), redrawn beyond two standard deviations."""
+    values = rng.standard_normal(shape)
+    while (outside := np.abs(values) > 2).any():
+        values[outside] = rng.standard_normal(int(outside.sum()))
+    return values * sqrt(2 / sum(_fans(shape))) / _TRUNCATED_STD
+
+
+def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
+    kernel = prod(shape[:-2])
+    return kernel * shape[-2], kernel * shape[-1]

@@ -16,7 +16,6 @@ import numpy as np
 from fedbandit.privacy.plan import PrivacyPlan
 
 Accountant = Literal["rdp", "pld"]
-
 _HOPELESS = 100.0  # an RDP epsilon above which a privacy loss distribution takes minutes to say nothing else
 _INTERVAL = 1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
 

@@ -6,12 +6,15 @@ the seed can subtract it. A deployment's comes from the operating system and tak
 
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core.randomness import Purpose, generator
+from fedbandit.privacy.accounting import Ledger
+from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Memory, Strategy
-from fedbandit.randomness import Purpose, generator
 
 _UPDATE, _COUNT = 0, 1
 
@@ -90,3 +93,34 @@ def secret_normals(size: int) -> np.ndarray:
     u, v = (bits >> np.uint64(11)) * 2.0**-53
     radius, angle = np.sqrt(-2 * np.log1p(-u)), 2 * np.pi * v
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+
+
+@dataclass(frozen=True)
+class PrivateMean:
+    """Noise on the sum, divided by the expected number of clients; an empty cohort gives noise alone.
+
+    The divisor must not depend on who took part: that would tell.
+    """
+
+    plan: PrivacyPlan
+    noise: NoiseStream = field(repr=False)
+    ledger: Ledger | None = field(default=None, repr=False)  # what the rounds are charged to; None: nothing is reported
+
+    def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
+        dtype = total.dtype.type
+        deviation = self.plan.update_multiplier * clip_norm
+        if deviation > 0:
+            total = total + dtype(deviation) * self.noise.update(number, total)
+        return total / dtype(self.plan.clients_per_round)
+
+    def unclipped(self, below: int, accepted: int, number: int) -> float | None:
+        if not self.plan.adaptive:
+            return below / accepted if accepted else None
+        # Each client sends 1/2 or -1/2, so that one more client moves the sum by no more than that.
+        total = below - accepted / 2
+        if self.plan.noise_multiplier > 0:
+            total += self.plan.count_deviation * self.noise.count(number)
+        return total / self.plan.clients_per_round + 0.5
+
+    def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
+        return {} if self.ledger is None else self.ledger.metrics(number, deploys)

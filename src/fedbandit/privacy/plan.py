@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.federated.clipping import AdaptiveClipping, FixedClipping
 from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
-from fedbandit.privacy.factorization import squared_sensitivities
-from fedbandit.privacy.strategies import Banded, Independent, Strategy
+from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
+from fedbandit.privacy.strategies import Banded, Independent, Strategy, squared_sensitivities
 
 Sampling = Literal["poisson", "fixed", "min-separation"]
 

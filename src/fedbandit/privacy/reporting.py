@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from fedbandit.federated.clipping import FixedClipping
+from fedbandit.federated.pipeline import FixedClipping
 from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, hopeless
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Banded, Independent, Restarted, Strategy, Tree

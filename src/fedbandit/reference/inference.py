@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.randomness import Purpose, bits, uniforms
 from fedbandit.data.dataset import Split
-from fedbandit.data.ragged import Ragged
-from fedbandit.randomness import Purpose, bits, uniforms
 from fedbandit.reference.models import ReferenceModel, Weights
 
 Explore = Callable[[np.ndarray], np.ndarray]
 """Scores of the K actions in, their probabilities out."""
-
 Reward = Callable[[list[int], int], float]
 """The labels of an example and an action in, the reward out."""
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
-from fedbandit.randomness import Purpose, generator
 
 Weights = dict[str, np.ndarray]
 

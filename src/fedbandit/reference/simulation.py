@@ -1,7 +1,4 @@
-"""Algorithm 4, federated contextual bandits in simulation: draw clients, let them act and train, step, maybe deploy.
-
-`play` is the algorithm; the rest reads a configuration.
-"""
+"""The rewards of the paper's scenarios (section 4.2): a function of an example's labels and an action."""
 
 import math
 from collections.abc import Callable
@@ -10,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.config import Config
-from fedbandit.data.dataset import FederatedDataset
-from fedbandit.randomness import Purpose, bits, generator
+from fedbandit.core.randomness import Purpose, bits, generator
+from fedbandit.data.dataset import FederatedDataset, Header
 from fedbandit.reference.inference import (
     Explore,
     Reward,
@@ -34,7 +30,39 @@ from fedbandit.reference.optimization import (
     next_clip_norm,
     norm_of,
 )
-from fedbandit.reference.scenarios import scenario_rewards
+
+
+def scenario_rewards(name: str, header: Header) -> tuple[Reward, Reward | None]:
+    """What the bandit phase pays, and what pre-training sees (None: there is no pre-training)."""
+    upper_of = {lower: upper for upper, lower in header.lower_case.items()}
+    counts = [max(1, count) for count in header.action_counts]
+    by_count = sorted(range(header.num_actions), key=lambda a: -header.action_counts[a])
+
+    def best_label(pay: Callable[[int, int], float]) -> Reward:
+        # Rewards are kept in single precision, also where everything else is double.
+        return lambda labels, action: max((float(np.float32(pay(label, action))) for label in labels), default=0.0)
+
+    def frequent_only(fraction: float) -> Reward:
+        seen = by_count[: max(1, round(fraction * header.num_actions))]
+        return best_label(lambda label, a: 1.0 if a == label and label in seen else 0.0)
+
+    exact = best_label(lambda label, a: 1.0 if a == label else 0.0)
+    rarity = best_label(lambda label, a: max(counts) / counts[label] if a == label else 0.0)
+    lower_pays_half = best_label(
+        lambda label, a: 1.0 if a == label else 0.5 if header.lower_case.get(label) == a else 0.0
+    )
+    upper_pays_half = best_label(lambda label, a: 1.0 if a == label else 0.5 if upper_of.get(label) == a else 0.0)
+    folded = best_label(lambda label, a: 1.0 if a == upper_of.get(label, label) else 0.0)
+
+    if name == "scratch":
+        return exact, None
+    if name == "init":
+        return exact, exact
+    if name == "init-shift":
+        return (exact, lower_pays_half) if header.lower_case else (rarity, frequent_only(1 / 5))
+    if name == "init-shift-released":
+        return (upper_pays_half, folded) if header.lower_case else (rarity, frequent_only(3 / 5))
+    raise ValueError(f"the reference has no scenario named {name}")
 
 
 @dataclass(frozen=True)
@@ -54,7 +82,7 @@ class Phase:
     training: bool = True
 
 
-def run(config: Config, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], Weights]:
+def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], Weights]:
     """A whole run: each bandit round's metrics, and the weights after the last one."""
     if config.privacy.mechanism != "none" or config.gate.confidence is not None:
         raise ValueError("the reference has no privacy and no gate before deployments")
@@ -68,7 +96,7 @@ def run(config: Config, dataset: FederatedDataset) -> tuple[list[dict[str, Any]]
 
 
 def play(
-    phase: Phase, model: ReferenceModel, theta: Weights, config: Config, dataset: FederatedDataset
+    phase: Phase, model: ReferenceModel, theta: Weights, config: Any, dataset: FederatedDataset
 ) -> tuple[list[dict[str, Any]], Weights]:
     """Algorithm 4 from the initial model θ_0: metrics and final weights."""
     deployed = [theta]  # deployed[i] is θ_i
@@ -126,7 +154,7 @@ def play(
     return history, theta
 
 
-def bandit_phase(config: Config, dataset: FederatedDataset, reward: Reward, initial_clients: int) -> Phase:
+def bandit_phase(config: Any, dataset: FederatedDataset, reward: Reward, initial_clients: int) -> Phase:
     """Everybody but the initial clients explores, and learns from the rewards of what was tried."""
     split, seed = dataset.train, config.seed
 
@@ -153,7 +181,7 @@ def bandit_phase(config: Config, dataset: FederatedDataset, reward: Reward, init
     )
 
 
-def pretraining_phase(config: Config, dataset: FederatedDataset, reward: Reward) -> Phase:
+def pretraining_phase(config: Any, dataset: FederatedDataset, reward: Reward) -> Phase:
     """The first clients by id act greedily with the newest model, and learn from the rewards of all actions."""
     chosen = config.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
@@ -174,7 +202,7 @@ def pretraining_phase(config: Config, dataset: FederatedDataset, reward: Reward)
     )
 
 
-def bandit_loss(config: Config, actions: int) -> Loss:
+def bandit_loss(config: Any, actions: int) -> Loss:
     """The loss that a configuration names; the weights of ε-greedy are scaled so that the largest is 1."""
     name, parameters = config.objective.name, config.objective.parameters
     if name not in OBJECTIVES:
@@ -191,7 +219,7 @@ def bandit_loss(config: Config, actions: int) -> Loss:
     return Loss(name.endswith("cross-entropy"), scale=scale, reduction=parameters.get("reduction", "mean"))
 
 
-def initial_clip_norm(config: Config) -> float:
+def initial_clip_norm(config: Any) -> float:
     if not config.clipping.enabled:
         return math.inf
     return (config.clipping.initial or 1.0) if config.clipping.norm is None else config.clipping.norm

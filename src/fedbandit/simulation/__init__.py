@@ -1,0 +1,1 @@
+"""Simulations: pre-training, then rounds of bandit feedback, from Python."""

@@ -1,5 +1,1 @@
-"""Rounds over real devices, carried by Flower.
-
-Only the apps, `grid`, `records`, and `masking` and `secure_client` for secure sums import Flower; the rounds themselves
-know nothing of how messages travel.
-"""
+"""Flower as transport: apps, messages, processes, and secure sums over its SecAgg+. Nothing else imports it."""

@@ -12,10 +12,10 @@ from flwr.app import Context, Message
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 
-from fedbandit.deploy.agent import Agent
-from fedbandit.deploy.flower.participant import Participant
-from fedbandit.deploy.flower.records import from_records, to_records
+from fedbandit.deploy.device.agent import Agent
+from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.flower.secure_client import as_result, only_sums
+from fedbandit.deploy.flower.transport import from_records, to_records
 
 
 def make_client_app(

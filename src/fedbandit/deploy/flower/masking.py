@@ -17,12 +17,11 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
-from fedbandit.deploy.flower.secure_sums import LEVELS, MODULUS, RANGE
-from fedbandit.errors import DataError
+from fedbandit.core.errors import DataError
+from fedbandit.deploy.secure_sums import LEVELS, MODULUS, RANGE
 
 Keys = tuple[bytes, bytes]
 """A device's public keys: for masks between two devices, and for shares that travel by way of the server."""
-
 _order = random.SystemRandom()
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbandit.errors import ConfigError, FedbanditError
+from fedbandit.core.errors import ConfigError, FedbanditError
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

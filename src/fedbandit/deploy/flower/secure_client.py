@@ -13,9 +13,9 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
-from fedbandit.deploy.flower.records import from_records, sealed_in, to_records
-from fedbandit.deploy.flower.secure_sums import LEAST, LEVELS, MODULUS, RANGE
-from fedbandit.errors import DataError
+from fedbandit.core.errors import DataError
+from fedbandit.deploy.flower.transport import from_records, sealed_in, to_records
+from fedbandit.deploy.secure_sums import LEAST, LEVELS, MODULUS, RANGE
 
 _NOTHING_OF_THE_LOG = {"query.fedbandit_install", "query.fedbandit_ready"}
 _IN_CLEAR = {"train.fedbandit_round", "query.fedbandit_judge"}

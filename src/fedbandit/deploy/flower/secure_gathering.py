@@ -11,18 +11,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower import masking
-from fedbandit.deploy.flower.courier import GRACE, Answers, Courier
-from fedbandit.deploy.flower.deployment import Deployment
-from fedbandit.deploy.flower.gathering import Contribution, last_turns, name_refused
-from fedbandit.deploy.flower.messages import Request
-from fedbandit.deploy.flower.reports import by_kind, is_name, refusal, versions_held
-from fedbandit.deploy.flower.secure_sums import LEVELS, MODULUS, Figures, decode, length, why_impossible
-from fedbandit.errors import DataError
-from fedbandit.simulation.state import State
+from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
+from fedbandit.deploy.secure_sums import LEVELS, MODULUS, Figures, decode, length, why_impossible
+from fedbandit.deploy.server.deployment import Deployment
+from fedbandit.deploy.server.gathering import Contribution, last_turns, name_refused
+from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
+from fedbandit.federated.state import State
 
 _logger = logging.getLogger("fedbandit.deploy.server")
-
 T = TypeVar("T")
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedbandit.deploy.flower.deployment import read_deployment
-from fedbandit.deploy.flower.grid import GridTransport
-from fedbandit.deploy.flower.rounds import Coordinator
-from fedbandit.deploy.flower.store import Store
+from fedbandit.deploy.flower.transport import GridTransport
+from fedbandit.deploy.server.deployment import read_deployment
+from fedbandit.deploy.server.rounds import Coordinator
+from fedbandit.deploy.server.store import Store
 
 app = ServerApp()
 

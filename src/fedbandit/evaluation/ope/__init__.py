@@ -3,12 +3,30 @@
 A client makes `Records` of its log and returns `sums_of(...)`; the server adds them and calls `combine(...)`.
 """
 
-from fedbandit.evaluation.ope.estimate import Bernstein, Estimate, added, combine, estimate
-from fedbandit.evaluation.ope.estimators import BUILT_IN, IPS, DirectMethod, DoublyRobust, Estimator, SelfNormalisedIPS
-from fedbandit.evaluation.ope.intervals import Interval
-from fedbandit.evaluation.ope.records import Records
-from fedbandit.evaluation.ope.sums import Bootstrap, Sums, sums_of
-from fedbandit.evaluation.ope.weighting import Clipped, Plain, Shrunk, Weighting
+from fedbandit.evaluation.ope.estimate import (
+    Bernstein,
+    Bootstrap,
+    Estimate,
+    Interval,
+    Sums,
+    added,
+    combine,
+    estimate,
+    sums_of,
+)
+from fedbandit.evaluation.ope.estimators import (
+    BUILT_IN,
+    IPS,
+    Clipped,
+    DirectMethod,
+    DoublyRobust,
+    Estimator,
+    Plain,
+    Records,
+    SelfNormalisedIPS,
+    Shrunk,
+    Weighting,
+)
 
 __all__ = [
     "BUILT_IN",

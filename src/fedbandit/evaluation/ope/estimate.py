@@ -1,23 +1,155 @@
-"""An estimate as a person reads it: a value, its interval, how much of the log bears on it, and what to beware of."""
+"""From clients' sums to an estimate with an interval. Sums add up over clients, and are all that leaves a client."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
-from math import sqrt
+from math import exp, inf, log, nan, sqrt
 from operator import add
 
-from fedbandit.errors import ConfigError
-from fedbandit.evaluation.ope.estimators import Estimator
-from fedbandit.evaluation.ope.intervals import (
-    Interval,
-    bernstein_interval,
-    bootstrap_interval,
-    standard_error,
-    value_of,
-)
-from fedbandit.evaluation.ope.records import Records
-from fedbandit.evaluation.ope.sums import Bootstrap, Sums, sums_of
-from fedbandit.evaluation.ope.weighting import Plain, Weighting
+import numpy as np
+
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.randomness import Purpose, uniforms
+from fedbandit.evaluation.ope.estimators import Estimator, Plain, Records, Weighting
+
+_BLOCK = 4096  # clients whose replicates are drawn at a time
+_MOST = 12  # a Poisson(1) variable exceeds this once in 10^10 draws
+_POISSON = np.cumsum(np.cumprod([exp(-1), *(1 / k for k in range(1, _MOST + 1))]))
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """How many replicates, and the seed that addresses the draws."""
+
+    replicates: int = 1000
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of one client, of some, or of all: they add."""
+
+    clients: float
+    events: float
+    importance: float  # of the importance weights before any clipping
+    importance_squares: float
+    reached: float  # events that the evaluated policy could have made
+    altered: float  # events whose weight was clipped or shrunk by more than a hundredth
+    numerator: float
+    denominator: float
+    numerator_squares: float  # over events
+    client_squares: np.ndarray  # [3], over clients: numerator², numerator·denominator, denominator²
+    replicates: np.ndarray  # [2, B]: numerators and denominators
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+
+def sums_of(
+    records: Records,
+    estimator: Estimator,
+    weighting: Weighting = Plain(),  # noqa: B008 - a frozen value
+    bootstrap: Bootstrap = Bootstrap(),  # noqa: B008
+) -> Sums:
+    """The sums of the clients in the records: on a device one client's, at a desk those of a whole log."""
+    importance = records.importance
+    weights = weighting(importance)
+    numerator, denominator = estimator.terms(records, weights)
+    return sums_of_terms(records.clients, records.bounds, numerator, denominator, importance, weights, bootstrap)
+
+
+def sums_of_terms(
+    clients: np.ndarray,
+    bounds: np.ndarray,
+    numerator: np.ndarray,
+    denominator: np.ndarray,
+    importance: np.ndarray,
+    weights: np.ndarray,
+    bootstrap: Bootstrap,
+) -> Sums:
+    """The sums of an estimate whose terms are known, [n] each; client i owns rows bounds[i]:bounds[i + 1]."""
+    per_client = np.stack([_by_client(numerator, bounds), _by_client(denominator, bounds)])
+    return Sums(
+        clients=float(len(clients)),
+        events=float(len(numerator)),
+        importance=float(importance.sum()),
+        importance_squares=float(importance @ importance),
+        reached=float((importance > 0).sum()),
+        altered=float((weights < 0.99 * importance).sum()),
+        numerator=float(per_client[0].sum()),
+        denominator=float(per_client[1].sum()),
+        numerator_squares=float(numerator @ numerator),
+        client_squares=np.array(
+            [per_client[0] @ per_client[0], per_client[0] @ per_client[1], per_client[1] @ per_client[1]]
+        ),
+        replicates=_replicates(per_client, clients, bootstrap),
+    )
+
+
+def _by_client(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    owner = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    return np.bincount(owner, values, minlength=len(bounds) - 1)
+
+
+def _replicates(per_client: np.ndarray, clients: np.ndarray, bootstrap: Bootstrap) -> np.ndarray:
+    total = np.zeros((2, bootstrap.replicates))
+    numbers = np.arange(bootstrap.replicates)
+    for start in range(0, len(clients), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        draws = uniforms(bootstrap.seed, Purpose.BOOTSTRAP, clients[block, None], numbers)
+        total += per_client[:, block] @ np.searchsorted(_POISSON, draws, side="right")
+    return total
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the value lies with the given confidence, and by which argument."""
+
+    low: float
+    high: float
+    confidence: float
+    method: str
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def value_of(sums: Sums) -> float:
+    """The estimate itself; NaN where nothing in the log says anything about the policy."""
+    return sums.numerator / sums.denominator if sums.denominator else nan
+
+
+def standard_error(sums: Sums) -> float:
+    """Of the estimate, with clients as the independent units; infinite for a single client."""
+    if sums.clients < 2 or not sums.denominator:
+        return inf
+    value = value_of(sums)
+    squares, products, sizes = sums.client_squares
+    residual = max(0.0, squares - 2 * value * products + value**2 * sizes)
+    return sqrt(residual * sums.clients / (sums.clients - 1)) / abs(sums.denominator)
+
+
+def bootstrap_interval(sums: Sums, confidence: float) -> Interval:
+    """Percentiles of the replicates that the clients' own draws made."""
+    numerators, denominators = sums.replicates
+    kept = denominators != 0
+    if not kept.any():
+        return Interval(nan, nan, confidence, "bootstrap over clients")
+    tail = 100 * (1 - confidence) / 2
+    low, high = np.percentile(numerators[kept] / denominators[kept], [tail, 100 - tail])
+    return Interval(float(low), float(high), confidence, "bootstrap over clients")
+
+
+def bernstein_interval(sums: Sums, confidence: float, span: float) -> Interval:
+    """Maurer and Pontil's empirical Bernstein bound, for independent events whose terms lie within `span`."""
+    if sums.events < 2:
+        return Interval(-inf, inf, confidence, "empirical Bernstein")
+    n, value = sums.events, value_of(sums)
+    variance = max(0.0, sums.numerator_squares - n * value**2) / (n - 1)
+    spread = log(4 / (1 - confidence))  # half of the error on each side
+    margin = sqrt(2 * variance * spread / n) + 7 * span * spread / (3 * (n - 1))
+    return Interval(value - margin, value + margin, confidence, "empirical Bernstein")
+
 
 _FEW_EVENTS = 100  # fewer effective events than this say little about rewards, whatever the interval claims
 _SMALL_SHARE = 0.01  # of the log's events

@@ -1,20 +1,22 @@
-"""From a logged split to the records of estimators: the evaluated policy's probabilities, and a reward model's word.
-
-Scores and predictions are functions of rows, so that nothing larger than a block is ever in memory.
-"""
+"""Logged feedback as records of off-policy evaluation: from a logged data set, or from a table with its own columns."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from fedbandit.core.errors import DataError
+from fedbandit.core.progress import SILENT
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
-from fedbandit.errors import DataError
-from fedbandit.evaluation.ope.records import Records
+from fedbandit.data.formats.columns import Table
+from fedbandit.data.text import in_natural_order, split_labels
+from fedbandit.evaluation.ope.estimators import Records
 from fedbandit.policies import Policy
 
 RowScores = Callable[[np.ndarray], np.ndarray]
 """Rows of a split -> a number for every action, [n, K]: a model's scores, or predicted rewards."""
-
 _ROWS = 4096
 
 
@@ -79,3 +81,90 @@ def log_of(split: Split) -> Log:
     if split.log is None:
         raise DataError("the data set holds labels, not logged feedback; `fedbandit data import logged` makes one")
     return split.log
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogColumns:
+    """Which columns mean what. Without `client` every row counts as a client of its own."""
+
+    action: str = "action"
+    reward: str = "reward"
+    propensity: str = "propensity"
+    client: str | None = None
+    target: str | None = None  # the evaluated policy's probability of the action taken
+    available: str | None = None
+    separator: str = "|"
+
+
+@dataclass(frozen=True)
+class LogTable:
+    """A logged split without contexts, the names of its actions, and the target column where one was named."""
+
+    split: Split
+    actions: tuple[str, ...]
+    target: np.ndarray | None  # float64 [n], in the order of the split
+
+
+def read_log_table(path: Path, columns: LogColumns) -> LogTable:
+    """Read a CSV, TSV or Parquet file of logged decisions, grouped by client."""
+    table = Table(path)
+    texts = [name for name in (columns.action, columns.client, columns.available) if name is not None]
+    numbers = [name for name in (columns.reward, columns.propensity, columns.target) if name is not None]
+    table.require([*texts, *numbers])
+    cells: dict[str, list[str]] = {name: [] for name in texts}
+    figures: dict[str, list[np.ndarray]] = {name: [] for name in numbers}
+    for batch in table.batches(texts, numbers, progress=SILENT, what="Reading decisions"):
+        for name in texts:
+            cells[name] += [cell.strip() for cell in batch.texts(name)]
+        for name in numbers:
+            figures[name].append(batch.exact(name))
+    if not cells[columns.action]:
+        raise DataError(f"{path}: the table has no rows")
+    values = {name: np.concatenate(parts) for name, parts in figures.items()}
+    _check(path, "propensity", columns.propensity, values[columns.propensity], above=0.0)
+    if columns.target is not None:
+        _check(path, "probability", columns.target, values[columns.target], above=-1e-12)
+    return _grouped(path, columns, cells, values)
+
+
+def _grouped(path: Path, columns: LogColumns, cells: dict[str, list[str]], values: dict[str, np.ndarray]) -> LogTable:
+    taken = cells[columns.action]
+    sets = [split_labels(cell, columns.separator) for cell in cells[columns.available]] if columns.available else []
+    names = {*taken, *(name for row in sets for name in row)}
+    if "" in names:
+        raise DataError(f"{path}: column {columns.action}, row {taken.index('')}: the action is missing")
+    actions = in_natural_order(names)
+    code = {name: number for number, name in enumerate(actions)}
+    owners = np.array(cells[columns.client] if columns.client else range(len(taken)))
+    ids, owner = np.unique(owners, return_inverse=True)
+    order = np.argsort(owner, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(ids)))])
+    available = _available(f"{path}: column {columns.available}", taken, sets, code) if columns.available else None
+    log = Log(
+        actions=np.array([code[name] for name in taken], np.int32)[order],
+        rewards=values[columns.reward][order],
+        propensities=values[columns.propensity][order],
+        available=None if available is None else available.take(order),
+    )
+    no_labels = Ragged(np.zeros(len(taken) + 1, np.int64), np.empty(0, np.int32))
+    names_of_clients = np.array([str(name).encode() for name in ids])
+    split = Split(names_of_clients, offsets, np.empty((len(taken), 0), np.float32), no_labels, log=log)
+    target = None if columns.target is None else values[columns.target][order]
+    return LogTable(split, tuple(actions), target)
+
+
+def _available(column: str, taken: list[str], sets: list[list[str]], code: dict[str, int]) -> Ragged:
+    """The sets of available actions; an empty cell means that every action was."""
+    everything = list(range(len(code)))
+    rows = [sorted({code[name] for name in names}) or everything for names in sets]
+    for number, (name, could) in enumerate(zip(taken, rows, strict=True)):
+        if code[name] not in could:
+            raise DataError(f"{column}, row {number}: the action that was taken is not among the available ones")
+    return Ragged.from_rows(rows)
+
+
+def _check(path: Path, what: str, column: str, values: np.ndarray, above: float) -> None:
+    bad = np.flatnonzero(~((values > above) & (values <= 1)))
+    if len(bad):
+        row = int(bad[0])
+        raise DataError(f"{path}: column {column}, row {row}: a {what} cannot be {values[row]:g}")

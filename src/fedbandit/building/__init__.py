@@ -1,0 +1,1 @@
+"""The one place that goes from a configuration to parts, for simulations, devices, servers and workers."""

@@ -1,0 +1,261 @@
+"""From a configuration to the parts of a run, checked against each other and against the data before work starts."""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit import objectives
+from fedbandit.building.parts import build_clipping, build_cohorts, build_objective, build_optimizer, build_policy
+from fedbandit.building.privacy import build_ledger
+from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.parts import construct, resolve
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.randomness import Purpose, bits
+from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
+from fedbandit.data.dataset import Header
+from fedbandit.evaluation.gate import Gate, why_impossible
+from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
+from fedbandit.federated.clients import ClientWork, Recipe
+from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained, make_learner
+from fedbandit.federated.round import Phase
+from fedbandit.federated.server import Aggregation, PlainMean
+from fedbandit.models import DataSpec, Layout, Model, build_model
+from fedbandit.objectives import DoublyRobust, Objective, Pointwise
+from fedbandit.policies import Greedy, Policy, importance_scale
+from fedbandit.privacy.accounting import Ledger
+from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
+from fedbandit.rewards import Rewards, RewardTable, scenarios
+from fedbandit.rewards.drift import drift
+from fedbandit.rewards.scenarios import Scenario, Stage
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All parts of a run: a bandit phase, and the pre-training phase before it where the scenario has one."""
+
+    config: Config
+    dataset: FederatedDataset
+    model: Model
+    layout: Layout
+    bandit: Phase
+    pretraining: Phase | None
+    privacy: Ledger | None = None  # what a private run spends, and on what
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of the bandit phase: as configured, or fewer where a privacy budget ends before."""
+        return self.config.rounds if self.privacy is None else self.privacy.last_round
+
+    def initial_weights(self) -> np.ndarray:
+        """The model before anything has been learned; runs that share a pre-training share it too."""
+        seed = self.config.seed if self.pretraining is None else self.config.pretraining.seed
+        return self.layout.flatten(self.model.init(seed), np.dtype(self.config.dtype))
+
+
+def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
+    """Build every part that the configuration names; a part that does not fit is refused with the path of its key."""
+    header = dataset.header
+    if header.logged:
+        raise ConfigError("data.source: holds logged feedback; a simulation needs labels to make rewards from")
+    spec = DataSpec.of(header)
+    model = build_model(config.model.name, spec, config.model.parameters)
+    layout = Layout.of(model.init(config.seed))
+    policy = build_policy(config, header.num_actions)
+    scenario = _scenario(config, header)
+    objective = _objective(config, policy, scenario, header.num_actions)
+    pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
+    pool = _bandit_pool(config, dataset, pretrained)
+    ledger = build_ledger(config, len(pool), pretrained > 0)
+
+    learner: Learner = make_learner(model, layout, objective, _settings(config), config.device)
+    _check_scores(learner, layout.flatten(model.init(config.seed), np.dtype(config.dtype)), spec)
+    bandit = Phase(
+        work=ClientWork(
+            split=dataset.train,
+            plan=_visits(config),
+            policy=policy,
+            learner=learner if config.training else Untrained(learner),
+            seed=config.seed,
+            doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
+            recipe=_recipe(config, dataset, "bandit"),
+        ),
+        cohorts=build_cohorts(config, pool, ledger),
+        scenario=scenario,
+        optimizer=build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters),
+        clipping=build_clipping(config),
+        deploy_every=config.deploy_every,
+        aggregation=_aggregation(ledger, config.seed),
+        gate=_gate(config, policy, pool, ledger),
+    )
+    supervised = None
+    if scenario.pretraining is not None:
+        supervised = _pretraining_phase(config, dataset, model, layout, scenario.pretraining, ledger)
+    return Experiment(config, dataset, model, layout, bandit, supervised, ledger)
+
+
+def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str) -> ClientWork:
+    """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts."""
+    experiment = _experiment_at(json.dumps(config), path, fingerprint)
+    found = experiment.bandit if phase == "bandit" else experiment.pretraining
+    assert found is not None
+    return found.work
+
+
+@lru_cache(maxsize=1)
+def _experiment_at(config: str, path: str, fingerprint: str) -> Experiment:
+    chosen = Config.build(json.loads(config))
+    return build_experiment(chosen, open_same_data(chosen.data.source, path, fingerprint))
+
+
+def open_same_data(source: str, path: str, fingerprint: str) -> FederatedDataset:
+    """The data set of the driver as it lies on this machine; an embedded one is made where it is missing."""
+    made_here = source in EMBEDDED and not Path(path).exists()
+    dataset = open_dataset(source) if made_here else FederatedDataset.open(path)
+    if dataset.header.fingerprint != fingerprint:
+        raise DataError(f"{dataset.path}: holds other data on this machine than where the run was started")
+    return dataset
+
+
+def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | None:
+    """How workers elsewhere make the work of a phase; data in memory cannot be opened elsewhere."""
+    if dataset.path is None:
+        return None
+    arguments = {
+        "config": config.identity() | {"device": config.device},
+        "path": str(Path(dataset.path).absolute()),
+        "fingerprint": dataset.header.fingerprint,
+        "phase": phase,
+    }
+    return Recipe(f"{__name__}:{make_work.__name__}", json.dumps(arguments))
+
+
+def _pretraining_phase(
+    config: Config,
+    dataset: FederatedDataset,
+    model: Model,
+    layout: Layout,
+    rewards: RewardTable,
+    ledger: Ledger | None,
+) -> Phase:
+    """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
+    chosen, pool = config.pretraining, range(config.pretraining.clients)
+    plan = ledger and ledger.pretraining
+    seed = int(bits(chosen.seed, Purpose.PRETRAINING))
+    objective = objectives.SUPERVISED[chosen.objective](chosen.reduction)
+    _check_range("pretraining.objective", objective, rewards)
+    rate = chosen.client_learning_rate or config.client.learning_rate
+    return Phase(
+        work=ClientWork(
+            split=dataset.train,
+            plan=SimpleVisits(seed, deploy_every=1, max_examples=config.client.max_examples),
+            policy=Greedy(),
+            learner=make_learner(model, layout, objective, _settings(config, rate), config.device),
+            seed=seed,
+            supervised=True,
+            recipe=_recipe(config, dataset, "pretraining"),
+        ),
+        cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, config.clients_per_round, seed),
+        scenario=Scenario((Stage(rewards),)),
+        optimizer=build_optimizer("pretraining.server_optimizer", *pretraining_server(config)),
+        clipping=build_clipping(config),
+        deploy_every=1,
+        aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
+    )
+
+
+def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
+    """The server's optimiser in pre-training and its parameters; where nothing is said, those of the bandit phase."""
+    name = config.pretraining.server_optimizer or config.server.optimizer
+    rate = config.pretraining.server_learning_rate or config.server.learning_rate
+    inherited = config.server.parameters if name == config.server.optimizer else {}
+    return name, {**inherited, "learning_rate": rate}
+
+
+def _scenario(config: Config, header: Header) -> Scenario:
+    make = resolve("scenario", config.scenario, {**scenarios.BUILT_IN, "drift": drift})
+    if make is drift:
+        scenario = construct("drift", make, config.drift.model_dump(), header)
+    else:
+        scenario = construct("scenario", make, {}, header)
+    if not isinstance(scenario, Scenario):
+        raise ConfigError(f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario")
+    if config.mode == "population" and len(scenario.stages) > 1:
+        raise ConfigError("mode: rewards that change need simple mode; a cache would be paid anew for old events")
+    return scenario
+
+
+def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
+    objective, _ = build_objective(config, lambda: importance_scale(policy, num_actions))
+    for stage in scenario.stages:
+        _check_range("objective.name", objective, stage.rewards)
+    return objective
+
+
+def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
+    if isinstance(objective, Pointwise) and objective.logistic and rewards.highest > 1:
+        raise ConfigError(f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {rewards.highest:.3g}")
+
+
+def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> range:
+    """The clients of the bandit phase: everybody but the initial ones."""
+    pool = range(pretrained, dataset.train.num_clients)
+    if pretrained and not pool:
+        share = f"{pretrained} of the {dataset.train.num_clients} clients that {dataset.header.name} has"
+        raise ConfigError(f"pretraining.clients: {share} leave none for the bandit phase")
+    if pretrained and config.clients_per_round > pretrained:
+        asked = config.clients_per_round
+        raise ConfigError(f"clients_per_round: {asked} is more than the {pretrained} pre-training clients")
+    if config.clients_per_round > len(pool):
+        beside = f" beside the {pretrained} of pre-training" if pretrained else ""
+        raise ConfigError(
+            f"clients_per_round: {config.clients_per_round} is more than the {max(0, len(pool))} clients"
+            f" that {dataset.header.name} has{beside}"
+        )
+    return pool
+
+
+def _visits(config: Config) -> VisitPlan:
+    if config.mode == "simple":
+        return SimpleVisits(config.seed, config.deploy_every, config.client.max_examples)
+    living, most = config.population.model_dump(), config.client.max_examples
+    if most is not None:
+        living["events_per_period"] = min(living["events_per_period"], most)
+    return PopulationVisits(config.seed, config.deploy_every, **living)
+
+
+def _aggregation(ledger: Ledger | None, seed: int) -> Aggregation:
+    if ledger is None:
+        return PlainMean()
+    return PrivateMean(ledger.plan, SimulatedNoise(ledger.plan.strategy, seed), ledger)
+
+
+def _settings(config: Config, learning_rate: float | None = None) -> ClientSettings:
+    rate = config.client.learning_rate if learning_rate is None else learning_rate
+    return ClientSettings(rate, config.client.batch_size, config.client.epochs)
+
+
+def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> Gate | None:
+    if config.gate.confidence is None:
+        return None
+    if reason := why_impossible(policy, private=ledger is not None):
+        raise ConfigError(f"gate: {reason}")
+    return Gate(pool, config.seed, **config.gate.model_dump())
+
+
+def _check_scores(learner: Learner, weights: np.ndarray, spec: DataSpec) -> None:
+    """Score one blank context, so that a model that does not fit the data is refused now and not in round 1."""
+    blank: Any = np.zeros((1, *spec.shape), np.float32)
+    if spec.kind == "sparse":
+        blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
+    try:
+        shape = learner.scores(weights, blank).shape
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"model.name: the model cannot score contexts of shape {spec.shape}: {error}") from error
+    if shape != (1, spec.num_actions):
+        raise ConfigError(f"model.name: the model scores {shape[-1]} actions, the data set has {spec.num_actions}")

@@ -1,0 +1,231 @@
+"""`fedbandit evaluate`, `train-offline` and `tune`: what logs can tell. A thin skin over `fedbandit.evaluation`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")]
+What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset, or a TOML file.")]
+
+
+def evaluate(
+    logs: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet of decisions, or a logged data set folder.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(help="uniform, constant, greedy, epsilon-greedy, softmax, falcon, my_module:MyPolicy [uniform]."),
+    ] = None,
+    parameters: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="The policy's parameters: action=x, epsilon=0.1.")
+    ] = [],  # noqa: B006 - typer's way to say "repeatable"
+    model: Annotated[Path | None, typer.Option(help="A run folder or model file whose scores the policy uses.")] = None,
+    reward_model: Annotated[
+        str,
+        typer.Option(
+            help="For dm and dr: linear (in contexts), actions (each one's mean), or a run folder or model file;"
+            " auto: linear where there are contexts."
+        ),
+    ] = "auto",
+    target: Annotated[
+        str | None,
+        typer.Option(help="A column with the policy's probability of the action taken, in place of a policy."),
+    ] = None,
+    estimators: Annotated[
+        str, typer.Option(help="Which, separated by commas: ips,snips,dm,dr [all that can be].")
+    ] = "",
+    clip: Annotated[float | None, typer.Option(help="No importance weight above this.")] = None,
+    shrink: Annotated[float | None, typer.Option(help="Shrink weights w to L·w / (w² + L), for this L.")] = None,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    interval: Annotated[str, typer.Option(help="bootstrap (over clients), or bernstein (over events).")] = "bootstrap",
+    reward_range: Annotated[
+        str | None, typer.Option(help="LOW,HIGH of rewards, for bernstein [as in the log].")
+    ] = None,
+    floor: Annotated[
+        float | None, typer.Option(help="The log's smallest possible propensity, for bernstein [as in the log].")
+    ] = None,
+    client: Annotated[str | None, typer.Option(help="The column with the client's id [every row its own].")] = None,
+    action: Annotated[str, typer.Option(help="The column with the action.")] = "action",
+    reward: Annotated[str, typer.Option(help="The column with the reward.")] = "reward",
+    propensity: Annotated[str, typer.Option(help="The column with the probability of the action.")] = "propensity",
+    available: Annotated[str | None, typer.Option(help="A column with the actions that could be taken.")] = None,
+    split: Annotated[str | None, typer.Option(help="Of a data set folder: train or test [train].")] = None,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a policy would have earned, from the log of another one: estimates with intervals and warnings."""
+    from fedbandit.config import parse_settings
+    from fedbandit.evaluation.ope.logs import LogColumns
+    from fedbandit.studies.evaluate import Request, evaluate_logs
+
+    request = Request(
+        policy=policy,
+        parameters=parse_settings(parameters),
+        model=model,
+        reward_model=reward_model,
+        estimators=[name.strip() for name in estimators.split(",") if name.strip()],
+        clip=clip,
+        shrink=shrink,
+        confidence=confidence,
+        interval=_one_of("interval", interval, ("bootstrap", "bernstein")),
+        reward_range=_range(reward_range),
+        floor=floor,
+        seed=seed,
+        split=None if split is None else _one_of("split", split, ("train", "test")),
+        columns=LogColumns(
+            action=action, reward=reward, propensity=propensity, client=client, target=target, available=available
+        ),
+    )
+    _report(evaluate_logs(logs, request), as_json)
+
+
+def train_offline(
+    logs: Annotated[Path, typer.Argument(help="A folder made by `fedbandit data import logged`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model file to make (.safetensors).")],
+    what: Annotated[str | None, typer.Option("--config", help="A preset or TOML file [a linear model].")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="regression, weighted-regression, doubly-robust, ... [the config's].")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of federated training [100, or the config's].")] = None,
+    settings: Settings = [],  # noqa: B006
+) -> None:
+    """Train a model from logged feedback, federated and off-policy, into a file that `evaluate --model` reads."""
+    from fedbandit.config import Config, parse_settings
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.core.files import write_bytes
+    from fedbandit.data import open_dataset
+    from fedbandit.deploy.device.model_files import DeviceModel
+    from fedbandit.presets import load
+    from fedbandit.studies.offline import train_from_logs
+
+    dataset = open_dataset(logs)
+    size = min(64, dataset.train.num_clients)
+    config = Config.build({"rounds": 100, "clients_per_round": size}) if what is None else load(what)
+    named = {"objective.name": objective, "rounds": rounds}
+    config = config.with_values({key: value for key, value in named.items() if value is not None})
+    config = config.with_values(parse_settings(settings))
+    if out.suffix != ".safetensors":
+        raise ConfigError(f"--out: {out} must end in .safetensors")
+    trained = train_from_logs(config, dataset)
+    model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=0)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(out, model.to_bytes())
+    clients, events = dataset.train.num_clients, dataset.train.num_examples
+    print(f"{config.objective.name}: {config.rounds} rounds on {events} events of {clients} clients")
+    print(f"Evaluate it: fedbandit evaluate {logs} --policy epsilon-greedy --set epsilon=0.1 --model {out}")
+
+
+def tune(
+    what: What,
+    data: Annotated[str | None, typer.Option(help="A data set folder, or an embedded set: glyphs, topics.")] = None,
+    server: Annotated[str, typer.Option(help="Server learning rates, separated by commas.")] = "0.005,0.02,0.05",
+    client: Annotated[str, typer.Option(help="Client learning rates, separated by commas.")] = "0.1,0.5,2",
+    explore: Annotated[
+        str | None, typer.Option(help="Values of epsilon, beta or gamma, separated by commas [around the config's].")
+    ] = None,
+    estimator: Annotated[str, typer.Option(help="ips, snips or dr.")] = "snips",
+    cost: Annotated[float, typer.Option(help="The share of reward that more exploration may cost now.")] = 0.05,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Play every candidate and compare.")] = True,
+    seeds: Annotated[int, typer.Option(help="Seeds of that comparison, apart from the one that logged.")] = 2,
+    settings: Settings = [],  # noqa: B006
+) -> None:
+    """Choose learning rates and exploration from one period's logs; say how close that comes to the best."""
+    from contextlib import closing
+
+    from fedbandit.config import parse_settings
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.data import open_dataset
+    from fedbandit.engines import ThreadEngine
+    from fedbandit.presets import load
+    from fedbandit.studies.tuning import check as play_all
+    from fedbandit.studies.tuning import exploration_around
+    from fedbandit.studies.tuning import tune as choose
+
+    config = load(what).with_values(parse_settings(settings))
+    if data is not None:
+        config = config.with_values({"data.source": data})
+    if check and seeds < 1:
+        raise ConfigError(f"--seeds: the comparison needs one at least, not {seeds}; --no-check leaves it out")
+    dataset = open_dataset(config.data.source)
+    with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
+        tuned = choose(
+            config,
+            dataset,
+            server_rates=_numbers("server", server),
+            client_rates=_numbers("client", client),
+            exploration=exploration_around(config) if explore is None else _numbers("explore", explore),
+            engine=engine,
+            estimator=_one_of("estimator", estimator, ("ips", "snips", "dr")),
+            cost=cost,
+        )
+        print(f"{tuned.events} events logged in one period earned {tuned.logged_reward:.4f}")
+        found = None
+        if check:
+            apart = range(config.seed + 1, config.seed + 1 + seeds)
+            found = play_all(config, dataset, tuned, seeds=apart, engine=engine)
+    for number, candidate in enumerate(tuned.candidates):
+        what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
+        played = f"  played {found.rewards[number]:.4f}" if found else ""
+        mark = "  <- chosen" if candidate is tuned.chosen else ""
+        print(f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{played}  {what_is}{mark}")
+    for warning in tuned.chosen.estimate.warnings:
+        print(f"warning: {warning}")
+    if found:
+        total = len(found.rewards)
+        share = 100 * found.chosen / found.best if found.best else 0.0
+        print(
+            f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's {found.best:.4f}"
+        )
+        print(f"(rank {found.rank} of {total}; the worst earns {min(found.rewards):.4f})")
+    print("use it: " + " ".join(f"--set {key}={value:g}" for key, value in tuned.chosen.settings.items()))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    from fedbandit.core.errors import ConfigError
+
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{option}: expected numbers separated by commas, not {text!r}") from None
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
+    from fedbandit.core.errors import ConfigError
+
+    if value not in known:
+        raise ConfigError(f"--{option}: {value!r} is none of {', '.join(known)}")
+    return value
+
+
+def _range(text: str | None) -> tuple[float, float] | None:
+    from fedbandit.core.errors import ConfigError
+
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--reward-range: expected LOW,HIGH, not {text!r}") from None
+    return low, high
+
+
+def _report(evaluation: Any, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from fedbandit.core.files import to_json
+
+    if as_json:
+        print(to_json(asdict(evaluation), indent=1))
+        return
+    estimates = evaluation.estimates
+    first = next(iter(estimates.values()))
+    print(f"{first.events} events of {first.clients} clients; the log itself earned {evaluation.logged_reward:.4f}")
+    print(f"effective sample size {first.effective_sample_size:.1f}, mean weight {first.mean_weight:.3f}")
+    percent = f"{100 * first.interval.confidence:g}%"
+    print(f"\n{'':<6} {'estimate':>9} {'std.err.':>9}   {percent} interval")
+    for name, found in estimates.items():
+        where = f"{found.interval.low:.4f} to {found.interval.high:.4f}"
+        print(f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {where}  ({found.interval.method})")
+    for note in evaluation.notes:
+        print(f"note: {note}")
+    for warning in dict.fromkeys(text for found in estimates.values() for text in found.warnings):
+        print(f"warning: {warning}")

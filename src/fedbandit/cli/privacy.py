@@ -1,0 +1,266 @@
+"""`fedbandit privacy`: what a plan costs, how much noise a budget needs, and whether the code keeps its word.
+
+A thin skin over `fedbandit.privacy`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(help="Epsilon, noise, clip norms and audits.", no_args_is_help=True)
+Population = Annotated[int, typer.Option(help="Clients that may take part.")]
+ClientsPerRound = Annotated[int, typer.Option(help="Clients a round: on average (poisson) or exactly.")]
+Noise = Annotated[float, typer.Option(help="Noise multiplier: standard deviation in clip norms.")]
+Rounds = Annotated[int, typer.Option(help="Rounds.")]
+Delta = Annotated[float, typer.Option(help="Delta; should be well below 1/population.")]
+Accountant = Annotated[str, typer.Option(help="rdp, or pld (tighter).")]
+Mechanism = Annotated[str, typer.Option(help="dp-fedavg, dp-ftrl or banded-mf.")]
+Sampling = Annotated[str | None, typer.Option(help="poisson, fixed or min-separation [what suits the mechanism].")]
+Separation = Annotated[int | None, typer.Option(help="Rounds between two turns of a client [as many as possible].")]
+What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset, or a TOML file.")]
+Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")]
+
+
+@app.command()
+def epsilon(
+    population: Population,
+    clients_per_round: ClientsPerRound,
+    noise: Noise,
+    rounds: Rounds,
+    delta: Delta = 1e-6,
+    accountant: Accountant = "rdp",
+    mechanism: Mechanism = "dp-fedavg",
+    sampling: Sampling = None,
+    separation: Separation = None,
+) -> None:
+    """Print epsilon on the first line, and below it what it assumes."""
+    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
+    _print_epsilon(ledger, accountant)
+
+
+@app.command()
+def noise(
+    population: Population,
+    clients_per_round: ClientsPerRound,
+    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    rounds: Rounds,
+    delta: Delta = 1e-6,
+    accountant: Accountant = "rdp",
+    mechanism: Mechanism = "dp-fedavg",
+    sampling: Sampling = None,
+    separation: Separation = None,
+) -> None:
+    """Print the smallest noise multiplier within a budget on the first line, and below it what that rests on."""
+    ledger = _ledger(
+        population,
+        clients_per_round,
+        rounds,
+        delta,
+        mechanism,
+        sampling,
+        separation,
+        epsilon=epsilon,
+        accountant=_accountant(accountant),
+    )
+    print(f"{ledger.plan.noise_multiplier:g}")
+    spent = ledger.epsilon(rounds) if accountant == "rdp" else ledger.tight_epsilon(rounds)
+    print(f"epsilon {spent:.4f} of {epsilon:g} at delta {delta:g} by {accountant.upper()} after {rounds} rounds")
+    _print_assumptions(ledger.plan)
+
+
+@app.command()
+def extrapolate(
+    scale: Annotated[float, typer.Option(help="By how much clients per round and noise grow together.")],
+    population: Annotated[int, typer.Option(help="Clients that may take part after scaling.")],
+    clients_per_round: ClientsPerRound,
+    noise: Noise,
+    rounds: Rounds,
+    delta: Delta = 1e-6,
+    accountant: Accountant = "rdp",
+) -> None:
+    """The paper's argument: the noise of the mean stays the same, and so should the reward; epsilon falls."""
+    from dataclasses import replace
+
+    from fedbandit.privacy.reporting import extrapolated
+
+    small = _ledger(max(population, clients_per_round), clients_per_round, rounds, delta, "dp-fedavg", None, None,
+                    noise=noise)  # fmt: skip
+    large = replace(small, plan=_mended(extrapolated, small.plan, scale, population))
+    _print_epsilon(large, accountant)
+    print(
+        f"scaled by {scale:g}: {clients_per_round} -> {large.plan.clients_per_round} clients a round, noise"
+        f" {noise:g} -> {large.plan.noise_multiplier:g}; noise of the mean in clip norms stays"
+        f" {noise / clients_per_round:.3g}"
+    )
+    print("the reward is expected to stay what it was at the small scale; that is an argument, not a measurement")
+
+
+@app.command()
+def plot(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture, .png, .svg or .pdf.")],
+    population: Population,
+    clients_per_round: ClientsPerRound,
+    noise: Noise,
+    rounds: Rounds,
+    delta: Delta = 1e-6,
+    mechanism: Mechanism = "dp-fedavg",
+    sampling: Sampling = None,
+    separation: Separation = None,
+) -> None:
+    """Draw epsilon against rounds."""
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.studies.privacy import draw_epsilon
+
+    if noise == 0:
+        raise ConfigError("--noise: without noise there is no epsilon to draw")
+    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
+    print(draw_epsilon(ledger, out))
+
+
+@app.command("clip-norm")
+def clip_norm(
+    what: What,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of each run [the configuration's].")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set folder, or an embedded set.")] = None,
+    quantile: Annotated[float, typer.Option(help="Of the update norms.")] = 0.5,
+    grid: Annotated[bool, typer.Option(help="Then try learning rates around the configured ones.")] = True,
+    settings: Settings = [],  # noqa: B006
+) -> None:
+    """The paper's recipe: find a clip norm without noise, print it, fix it, then try learning rates around it."""
+    from fedbandit.config import parse_settings
+    from fedbandit.data import open_dataset
+    from fedbandit.presets import load
+    from fedbandit.studies.privacy import estimate_norm, rounded, try_rates
+
+    named = {"rounds": rounds, "data.source": data}
+    chosen = {key: value for key, value in named.items() if value is not None}
+    config = load(what).with_values({**chosen, **parse_settings(settings)})
+    dataset = open_dataset(config.data.source)
+    found = estimate_norm(config, dataset, quantile)
+    norm = rounded(found)
+    print(f"{norm:g}")
+    print(f"adaptive clipping at quantile {quantile:g} without noise settled at {found:.4g} in {config.rounds} rounds")
+    if grid:
+        print("server rate  client rate  running reward")
+        tried = []
+        for point in try_rates(config, norm, dataset):
+            reward = "diverged" if point.running_reward is None else f"{point.running_reward:.4f}"
+            print(f"{point.server_learning_rate:>11g}  {point.client_learning_rate:>11g}  {reward:>14}")
+            tried.append(point)
+        best = max(tried, key=lambda point: -1.0 if point.running_reward is None else point.running_reward)
+        print(
+            f"next: --set clipping.norm={norm:g} --set server.learning_rate={best.server_learning_rate:g}"
+            f" --set client.learning_rate={best.client_learning_rate:g}"
+        )
+    print("this looked at the clients without privacy: use public data, or count it")
+
+
+@app.command()
+def audit(
+    population: Population = 60,
+    clients_per_round: ClientsPerRound = 12,
+    noise: Noise = 2.0,
+    rounds: Rounds = 10,
+    delta: Delta = 1e-5,
+    mechanism: Mechanism = "dp-fedavg",
+    sampling: Sampling = None,
+    separation: Separation = None,
+    trials: Annotated[int, typer.Option(help="Runs with, and as many without, the planted client.")] = 500,
+    actual_noise: Annotated[
+        float | None, typer.Option(help="Add this noise in place of the stated one, to see the audit fail.")
+    ] = None,
+) -> None:
+    """Attack real rounds with a planted client; the lower bound on epsilon must not exceed the stated one."""
+    from fedbandit.privacy.reporting import show
+    from fedbandit.studies.privacy import audit as attack
+
+    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
+    found = attack(ledger.plan, ledger.tight_epsilon(rounds), trials=trials, noise=actual_noise)
+    print(f"{show(found.lower_bound)}")
+    print(f"epsilon is at least that with {found.confidence:.0%} confidence; stated: {show(found.stated)}")
+    caught, accused = found.true_positives, found.false_positives
+    print(f"the attack finds the client in {caught:.1%} of runs with it and in {accused:.1%} without")
+    print("passed" if found.passed else "FAILED: the lower bound exceeds the stated epsilon")
+    if not found.passed:
+        raise typer.Exit(1)
+
+
+def _ledger(
+    population: int,
+    clients_per_round: int,
+    rounds: int,
+    delta: float,
+    mechanism: str,
+    sampling: str | None,
+    separation: int | None,
+    *,
+    noise: float | None = None,
+    epsilon: float | None = None,
+    accountant: str = "rdp",
+) -> Any:
+    """The ledger that a run with these values would have, made the way a run makes it."""
+    from fedbandit.building.privacy import build_ledger
+    from fedbandit.config import Config
+    from fedbandit.core.errors import ConfigError
+
+    if mechanism == "none":
+        raise ConfigError("--mechanism: none has no epsilon")
+    privacy = {
+        "mechanism": mechanism,
+        "noise_multiplier": noise,
+        "epsilon": epsilon,
+        "delta": delta,
+        "sampling": sampling,
+        "separation": separation,
+        "accountant": accountant,
+    }
+    config = Config.build(
+        {
+            "scenario": "scratch",
+            "rounds": rounds,
+            "clients_per_round": clients_per_round,
+            "clipping": {"norm": 1.0},
+            "privacy": privacy,
+        }
+    )
+    return build_ledger(config, population, pretrained=False)
+
+
+def _accountant(name: str) -> str:
+    from fedbandit.core.errors import ConfigError
+
+    if name not in ("rdp", "pld"):
+        raise ConfigError(f"--accountant: rdp or pld, not {name}")
+    return name
+
+
+def _print_epsilon(ledger: Any, accountant: str) -> None:
+    from fedbandit.privacy.accounting import hopeless
+    from fedbandit.privacy.reporting import show, verdict
+
+    plan = ledger.plan
+    by_rdp = _accountant(accountant) == "rdp"
+    found = ledger.epsilon(plan.rounds) if by_rdp else ledger.tight_epsilon(plan.rounds)
+    print(show(found))
+    by = "RDP" if by_rdp else "RDP (too large for PLD to be worth the time)" if hopeless(found) else "PLD"
+    print(f"epsilon at delta {plan.delta:g} by {by}: {verdict(found)}")
+    _print_assumptions(plan)
+
+
+def _print_assumptions(plan: Any) -> None:
+    from fedbandit.privacy.reporting import assumptions
+
+    for name, words in assumptions(plan).items():
+        print(f"{name}: {words}")
+
+
+def _mended(make: Any, *arguments: Any) -> Any:
+    """Call it, turning what a plan refuses into an error of the command line."""
+    from fedbandit.core.errors import ConfigError
+
+    try:
+        return make(*arguments)
+    except ValueError as error:
+        key, _, problem = str(error).partition(": ")
+        raise ConfigError(f"--{key.replace('_', '-')}: {problem}") from None

@@ -1,0 +1,99 @@
+"""Building a part of an experiment from a name and parameters: a built-in one, or `my_package.my_module:MyThing`.
+
+A wrong name or parameter is refused with the path of the key, before any work starts.
+"""
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedbandit.core.errors import ConfigError
+
+
+def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
+    """The built-in thing of that name, or what an import path names."""
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        raise ConfigError(f"{path}: unknown name {name!r}{nearest(name, built_in)}")
+    module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's own file does when it is read
+        raise ConfigError(f"{path}: cannot import {module_name}: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"{path}: {module_name} has no {attribute}")
+    return getattr(module, attribute)
+
+
+def source_digest(name: str) -> str:
+    """Tells apart what an import path has meant: a digest of the file it leads to; empty for a built-in name."""
+    if ":" not in name:
+        return ""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+
+
+def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any) -> Any:
+    """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path."""
+    try:
+        accepted = list(inspect.signature(make).parameters)[len(leading) :]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path}: {make!r} is nothing that can be made with parameters") from None
+    for key in parameters:
+        if key not in accepted:
+            raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
+    values = {key: _typed(f"{path}.{key}", make, key, value) for key, value in parameters.items()}
+    try:
+        return make(*leading, **values)
+    except TypeError as error:
+        signature = inspect.signature(make).parameters
+        missing = [k for k in accepted if k not in values and signature[k].default is inspect.Parameter.empty]
+        if missing:
+            raise ConfigError(f"{path}.{missing[0]}: missing") from None
+        raise ConfigError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}.{error}") from None
+
+
+def nearest(word: str, known: Any) -> str:
+    """A hint with the nearest known names, to put behind an "unknown" message."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(known)}" if 0 < len(known) <= 12 else ""
+
+
+def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
+    """The value as the type that the signature asks for, or an error with its path."""
+    wanted = inspect.signature(make, eval_str=True).parameters[key].annotation
+    if wanted is inspect.Parameter.empty:
+        return value
+    adapter = TypeAdapter(wanted, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+    try:
+        return adapter.validate_python(value, strict=None if isinstance(value, list) else True)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"client": {"learning_rate": 0.1}}` becomes `{"client.learning_rate": 0.1}`; keys may be dotted already."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def in_short(value: Any) -> str:
+    """A value as short as it can be said."""
+    return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)

@@ -1,0 +1,105 @@
+"""Addressed randomness and drawing actions, compiled: the same bits, for simulations that draw millions of addresses.
+
+Devices use the plain forms, which need numpy alone; a test holds the two together, to the last bit.
+"""
+
+from functools import lru_cache
+
+import numba
+import numpy as np
+
+from fedbandit.core.randomness import GOLDEN, Purpose, bits, scramble
+
+_scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)
+_11 = np.uint64(11)
+
+
+def uniforms(seed: int, purpose: Purpose, times: np.ndarray, clients: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """A float64 in [0, 1) for every (time, client, position): `randomness.uniforms` of the same address."""
+    return _uniforms(_start(seed, purpose), times, clients, positions)
+
+
+def random_examples(
+    seed: int, times: np.ndarray, clients: np.ndarray, offsets: np.ndarray, limit: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each (client, time) a random subset of its examples in random order: (which pair, position, row) per example.
+
+    Client c's examples are rows offsets[c]:offsets[c + 1]. An order is that of the random bits of the examples' places.
+    """
+    return _random_examples(_start(seed, Purpose.EXAMPLES), times, clients, offsets, -1 if limit is None else limit)
+
+
+@lru_cache(maxsize=1024)
+def _start(seed: int, purpose: Purpose) -> np.uint64:
+    """What the addresses of one purpose have in common."""
+    return np.uint64(bits(seed, purpose))
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _extended(state, part):  # type: ignore[no-untyped-def]
+    """The state of an address after one part more."""
+    return _scramble(state + GOLDEN + np.uint64(part))
+
+
+@numba.njit(nogil=True, cache=True)
+def _uniforms(start, times, clients, positions):  # type: ignore[no-untyped-def]
+    out = np.empty(len(times))
+    for i in range(len(times)):
+        state = _extended(_extended(_extended(start, times[i]), clients[i]), positions[i])
+        out[i] = np.float64(state >> _11) * 2.0**-53
+    return out
+
+
+@numba.njit(nogil=True, cache=True)
+def _random_examples(start, times, clients, offsets, limit):  # type: ignore[no-untyped-def]
+    most, total = 0, 0
+    for pair in range(len(clients)):
+        size = offsets[clients[pair] + 1] - offsets[clients[pair]]
+        most = max(most, size)
+        total += size if limit < 0 else min(size, limit)
+    owner, positions, rows = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    keys = np.empty(most, np.uint64)
+    end = 0
+    for pair in range(len(clients)):
+        client = clients[pair]
+        first = offsets[client]
+        size = offsets[client + 1] - first
+        state = _extended(_extended(start, times[pair]), client)
+        for index in range(size):
+            keys[index] = _extended(state, index)
+        order = np.argsort(keys[:size], kind="mergesort")  # stable, as the plain form is
+        for position in range(size if limit < 0 else min(size, limit)):
+            owner[end], positions[end], rows[end] = pair, position, first + order[position]
+            end += 1
+    return owner, positions, rows
+
+
+def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Actions [n] and their probabilities [n] for probabilities [n, K] and uniforms [n] in [0, 1)."""
+    actions = np.empty(len(probabilities), np.int64)
+    propensities = np.empty(len(probabilities), probabilities.dtype)
+    _draw(np.ascontiguousarray(probabilities), uniforms, actions, propensities)
+    return actions, propensities
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw(probabilities, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
+    n, k = probabilities.shape
+    cumulative = np.empty(k, probabilities.dtype)
+    for i in range(n):
+        row = probabilities[i]
+        total = row[0]
+        cumulative[0] = total
+        for a in range(1, k):
+            total = total + row[a]
+            cumulative[a] = total
+        threshold = probabilities.dtype.type(uniforms[i]) * total
+        chosen = 0
+        while chosen < k and cumulative[chosen] <= threshold:
+            chosen += 1
+        if chosen == k:  # the threshold was rounded up to the total
+            chosen = k - 1
+            while chosen > 0 and row[chosen] == 0:
+                chosen -= 1
+        actions[i] = chosen
+        propensities[i] = row[chosen]

@@ -1,0 +1,239 @@
+"""`topics`: short texts with tags by synthetic users, each with preferences of their own, made from a seed."""
+
+from pathlib import Path
+
+import numba
+import numpy as np
+
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.randomness import GOLDEN, Purpose, bits, scramble, uniforms
+from fedbandit.data.embedded.topic_words import Language, cumulative, make_language, zipf_mandelbrot
+from fedbandit.data.writer import DatasetWriter
+
+TOPICALITY_POWER = 1.6  # a sentence's share of topical words is u^power, u uniform: many sentences say little
+MEAN_TOPICALITY = 1 / (TOPICALITY_POWER + 1)
+OWN_SHARE = 0.6  # of the topical words, how many belong to the tag itself rather than to its family
+_TAGS_PER_SENTENCE = (0.65, 0.28, 0.07)  # probabilities of one, two and three tags
+_RELATED = 0.7  # a further tag comes from the family of the first this often, else from anywhere
+_FAMILY_LOYALTY, _TAG_LOYALTY = 1.5, 1.5  # the smaller, the more a user repeats earlier families and tags
+_MEAN_LENGTH, _LENGTH_SPREAD, _MAX_LENGTH = 9.3, 3.7, 30  # words per sentence
+_scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)
+
+
+def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragged, Ragged]:
+    """Sentences as L2-normalised word counts and their tags, user after user; `keys` are 64 random bits per user."""
+    examples = int(sizes.sum())
+    word_offsets, word_ids = np.zeros(examples + 1, np.int64), np.empty(examples * _MAX_LENGTH, np.int32)
+    word_values = np.empty(examples * _MAX_LENGTH, np.float32)
+    tag_offsets = np.zeros(examples + 1, np.int64)
+    tag_ids = np.empty(examples * len(_TAGS_PER_SENTENCE), np.int32)
+    tag_order = np.argsort(language.family, kind="stable").astype(np.int32)
+    family_start = np.searchsorted(language.family[tag_order], np.arange(language.family.max() + 2))
+    _draw_users(
+        keys,
+        sizes,
+        language.tag_share,
+        language.family,
+        tag_order,
+        family_start,
+        cumulative(np.array(_TAGS_PER_SENTENCE)),
+        cumulative(_length_distribution()),
+        language.background,
+        language.tag_words,
+        cumulative(zipf_mandelbrot(language.tag_words.shape[1])),
+        language.family_words,
+        cumulative(zipf_mandelbrot(language.family_words.shape[1])),
+        word_offsets,
+        word_ids,
+        word_values,
+        tag_offsets,
+        tag_ids,
+    )
+    words, tags = word_offsets[-1], tag_offsets[-1]
+    return Ragged(word_offsets, word_ids[:words], word_values[:words]), Ragged(tag_offsets, tag_ids[:tags])
+
+
+def _length_distribution() -> np.ndarray:
+    """Probabilities of 1, 2, … words: a normal bell on a logarithmic axis, cut off at the longest sentence."""
+    lengths = np.arange(1, _MAX_LENGTH + 1)
+    variance = np.log(1 + (_LENGTH_SPREAD / _MEAN_LENGTH) ** 2)
+    centre = np.log(_MEAN_LENGTH) - variance / 2
+    weights = np.exp(-((np.log(lengths) - centre) ** 2) / (2 * variance)) / lengths
+    return weights / weights.sum()
+
+
+@numba.njit(nogil=True, cache=True)
+def _uniform(state):  # type: ignore[no-untyped-def]
+    """The next number in [0, 1) of the splitmix64 stream whose position stands in `state[0]`."""
+    state[0] += GOLDEN
+    return (_scramble(state[0]) >> np.uint64(11)) * 2.0**-53
+
+
+@numba.njit(nogil=True, cache=True)
+def _find(sums, u):  # type: ignore[no-untyped-def]
+    """The first place whose running sum is above `u`."""
+    low, high = 0, len(sums) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if sums[middle] > u:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_tag(state, members, share, loyalty, counts):  # type: ignore[no-untyped-def]
+    """One of `members`: earlier choices add to its weight. Over many draws this is a Dirichlet preference."""
+    total, seen = 0.0, 0.0
+    for tag in members:
+        total += share[tag]
+        seen += counts[tag]
+    left = _uniform(state) * (loyalty + seen)
+    for tag in members:
+        left -= loyalty * share[tag] / total + counts[tag]
+        if left < 0:
+            return tag
+    return members[-1]
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_users(  # type: ignore[no-untyped-def]
+    keys,
+    sizes,
+    tag_share,
+    family_of,
+    tag_order,
+    family_start,
+    tags_per_sentence,
+    lengths,
+    background,
+    tag_words,
+    tag_word_sums,
+    family_words,
+    family_word_sums,
+    word_offsets,
+    word_ids,
+    word_values,
+    tag_offsets,
+    tag_ids,
+):
+    families = len(family_start) - 1
+    family_share = np.zeros(families)
+    for tag in range(len(tag_share)):
+        family_share[family_of[tag]] += tag_share[tag]
+    all_families = np.arange(families)
+    nothing_seen = np.zeros(len(tag_share))
+    state = np.zeros(1, np.uint64)
+    example, word_end, tag_end = 0, 0, 0
+    for user in range(len(keys)):
+        state[0] = keys[user]
+        family_counts = np.zeros(families)
+        tag_counts = np.zeros(len(tag_share))
+        for _ in range(sizes[user]):
+            family = _draw_tag(state, all_families, family_share, _FAMILY_LOYALTY, family_counts)
+            members = tag_order[family_start[family] : family_start[family + 1]]
+            first = _draw_tag(state, members, tag_share, _TAG_LOYALTY, tag_counts)
+            family_counts[family] += 1
+            tag_counts[first] += 1
+
+            tag_start = tag_end
+            tag_ids[tag_end] = first
+            tag_end += 1
+            further = _find(tags_per_sentence, _uniform(state))
+            while tag_end - tag_start <= further:
+                candidates = members if _uniform(state) < _RELATED else tag_order
+                tag = _draw_tag(state, candidates, tag_share, 1.0, nothing_seen)
+                if tag not in tag_ids[tag_start:tag_end]:
+                    tag_ids[tag_end] = tag
+                    tag_end += 1
+
+            topicality = _uniform(state) ** TOPICALITY_POWER
+            word_start = word_end
+            for _ in range(1 + _find(lengths, _uniform(state))):
+                if _uniform(state) >= topicality:
+                    word = _find(background, _uniform(state))
+                elif _uniform(state) < OWN_SHARE:
+                    about = tag_ids[tag_start + int(_uniform(state) * (tag_end - tag_start))]
+                    word = tag_words[about, _find(tag_word_sums, _uniform(state))]
+                else:
+                    word = family_words[family, _find(family_word_sums, _uniform(state))]
+                word_end = _count_word(word, word_ids, word_values, word_start, word_end)
+            norm = 0.0
+            for i in range(word_start, word_end):
+                norm += word_values[i] ** 2
+            for i in range(word_start, word_end):
+                word_values[i] /= np.sqrt(norm)
+            example += 1
+            word_offsets[example] = word_end
+            tag_offsets[example] = tag_end
+
+
+@numba.njit(nogil=True, cache=True)
+def _count_word(word, ids, counts, start, end):  # type: ignore[no-untyped-def]
+    """Add a word to the sorted row `start:end`; returns the row's new end."""
+    place = start
+    while place < end and ids[place] < word:
+        place += 1
+    if place < end and ids[place] == word:
+        counts[place] += 1
+        return end
+    for i in range(end, place, -1):
+        ids[i], counts[i] = ids[i - 1], counts[i - 1]
+    ids[place], counts[place] = word, 1
+    return end + 1
+
+
+_SIZE_MEDIAN, _SIZE_SPREAD, _SIZE_MAX = 17.0, 1.04, 500  # sentences per user: log-normal, cut off at the top
+_WORDS_PER_TAG, _WORDS_PER_FAMILY = 200, 400
+_USER_KEYS, _USER_SIZES = 1, 2  # addresses of the random numbers; 0 is the language
+
+
+def generate(
+    out: Path, *, seed: int = 0, users: int = 2000, words: int = 10_000, test_fraction: float = 0.2, block: int = 4096
+) -> Path:
+    """Write the data set to the folder `out`: `users` to train on and `test_fraction` as many more to test on.
+
+    Memory grows with `block`, the number of users drawn at a time; the result does not depend on it.
+    """
+    if users < 1 or block < 1:
+        raise ConfigError(f"users: must be at least 1, and so must block; got {users} and {block}")
+    if words < 1000:
+        raise ConfigError(f"words: must be at least 1000, got {words}")
+    if not 0 <= test_fraction <= 1:
+        raise ConfigError(f"test_fraction: must be between 0 and 1, got {test_fraction}")
+    language = make_language(seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE)
+    everybody = users + round(test_fraction * users)
+    with DatasetWriter(
+        out,
+        name="topics",
+        kind="sparse",
+        shape=(words,),
+        actions=language.tags,
+        multilabel=True,
+        vocabulary=language.vocabulary,
+        source={"embedded": "topics", "seed": seed, "users": users, "words": words, "test_fraction": test_fraction},
+    ) as writer:
+        for split, first, last in (("train", 0, users), ("test", users, everybody)):
+            for start in range(first, last, block):
+                who = np.arange(start, min(start + block, last))
+                ids, sentences, labels = _draw(seed, who, language)
+                writer.add_many(ids, sentences, labels, split=split)
+        return writer.finish()
+
+
+def _draw(seed: int, users: np.ndarray, language: Language) -> tuple[np.ndarray, Ragged, Ragged]:
+    """All sentences of the given users: the user's id for each, its words, its tags."""
+    sizes = _sizes(seed, users)
+    keys = bits(seed, Purpose.DATA, _USER_KEYS, users)
+    sentences, labels = draw(keys, sizes, language)
+    ids = np.array([f"user{user:07d}" for user in users])
+    return np.repeat(ids, sizes), sentences, labels
+
+
+def _sizes(seed: int, users: np.ndarray) -> np.ndarray:
+    """How many sentences each user writes: a few, with a long tail."""
+    u, v = (uniforms(seed, Purpose.DATA, _USER_SIZES, users, part) for part in (0, 1))
+    normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
+    return np.clip(np.rint(_SIZE_MEDIAN * np.exp(_SIZE_SPREAD * normal)), 1, _SIZE_MAX).astype(np.int64)

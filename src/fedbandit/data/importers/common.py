@@ -1,0 +1,148 @@
+"""What importers share: holding out, adding rows, counting what is dropped, checking options, cleaning up."""
+
+import errno
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.ragged import Ragged
+from fedbandit.core.randomness import Purpose, uniforms
+from fedbandit.core.signals import handling
+from fedbandit.data.dataset import Log
+from fedbandit.data.formats.fetching import clear_unpacked
+from fedbandit.data.writer import DatasetWriter, check_target
+
+_SEED = 0  # part of the format: another seed would be another split
+
+
+class HoldOut:
+    """Decides row by row; remembers how many rows of each client it has seen."""
+
+    def __init__(self, fraction: float, *, by_client: bool) -> None:
+        if not 0 <= fraction < 1:
+            raise ConfigError(f"test-fraction: must be at least 0 and below 1, got {fraction}")
+        self._fraction, self._by_client = fraction, by_client
+        self._keys: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+
+    def is_test(self, clients: Sequence[str]) -> np.ndarray:
+        """For each row whether it is held out: bool [rows]."""
+        if self._fraction == 0:
+            return np.zeros(len(clients), bool)
+        keys = np.array([self._key(client) for client in clients], np.uint64)
+        if self._by_client:
+            return uniforms(_SEED, Purpose.SPLIT, keys) < self._fraction
+        positions = np.empty(len(clients), np.int64)
+        seen = self._seen
+        for row, client in enumerate(clients):
+            positions[row] = seen.get(client, 0)
+            seen[client] = positions[row] + 1
+        # A client's first example always trains, so that nobody is left with test examples only.
+        return (uniforms(_SEED, Purpose.SPLIT, keys, positions) < self._fraction) & (positions > 0)
+
+    def _key(self, client: str) -> int:
+        if client not in self._keys:
+            self._keys[client] = int.from_bytes(blake2b(client.encode(), digest_size=8).digest(), "little")
+        return self._keys[client]
+
+
+def add_rows(
+    writer: DatasetWriter,
+    clients: Sequence[str],
+    contexts: np.ndarray | Ragged,
+    labels: Ragged,
+    is_test: np.ndarray,
+    log: Log | None = None,
+) -> None:
+    """Add a batch; `is_test` says for each row where it goes: bool [rows]."""
+    for split, wanted in (("train", ~is_test), ("test", is_test)):
+        rows = np.flatnonzero(wanted)
+        if len(rows):
+            chosen = contexts[rows] if isinstance(contexts, np.ndarray) else contexts.take(rows)
+            names = [clients[row] for row in rows.tolist()]
+            part = None if log is None else take_log(log, rows)
+            writer.add_many(names, chosen, labels.take(rows), split=split, log=part)
+
+
+def take_log(log: Log, rows: np.ndarray) -> Log:
+    """The feedback of the given rows."""
+    available = None if log.available is None else log.available.take(rows)
+    return Log(log.actions[rows], log.rewards[rows], log.propensities[rows], available)
+
+
+class Dropped:
+    """Chooses the rows to keep and remembers what was not kept."""
+
+    def __init__(self, clients: Iterable[str] = ()) -> None:
+        self._seen = set(clients)  # a source may list clients that have no rows at all
+        self._kept: set[str] = set()
+        self._anonymous = self._unlabelled = 0
+
+    def choose(self, clients: Sequence[str], labels: Ragged, drop_unlabelled: bool) -> np.ndarray:
+        """The rows to keep: int64 [kept]. A row without a client is never kept."""
+        owned = np.array([bool(client) for client in clients], bool)
+        labelled = (np.diff(labels.offsets) > 0) | (not drop_unlabelled)
+        keep = np.flatnonzero(owned & labelled)
+        self._anonymous += int((~owned).sum())
+        self._unlabelled += int((owned & ~labelled).sum())
+        self._seen.update(client for client in clients if client)
+        self._kept.update(clients[row] for row in keep.tolist())
+        return keep
+
+    def report(self) -> dict[str, Any]:
+        """For the header's `source`: only what happened."""
+        counts = {
+            "dropped_clients": len(self._seen - self._kept),
+            "dropped_rows_without_client": self._anonymous,
+            "dropped_rows_without_label": self._unlabelled,
+        }
+        return {name: count for name, count in counts.items() if count}
+
+
+def check_table_options(
+    *,
+    text: Sequence[str],
+    features: Sequence[str],
+    vocabulary: int,
+    actions: int | None,
+    test_fraction: float,
+    **separators: str,
+) -> None:
+    """Refuse what no table can be read with; a separator is named as its option is."""
+    if bool(text) == bool(features):
+        raise ConfigError("text, features: give one of them")
+    for name, number in (("vocabulary", vocabulary), ("actions", actions)):
+        if number is not None and number < 1:
+            raise ConfigError(f"{name}: must be at least 1, got {number}")
+    for name, separator in separators.items():
+        if not separator:
+            raise ConfigError(f"{name.replace('_', '-')}: may not be empty")
+    HoldOut(test_fraction, by_client=True)
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def importing(out: Path | str) -> Iterator[None]:
+    """Check the target before any work; SIGTERM and SIGHUP clean up like Ctrl-C; OS errors become one line."""
+    out = check_target(out)
+    clear_unpacked(out)  # the writer clears its own leftovers
+    with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):
+        try:
+            yield
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else f"{out}: "
+            if error.errno in _FULL:
+                raise DataError(f"{where}no space left on the disk; nothing was written") from None
+            raise DataError(f"{where}{error.strerror or error}; nothing was written") from None
+
+
+def _interrupt(number: int) -> None:
+    raise KeyboardInterrupt

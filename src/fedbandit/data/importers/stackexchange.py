@@ -1,0 +1,121 @@
+"""Any Stack Exchange site from the `Posts.xml` of its public dump: questions with an owner, by user.
+
+Read twice as a stream: once to count words and tags, once to write. Clients are held out whole.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from xml.etree import ElementTree
+
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.progress import SILENT, Progress
+from fedbandit.data.importers.common import Dropped, HoldOut, add_rows
+from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
+from fedbandit.data.writer import DatasetWriter, check_target
+
+_QUESTION = "1"  # PostTypeId
+_BATCH = 4096
+_MARKUP = re.compile(r"<[^>]*>")
+_TAG = re.compile(r"[^<>|]+")  # dumps write tags as <a><b>, newer ones as |a|b|
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackExchangeOptions:
+    """The names are those of the command line's options."""
+
+    vocabulary: int = 10_000
+    actions: int = 50
+    drop_unlabelled: bool = False
+    test_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, number in (("vocabulary", self.vocabulary), ("actions", self.actions)):
+            if number < 1:
+                raise ConfigError(f"{name}: must be at least 1, got {number}")
+        HoldOut(self.test_fraction, by_client=True)
+
+
+@dataclass(frozen=True)
+class Question:
+    owner: str  # empty for deleted and anonymous users
+    words: list[str]
+    tags: list[str]
+
+
+def import_stackexchange(
+    path: Path | str,
+    out: Path | str,
+    options: StackExchangeOptions | None = None,
+    progress: Progress = SILENT,
+) -> Path:
+    """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent words and tags."""
+    path, options = Path(path), options or StackExchangeOptions()
+    check_target(out)
+    path = path / "Posts.xml" if path.is_dir() else path
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; unpack the dump's archive first")
+    words, tags = FrequencyCounter(), FrequencyCounter()
+    for question in read_questions(path, progress, "Counting words and tags"):
+        if question.owner:
+            words.add(question.words)
+            tags.add(question.tags)
+    actions, vocabulary = tags.top(options.actions), words.top(options.vocabulary)
+    if not actions:
+        raise DataError(f"{path}: no question with an owner and tags")
+    bag, encoder = BagOfWords(vocabulary), LabelEncoder(actions)
+    hold_out, dropped = HoldOut(options.test_fraction, by_client=True), Dropped()
+    with DatasetWriter(
+        out,
+        name=Path(out).name,
+        kind="sparse",
+        shape=(len(vocabulary),),
+        actions=actions,
+        multilabel=True,
+        vocabulary=vocabulary,
+        source={"importer": "stackexchange", "file": path.name},
+    ) as writer:
+        questions = read_questions(path, progress, "Writing questions")
+        while batch := list(islice(questions, _BATCH)):
+            labels = encoder.encode([question.tags for question in batch])
+            keep = dropped.choose([question.owner for question in batch], labels, options.drop_unlabelled)
+            kept = [batch[row] for row in keep]
+            clients = [question.owner for question in kept]
+            features = bag.encode([question.words for question in kept])
+            add_rows(writer, clients, features, labels.take(keep), hold_out.is_test(clients))
+        writer.source |= dropped.report()
+        return writer.finish()
+
+
+def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Question]:
+    """Stream the questions of a dump; what has been read is forgotten at once."""
+    rows = 0
+    with open(path, "rb") as file, progress.task(what, path.stat().st_size) as advance:
+        position = 0
+        try:
+            events = ElementTree.iterparse(file, events=("start", "end"))
+            _, root = next(events)
+            for event, element in events:
+                if event != "end" or element.tag != "row":
+                    continue
+                rows += 1
+                post = element.attrib
+                root.clear()
+                if post.get("PostTypeId") == _QUESTION:
+                    yield _question(post)
+                if file.tell() != position:
+                    advance(file.tell() - position)
+                    position = file.tell()
+        except ElementTree.ParseError as error:
+            raise DataError(f"{path}: damaged after {rows:,} posts: {error}") from None
+    if not rows:
+        raise DataError(f"{path}: holds no posts; expected the Posts.xml of a Stack Exchange dump")
+
+
+def _question(post: dict[str, str]) -> Question:
+    text = html.unescape(_MARKUP.sub(" ", post.get("Body", "")))
+    words = tokenise(f"{post.get('Title', '')} {text}")
+    return Question(post.get("OwnerUserId", ""), words, _TAG.findall(post.get("Tags", "")))

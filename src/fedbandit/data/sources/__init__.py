@@ -1,1 +1,0 @@
-"""Where data sets come from: one module per published or user-made format, each ending in a `DatasetWriter`."""

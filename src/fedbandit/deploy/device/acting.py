@@ -1,0 +1,178 @@
+"""From a model file to actions: contexts as an app has them, scores, probabilities.
+
+Linear models need numpy alone.
+"""
+
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbandit import policies
+from fedbandit.core.errors import DataError
+from fedbandit.data.text import tokenise
+from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.policies import Policy
+
+
+@dataclass(frozen=True)
+class Context:
+    """One row: float32 [*shape] where dense; for text the values [n] of the words `ids` int32 [n], ascending."""
+
+    values: np.ndarray
+    ids: np.ndarray | None = None
+
+
+def bag_of_words(words: Sequence[str], index: Mapping[str, int]) -> Context:
+    """Counts of the known words divided by their L2 norm: what the importers make of a sentence, without numba."""
+    known = [index[word] for word in words if word in index]
+    ids, counts = np.unique(np.array(known, np.int32), return_counts=True)
+    squares = float((counts.astype(np.float64) ** 2).sum())
+    return Context((counts / np.sqrt(max(squares, 1.0))).astype(np.float32), ids)
+
+
+def text(context: object, index: Mapping[str, int] | None, words: int) -> Context:
+    """A raw text, a list of its words, or a pair of (word ids, values)."""
+    if isinstance(context, tuple) and len(context) == 2 and not isinstance(context[0], str):
+        return _sparse_row(context[0], context[1], words)
+    if index is None:
+        raise ValueError("context: this model carries no vocabulary; give a pair of (word ids, values)")
+    if isinstance(context, str):
+        return bag_of_words(tokenise(context), index)
+    if isinstance(context, Sequence) and all(isinstance(word, str) for word in context):
+        return bag_of_words(context, index)
+    raise ValueError(f"context: expected a text, a list of words or (word ids, values), got {type(context).__name__}")
+
+
+def dense(context: object, shape: tuple[int, ...]) -> Context:
+    """Features of the model's shape, or the same number of them in a flat list."""
+    values = np.asarray(context, np.float32)
+    if values.shape != shape and values.shape != (int(np.prod(shape)),):
+        raise ValueError(f"context: expected shape {shape}, got {values.shape}")
+    if not np.isfinite(values).all():
+        raise ValueError("context: not all features are finite")
+    return Context(values.reshape(shape))
+
+
+def _sparse_row(ids: object, values: object, words: int) -> Context:
+    id_array, value_array = np.asarray(ids, np.int64), np.asarray(values, np.float32)
+    if id_array.ndim != 1 or id_array.shape != value_array.shape:
+        raise ValueError(f"context: {id_array.shape} word ids do not go with {value_array.shape} values")
+    if len(id_array) and (id_array[0] < 0 or id_array[-1] >= words or (np.diff(id_array) <= 0).any()):
+        raise ValueError(f"context: word ids must ascend, each once, from 0 to {words - 1}")
+    if not np.isfinite(value_array).all():
+        raise ValueError("context: not all values are finite")
+    return Context(value_array, id_array.astype(np.int32))
+
+
+Scorer = Callable[[Context], np.ndarray]
+"""The score of every action for one context: [K]."""
+_SMALLEST_NORM = 1e-12  # what torch's normalize divides by at least
+
+
+def linear_scorer(weight: np.ndarray, bias: np.ndarray) -> Scorer:
+    """Scores by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
+
+    def scores(context: Context) -> np.ndarray:
+        if context.ids is None:
+            x = context.values.reshape(-1).astype(weight.dtype)
+            return x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
+        terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
+        # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
+        return np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
+
+    return scores
+
+
+@dataclass(frozen=True)
+class Actor:
+    """One version of the model, in memory."""
+
+    model: DeviceModel
+    policy: Policy
+    scores: Scorer
+
+    def encode(self, context: object) -> Context:
+        """The context as the model's features; what does not fit raises `ValueError`."""
+        if self.model.kind == "sparse":
+            return text(context, self.model.word_index, self.model.shape[0])
+        return dense(context, self.model.shape)
+
+    def probabilities(self, context: Context, available: np.ndarray | None) -> np.ndarray:
+        """The probability of every action: [K]."""
+        return self.policy.probabilities(self.scores(context), available)
+
+    def available(self, chosen: Any) -> np.ndarray | None:
+        """Actions by number or by name, or True and False for each, as a mask bool [K]."""
+        if chosen is None:
+            return None
+        given = np.asarray(chosen)
+        k = self.model.num_actions
+        if given.dtype == bool:
+            if given.shape != (k,):
+                raise ValueError(f"available: expected {k} times True or False, got shape {given.shape}")
+            mask = given
+        else:
+            mask = np.zeros(k, bool)
+            mask[[self._number(action) for action in given.tolist()]] = True
+        if not mask.any():
+            raise ValueError("available: at least one action must be available")
+        return mask
+
+    def _number(self, action: int | str) -> int:
+        if isinstance(action, str) and action in self.model.actions:
+            return self.model.actions.index(action)
+        if isinstance(action, int) and 0 <= action < self.model.num_actions:
+            return action
+        raise ValueError(f"available: {action!r} is not an action of this model")
+
+
+def make_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[str]) -> Actor:
+    """Build what the model names; `policy` replaces the model's own."""
+    if policy is None:
+        policy = _made(model, model.policy, policies.BUILT_IN, trusted)
+    if model.model["name"] == "linear":
+        return Actor(model, policy, linear_scorer(model.weights["weight"], model.weights["bias"]))
+    return Actor(model, policy, _torch_scorer(model, trusted))
+
+
+def _made(
+    model: DeviceModel, part: Mapping[str, Any], built_in: Mapping[str, Any], trusted: Collection[str], *leading: Any
+) -> Any:
+    """The thing of that name, built in or trusted, made with its parameters."""
+    name, parameters = part["name"], {key: value for key, value in part.items() if key != "name"}
+    if name in built_in:
+        found = built_in[name]
+    elif name in trusted and ":" in name:
+        module, _, attribute = name.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        raise DataError(
+            f"model {model.version}: names {name!r}, which is not built in and which this app does not trust"
+        )
+    try:
+        return found(*leading, **parameters) if callable(found) else found
+    except (TypeError, ValueError) as error:
+        raise DataError(f"model {model.version}: {name}: {error}") from None
+
+
+def _torch_scorer(model: DeviceModel, trusted: Collection[str]) -> Scorer:
+    """Any other model, by the very functions that trained it."""
+    import torch
+
+    from fedbandit.models import BUILT_IN, DataSpec
+
+    spec = DataSpec(model.kind, model.shape, model.num_actions)
+    network = _made(model, model.model, BUILT_IN, trusted, spec)
+    expected = {name: array.shape for name, array in network.init(0).items()}
+    if expected != {name: array.shape for name, array in model.weights.items()}:
+        raise DataError(f"model {model.version}: the weights do not fit {model.model['name']}")
+    params = {name: torch.tensor(array) for name, array in model.weights.items()}
+
+    def scores(context: Context) -> np.ndarray:
+        with torch.no_grad():
+            return network.scores(params, torch.from_numpy(context.values)[None])[0].numpy()
+
+    return scores

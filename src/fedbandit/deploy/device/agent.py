@@ -1,0 +1,215 @@
+"""The agent an app talks to: choose an action, reward it later, survive crashes, train when asked."""
+
+import logging
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from fedbandit.core.errors import DataError
+from fedbandit.core.randomness import Purpose, uniforms
+from fedbandit.deploy.device.acting import Actor, make_actor
+from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
+from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
+from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
+from fedbandit.deploy.device.model_files import DeviceModel, ModelFiles
+from fedbandit.events import draw_actions
+from fedbandit.policies import Policy
+
+
+def system_uniform() -> float:
+    """A float64 in [0, 1) that nobody can foresee."""
+    return (int.from_bytes(os.urandom(8), "little") >> 11) * 2.0**-53
+
+
+@dataclass
+class SimulatedDraws:
+    """The draws that the simulator makes for one client, so that an agent can be compared with it action by action.
+
+    `client` is the client's index in the training split; `time` is the round (simple mode) or the period (population
+    mode). Within a time the draws are numbered from 0.
+    """
+
+    seed: int
+    client: int
+    time: int
+    position: int = 0
+
+    def start(self, time: int) -> None:
+        """Go on with another round or period."""
+        self.time, self.position = time, 0
+
+    def __call__(self) -> float:
+        drawn = uniforms(self.seed, Purpose.ACTIONS, self.time, self.client, self.position)
+        self.position += 1
+        return float(drawn)
+
+
+_logger = logging.getLogger("fedbandit.deploy")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the agent chose. Show `action`, keep `event_id` until the reward is known."""
+
+    action: int
+    name: str
+    propensity: float  # the probability with which it was drawn
+    model_version: int
+    event_id: str | None  # None: the event could not be logged, and `problem` says why
+    problem: str | None = None
+
+    @property
+    def logged(self) -> bool:
+        return self.event_id is not None
+
+
+class Agent:
+    """One decision problem on one device, kept in a folder. Safe for threads, forks and several processes."""
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        retention: Retention | None = None,
+        policy: Policy | None = None,
+        on_log_failure: Literal["answer", "raise"] = "answer",
+        trusted: Collection[str] = (),
+        keep_models: int = 3,
+        uniform: Callable[[], float] = system_uniform,
+        timeout: float = 5.0,
+        power_safe: bool = False,
+        clocks: Callable[[], Reading] = read_clocks,
+    ) -> None:
+        """Open the folder, or make one.
+
+        retention: how long events live and what a missing reward means; without it, the rules the log has.
+        policy: explores in place of the policy that comes with the model.
+        on_log_failure: when the log cannot be written, choose all the same and say so, or raise.
+        trusted: import paths of models and policies of your own that a model file may name.
+        uniform: where draws come from; `SimulatedDraws` to compare with a simulation.
+        timeout: seconds to wait for another process that is writing.
+        power_safe: wait for the disk at every event, so that even a power cut loses none.
+        """
+        if on_log_failure not in ("answer", "raise"):
+            raise ValueError(f"on_log_failure must be 'answer' or 'raise', not {on_log_failure!r}")
+        self.folder = Path(folder)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True, mode=0o700)  # contexts are nobody else's business
+        self._models = ModelFiles(self.folder / "models", keep_models)
+        path = self.folder / "events.sqlite"
+        self._log = EventLog(path, retention, timeout=timeout, power_safe=power_safe, clocks=clocks)
+        self._policy, self._trusted, self._uniform = policy, frozenset(trusted), uniform
+        self._raises = on_log_failure == "raise"
+        self._in_use: tuple[tuple[int, int] | None, Actor] | None = None
+        try:
+            self._log.totals()  # a damaged log is refused here, not at some decision later
+        except LogUnavailable as problem:
+            self._not_logged(problem)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the log's file."""
+        self._log.close()
+
+    def choose(self, context: object, available: Any = None) -> Decision:
+        """Choose an action: for a text, a list of words or (word ids, values); or for dense features [*shape].
+
+        `available` restricts the choice: numbers or names of actions, or one True or False for each.
+        """
+        actor = self._actor()
+        encoded, mask = actor.encode(context), actor.available(available)
+        probabilities = actor.probabilities(encoded, mask)
+        actions, drawn = draw_actions(probabilities[None], np.array([self._uniform()]))
+        action, propensity = int(actions[0]), float(drawn[0])
+        event_id, problem = None, None
+        try:
+            event_id = self._log.append(record(actor.model, encoded, action, propensity, mask))
+        except (LogUnavailable, DataError) as failure:
+            problem = self._not_logged(failure)
+        return Decision(action, actor.model.actions[action], propensity, actor.model.version, event_id, problem)
+
+    def reward(self, event_id: str | None, value: float) -> Outcome:
+        """Record a decision's reward, seconds or days later, in any order; the first one for an event counts."""
+        if event_id is None:
+            return Outcome.UNKNOWN
+        try:
+            return self._log.reward(event_id, value)
+        except (LogUnavailable, DataError) as failure:
+            self._not_logged(failure)
+            return Outcome.NOT_STORED
+
+    def install(self, model: DeviceModel | bytes | Path, *, older: bool = False) -> bool:
+        """Use a model from now on; False if it is already in use or older (set `older` to go back on purpose)."""
+        if isinstance(model, DeviceModel):
+            model = model.to_bytes()
+        payload = model if isinstance(model, bytes) else Path(model).read_bytes()
+        make_actor(DeviceModel.from_bytes(payload), self._policy, self._trusted)  # refused before it is in use
+        return self._models.install(payload, older=older)
+
+    def use(self, version: int) -> None:
+        """Go back to an earlier version that is still on the device."""
+        self._models.use(version)
+
+    @property
+    def model_version(self) -> int | None:
+        """The version in use; None before the first."""
+        current = self._models.current()
+        return None if current is None else current["version"]
+
+    @property
+    def model(self) -> DeviceModel:
+        """The model in use."""
+        return self._actor().model
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that explores with it."""
+        return self._actor().policy
+
+    def events(self, counted: int = 0) -> Logged:
+        """A snapshot of what can be trained on; the app may go on meanwhile, and nothing is consumed.
+
+        Events settled after `counted` (the highest `settled` of an earlier snapshot) are marked as fresh.
+        """
+        return logged_events(self._log.read(), self._actor().model, counted)
+
+    def totals(self) -> Totals:
+        """Events logged, rewards matched, and what the log holds now."""
+        return self._log.totals()
+
+    def retention(self) -> Retention:
+        """The rules by which events live."""
+        return self._log.retention()
+
+    def _actor(self) -> Actor:
+        """The model in use, loaded again when another was installed, be it by another process."""
+        stamp, in_use = self._models.stamp(), self._in_use
+        if in_use is not None and in_use[0] == stamp:
+            return in_use[1]
+        try:
+            actor = make_actor(self._models.load_current(), self._policy, self._trusted)
+        except (DataError, OSError) as problem:
+            if in_use is None:
+                raise
+            _logger.warning("going on with model %d: %s", in_use[1].model.version, problem)
+            actor = in_use[1]
+        self._in_use = (stamp, actor)
+        return actor
+
+    def _not_logged(self, problem: LogUnavailable | DataError) -> str:
+        if self._raises:
+            raise problem
+        _logger.warning("event log: %s", problem)
+        return str(problem)

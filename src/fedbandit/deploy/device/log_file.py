@@ -1,0 +1,231 @@
+"""The SQLite file under the device's log: opened, checked, set aside when damaged; and its clock."""
+
+import os
+import secrets
+import sqlite3
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedbandit.core.errors import DataError, FedbanditError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Both clocks at one moment."""
+
+    wall: float  # seconds since 1970; users, networks and flat batteries make it jump
+    steady: float  # seconds since the boot, sleep included where the system can tell; never jumps
+    boot: str  # readings of the steady clock can be compared only within one boot
+
+
+def read_clocks() -> Reading:
+    """Both clocks now."""
+    steady = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return Reading(time.time(), steady, _BOOT)
+
+
+def seconds_between(before: Reading, now: Reading) -> float:
+    """How much time has passed: by the steady clock within a boot, by the wall clock across one, never less than 0."""
+    if before.boot == now.boot:
+        return max(0.0, now.steady - before.steady)
+    return max(0.0, now.wall - before.wall)
+
+
+def _this_boot() -> str:
+    """The system's name for this boot; where it has none, the steady clock is trusted within one process only."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return uuid.uuid4().hex
+
+
+_BOOT = _this_boot()
+_APPLICATION = 0x66626C67  # marks the file as ours
+_FORMAT = 1
+# `made` and `settled` count in the log's own time and order, never in a clock's. The context comes last, so that
+# looking at the other columns does not read it.
+_SCHEMA = """
+CREATE TABLE events (
+    sequence INTEGER PRIMARY KEY AUTOINCREMENT,
+    made REAL NOT NULL,
+    nonce INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    space TEXT NOT NULL,
+    action INTEGER NOT NULL,
+    propensity REAL NOT NULL,
+    reward REAL,
+    settled INTEGER,
+    available BLOB,
+    ids BLOB,
+    vals BLOB NOT NULL
+);
+CREATE INDEX open_events ON events (made) WHERE reward IS NULL;
+CREATE TABLE log (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    elapsed REAL NOT NULL,
+    wall REAL NOT NULL,
+    steady REAL NOT NULL,
+    boot TEXT NOT NULL,
+    rewarded INTEGER NOT NULL,
+    rules TEXT NOT NULL
+);
+"""
+# Failures that pass or that free space or rights would mend; everything else that SQLite reports is damage.
+_PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR}
+
+
+_PASSING |= {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM}
+
+
+_PASSING |= {sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_AUTH}
+
+
+class LogUnavailable(FedbanditError):
+    """The event log could not be written just now: the disk is full, or another process holds it. Try again later."""
+
+
+class LogFile:
+    """One SQLite file in WAL mode, with one connection per process behind a lock."""
+
+    def __init__(self, path: Path, timeout: float, power_safe: bool) -> None:
+        self.path = path
+        self._timeout = timeout
+        self._synchronous = "FULL" if power_safe else "NORMAL"
+        self._connection: sqlite3.Connection | None = None
+        self._checked = False
+        self.lock = threading.Lock()
+        _open_files.add(self)
+
+    @contextmanager
+    def transaction(self, write: bool) -> Iterator[sqlite3.Connection]:
+        """A connection inside a transaction that is committed at the end, or leaves no trace if anything goes wrong."""
+        with self.lock, self._explained():
+            connection = self._connect()
+            try:
+                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                self.disconnect()  # rolls back; a connection that has failed is not used again
+                raise
+
+    def exists(self) -> bool:
+        """Whether there is a log; a write-ahead file without its log is damage, since it would spoil a new one."""
+        waiting = self.path.with_name(f"{self.path.name}-wal").exists()  # looked at first: the log appears before it
+        there = self.path.exists()
+        if waiting and not there:
+            raise DataError(f"{self.path}-wal: its log {self.path.name} is gone; move both away to start a new log")
+        return there
+
+    def create(self, rules: str, now: Reading) -> None:
+        """Make an empty log. It appears complete, so a file without the right contents is never a new one."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        with self._explained():
+            connection = sqlite3.connect(temporary, isolation_level=None)
+            try:
+                connection.execute("PRAGMA synchronous = OFF")  # once for all below, before the file has its name
+                connection.executescript(_SCHEMA)
+                row = (0.0, now.wall, now.steady, now.boot, 0, rules)
+                connection.execute("INSERT INTO log VALUES (1, ?, ?, ?, ?, ?, ?)", row)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {_FORMAT}")
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.close()
+                with open(temporary, "rb+") as complete:
+                    os.fsync(complete.fileno())
+                _give_name(temporary, self.path)
+            except OSError as error:
+                raise LogUnavailable(f"{self.path}: {error.strerror}") from None
+            finally:
+                connection.close()
+                for leftover in (temporary, *(temporary.with_name(temporary.name + end) for end in ("-wal", "-shm"))):
+                    leftover.unlink(missing_ok=True)
+
+    def disconnect(self) -> None:
+        """Give up the connection; the next transaction opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            uri = f"{self.path.absolute().as_uri()}?mode=rw"
+            self._connection = connection = sqlite3.connect(
+                uri, uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._check(connection)
+                connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+                connection.execute("PRAGMA journal_size_limit = 1048576")
+            except BaseException:
+                self.disconnect()
+                raise
+        return self._connection
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+        if found[0] != _APPLICATION:
+            raise DataError(f"{self.path}: not an event log, or damaged; move it away to start a new one")
+        if found[1] != _FORMAT:
+            raise DataError(f"{self.path}: format version {found[1]}, this fedbandit reads {_FORMAT}")
+        if not self._checked:
+            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise DataError(f"{self.path}: damaged ({_first_line(problem)}); move it away to start a new one")
+            self._checked = True
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's errors as ours."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", 0)
+            if code & 0xFF in _PASSING and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+                raise LogUnavailable(f"{self.path}: {error}") from None
+            message = f"{self.path}: damaged ({_first_line(str(error))}); move it away to start a new one"
+            raise DataError(message) from None
+
+
+def _first_line(text: str) -> str:
+    """SQLite's longer reports begin with a line that only says that a report follows."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("***")]
+    return lines[0] if lines else text
+
+
+def _give_name(temporary: Path, path: Path) -> None:
+    """Put a new log in its place unless another process was faster."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:  # hard links are not allowed everywhere; there, start the first process before the others
+        if not path.exists():
+            os.rename(temporary, path)
+
+
+_open_files: "weakref.WeakSet[LogFile]" = weakref.WeakSet()
+_held_over_fork: list[LogFile] = []
+
+
+def _before_fork() -> None:
+    """SQLite loses its locks in a child that inherits a connection, so none may be open while a process forks."""
+    for file in list(_open_files):
+        file.lock.acquire()
+        file.disconnect()
+        _held_over_fork.append(file)
+
+
+def _after_fork() -> None:
+    while _held_over_fork:
+        _held_over_fork.pop().lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,0 +1,248 @@
+"""Models on a device: one safetensors file per version with a small JSON inside, and a JSON that names the one in use.
+
+A file is complete or not there; a reader never sees half an installation. Knows nothing of events or of servers.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fedbandit.core.errors import DataError
+from fedbandit.core.files import write_bytes
+
+if TYPE_CHECKING:
+    from fedbandit.building.experiment import Experiment
+
+FORMAT = "fedbandit-model"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """What a device needs to act: weights, what they are for, and the policy that explores with them."""
+
+    version: int
+    weights: Mapping[str, np.ndarray]
+    actions: tuple[str, ...]
+    kind: Literal["dense", "sparse"]
+    shape: tuple[int, ...]  # of one context; for sparse text (words,)
+    policy: Mapping[str, Any]  # {"name": "softmax", "beta": 0.05}
+    model: Mapping[str, Any] = field(default_factory=lambda: {"name": "linear"})  # a name and its parameters
+    vocabulary: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.version < 0:
+            raise DataError(f"model version {self.version}: must not be negative")
+        if len(self.actions) < 1 or len(set(self.actions)) != len(self.actions):
+            raise DataError(f"model {self.version}: the names of the actions must be there and differ")
+        if self.vocabulary is not None and (self.kind, self.shape) != ("sparse", (len(self.vocabulary),)):
+            raise DataError(f"model {self.version}: {len(self.vocabulary)} words do not fit {self.kind} {self.shape}")
+        for name, array in self.weights.items():
+            if not np.isfinite(array).all():
+                raise DataError(f"model {self.version}: {name} is not finite")
+        if self.model["name"] == "linear":
+            self._check_linear()
+
+    def _check_linear(self) -> None:
+        k = len(self.actions)
+        expected = {"weight": (prod(self.shape), k), "bias": (k,)}
+        found = {name: tuple(array.shape) for name, array in self.weights.items()}
+        if found != expected:
+            raise DataError(f"model {self.version}: weights {found} where a linear model has {expected}")
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.actions)
+
+    @cached_property
+    def word_index(self) -> dict[str, int] | None:
+        return None if self.vocabulary is None else {word: i for i, word in enumerate(self.vocabulary)}
+
+    @cached_property
+    def space(self) -> str:
+        """Names what contexts and actions mean; events of another space cannot train this model."""
+        meaning = [self.kind, self.shape, self.actions, self.vocabulary]
+        return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
+
+    def to_bytes(self) -> bytes:
+        """The model as one safetensors file."""
+        from safetensors.numpy import save
+
+        facts = {name: getattr(self, name) for name in _FACTS}
+        text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **facts})
+        return save({name: np.ascontiguousarray(w) for name, w in self.weights.items()}, metadata={"model": text})
+
+    @classmethod
+    def from_bytes(cls, payload: bytes, where: str = "model") -> "DeviceModel":
+        """Read what `to_bytes` made; anything else raises `DataError`."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load
+
+        try:
+            weights = load(payload)
+            header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
+            facts = json.loads(header["__metadata__"]["model"])
+        except (SafetensorError, KeyError, TypeError, ValueError, EOFError) as error:
+            raise DataError(f"{where}: not a fedbandit model: {error!r}") from None
+        if facts.get("format") != FORMAT or facts.get("format_version") != FORMAT_VERSION:
+            found = (facts.get("format"), facts.get("format_version"))
+            raise DataError(f"{where}: format {found}, this fedbandit reads {(FORMAT, FORMAT_VERSION)}")
+        try:
+            words = facts["vocabulary"]
+            return cls(
+                **{name: facts[name] for name in ("version", "kind", "policy", "model")},
+                weights=weights,
+                actions=tuple(facts["actions"]),
+                shape=tuple(facts["shape"]),
+                vocabulary=None if words is None else tuple(words),
+            )
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{where}: damaged: {error!r}") from None
+
+    @classmethod
+    def of_experiment(cls, experiment: "Experiment", weights: np.ndarray, version: int) -> "DeviceModel":
+        """A simulation's or server's flat weights as the model that devices act with."""
+        header, config = experiment.dataset.header, experiment.config
+        vocabulary = None
+        if header.kind == "sparse" and experiment.dataset.path is not None:
+            vocabulary = tuple(experiment.dataset.vocabulary())
+        return cls(
+            version=version,
+            weights=experiment.layout.split(weights),
+            actions=header.actions,
+            kind=header.kind,
+            shape=header.shape,
+            policy=config.policy.model_dump(),
+            model=config.model.model_dump(),
+            vocabulary=vocabulary,
+        )
+
+
+_FACTS = ("version", "actions", "kind", "shape", "policy", "model", "vocabulary")
+
+
+class ModelFiles:
+    """The versions that a device keeps, newest installations first in mind: `install`, `use`, `load_current`."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.folder = folder
+        self.keep = max(1, keep)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._pointer = folder / "current.json"
+
+    def stamp(self) -> tuple[int, int] | None:
+        """Changes whenever another model comes into use; None before the first. Cheap enough for every decision."""
+        try:
+            status = self._pointer.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def versions(self) -> list[int]:
+        """The versions on this device, ascending."""
+        found = (path.stem.removeprefix("model-") for path in self.folder.glob("model-*.safetensors"))
+        return sorted(int(number) for number in found if number.isdigit())
+
+    def current(self) -> dict[str, Any] | None:
+        """Version and digest of the model in use; None before the first."""
+        try:
+            pointer = json.loads(self._pointer.read_text(encoding="utf-8"))
+            return {"version": int(pointer["version"]), "sha256": str(pointer["sha256"])}
+        except FileNotFoundError:
+            return None
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{self._pointer}: damaged ({error!r}); install a model again") from None
+
+    def install(self, payload: bytes, *, older: bool = False) -> bool:
+        """Check a model, keep it and use it; an older one than that in use is left alone unless `older` is set."""
+        model = DeviceModel.from_bytes(payload)
+        with self._alone():
+            return self._install(model, payload, older)
+
+    def _install(self, model: DeviceModel, payload: bytes, older: bool) -> bool:
+        try:
+            current = self.current()
+        except DataError:  # damaged; to install a model is what mends it
+            current = None
+        if current is not None and model.version < current["version"] and not older:
+            return False
+        path, digest = self._path(model.version), hashlib.sha256(payload).hexdigest()
+        try:
+            kept = hashlib.sha256(path.read_bytes()).hexdigest()
+        except FileNotFoundError:
+            kept = None
+        if current == {"version": model.version, "sha256": digest} and kept == digest:
+            return False
+        if current is not None and current["version"] == model.version and current["sha256"] != digest:
+            raise DataError(
+                f"model {model.version}: already in use with other weights; a new model needs a new version"
+            )
+        if kept != digest:
+            self._write(path, payload)
+        self._point_to(model.version, digest)
+        return True
+
+    def use(self, version: int) -> None:
+        """Go back (or forward) to a version that is still on this device."""
+        path = self._path(version)
+        with self._alone():
+            try:
+                payload = path.read_bytes()
+            except FileNotFoundError:
+                raise DataError(f"{path}: not on this device; it has {self.versions()}") from None
+            DeviceModel.from_bytes(payload, str(path))
+            self._point_to(version, hashlib.sha256(payload).hexdigest())
+
+    def load_current(self) -> DeviceModel:
+        """The model in use, checked against the digest under which it was installed."""
+        while True:
+            current = self.current()
+            if current is None:
+                raise DataError(f"{self.folder}: no model yet; install one first")
+            path = self._path(current["version"])
+            try:
+                payload = path.read_bytes()
+            except FileNotFoundError:
+                if current == self.current():
+                    raise DataError(f"{path}: missing; install a model again") from None
+                continue  # newer versions came and this one was cleared away in between
+            if hashlib.sha256(payload).hexdigest() != current["sha256"]:
+                if current == self.current():
+                    raise DataError(f"{path}: damaged (its digest has changed); install a model again")
+                continue
+            return DeviceModel.from_bytes(payload, str(path))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process or thread is changing what is in use, and keep the others waiting meanwhile."""
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)  # and the lock with it
+
+    def _path(self, version: int) -> Path:
+        return self.folder / f"model-{version}.safetensors"
+
+    def _point_to(self, version: int, digest: str) -> None:
+        self._write(self._pointer, json.dumps({"version": version, "sha256": digest}).encode())
+        for outdated in self.versions()[: -self.keep]:
+            if outdated != version:
+                self._path(outdated).unlink(missing_ok=True)
+
+    def _write(self, path: Path, payload: bytes) -> None:
+        try:
+            write_bytes(path, payload)
+        except OSError as error:
+            raise DataError(f"{path}: could not be written: {error.strerror}; the model in use stays") from None

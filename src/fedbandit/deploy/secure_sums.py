@@ -1,0 +1,104 @@
+"""What a device puts into a secure sum, and what the server reads out of it: numbers between -1 and 1, on a fixed grid.
+
+Flower's SecAgg+ rounds each entry to a neighbouring point of the grid by chance. Knows nothing of masks or of messages.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbandit.federated.pipeline import clip_factor
+
+RANGE = 1.0  # entries lie between -RANGE and RANGE; SecAgg+ cuts off what does not
+LEVELS = 2**22
+MODULUS = 2**32
+STEP = 2 * RANGE / LEVELS  # of the grid; whole multiples of it travel exactly
+MOST = MODULUS // LEVELS - 1  # devices whose sum cannot wrap around
+MOST_EVENTS = LEVELS // 2
+LEAST = 3  # devices in a sum that a device lends itself to: with two, each knows the other's part
+_TAIL = 5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
+TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What one device reports at most in one round: so many events, each with a reward of at most that size."""
+
+    events: int
+    reward: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one device, or of the sum of many."""
+
+    update: np.ndarray
+    unclipped: int
+    events: int
+    reward_sum: float
+    propensity_sum: float
+    devices: int = 1
+
+
+def length(parameters: int) -> int:
+    """Entries of a vector for a model of so many parameters."""
+    return parameters + _TAIL
+
+
+def encode(own: Figures, clip_norm: float, bounds: Bounds) -> np.ndarray:
+    """One device's figures as float64 [P + 5]; the update is clipped once more, and counts are on the grid."""
+    update = own.update.astype(np.float64)
+    vector = np.empty(length(update.size))
+    vector[:-_TAIL] = update * (clip_factor(float(np.linalg.norm(update)), clip_norm) / clip_norm)
+    vector[-_TAIL:] = (
+        own.unclipped * STEP,
+        own.events * STEP,
+        own.reward_sum / (bounds.events * bounds.reward),
+        own.propensity_sum / bounds.events,
+        own.devices * STEP,
+    )
+    if not (np.abs(vector) <= RANGE * (1 + 1e-9)).all():  # also refuses what is not a number
+        raise ValueError("figures beyond their bounds cannot be summed securely")
+    return vector
+
+
+def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: Bounds) -> Figures:
+    """The figures of a sum over so many devices, from its grid points modulo MODULUS: int64 [P + 5]."""
+    total = levels * STEP - devices * RANGE
+    unclipped, events, rewards, propensities, present = total[-_TAIL:]
+    return Figures(
+        update=total[:-_TAIL] * clip_norm,
+        unclipped=round(unclipped / STEP),
+        events=round(events / STEP),
+        reward_sum=float(rewards) * bounds.events * bounds.reward,
+        propensity_sum=float(propensities) * bounds.events,
+        devices=round(present / STEP),
+    )
+
+
+def update_error(devices: int, clip_norm: float) -> float:
+    """By how much, at most, rounding can change an entry of the summed update; counts are not changed at all."""
+    return devices * clip_norm * STEP / RANGE
+
+
+def reward_error(devices: int, bounds: Bounds) -> float:
+    """By how much, at most, rounding can change the sum of rewards."""
+    return devices * bounds.events * bounds.reward * STEP / RANGE
+
+
+def why_impossible(found: Figures, devices: int, clip_norm: float, bounds: Bounds) -> str | None:
+    """The reason to refuse a sum over so many devices, or None: honest devices could have come to it."""
+    if found.devices != devices:
+        return f"{found.devices} devices are in it, {devices} should be"
+    if not (0 <= found.unclipped <= devices and 0 <= found.events <= devices * bounds.events):
+        return f"{found.unclipped} unclipped updates and {found.events} events of {devices} devices"
+    largest = devices * clip_norm * (1 + TOLERANCE) + np.sqrt(found.update.size) * update_error(devices, clip_norm)
+    norm = float(np.linalg.norm(found.update))
+    if not norm <= largest:
+        return f"norm {norm:.4g} of {devices} updates that devices clip to {clip_norm:.4g}"
+    slack = devices * bounds.events * STEP
+    if not -slack <= found.propensity_sum <= found.events * (1 + TOLERANCE) + slack:
+        return f"propensities that add up to {found.propensity_sum:.4g} over {found.events} events"
+    if not abs(found.reward_sum) <= found.events * bounds.reward + reward_error(devices, bounds):
+        return f"rewards that add up to {found.reward_sum:.4g} over {found.events} events"
+    return None

@@ -1,0 +1,189 @@
+"""The server's side of the gate: asks devices about a candidate, screens what they say, and comes to a verdict.
+
+No device decides alone: a candidate passes only if it does whichever one of them is left out. Touches no state.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import accumulate
+from operator import add
+from typing import Any
+
+import numpy as np
+
+from fedbandit.deploy.device.participant import GainSums
+from fedbandit.deploy.messages import GRACE, Courier, Reply, Request
+from fedbandit.deploy.secure_sums import TOLERANCE
+from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
+from fedbandit.deploy.server.gathering import name_refused, select_judges
+from fedbandit.deploy.server.reports import by_kind, is_count, is_name, is_number, refusal
+from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
+from fedbandit.evaluation.ope.estimate import Sums
+
+_logger = logging.getLogger("fedbandit.deploy.server")
+
+
+class Gatekeeper:
+    """Judges candidates by the logs of devices that hold the deployed model."""
+
+    def __init__(self, deployment: Deployment, courier: Courier) -> None:
+        self._deployment, self._courier = deployment, courier
+        gate, rules = deployment.config.gate, deployment.rules
+        assert gate.confidence is not None
+        self._confidence, self._margin = gate.confidence, gate.margin
+        self._estimator = GainEstimator(gate.estimator, gate.limit, rules.max_reward)
+
+    def judge(self, number: int, version: int, candidate: np.ndarray, trained: Sequence[int]) -> dict[str, Any]:
+        """The verdict on a candidate for the place of that version, as the round's metrics show it.
+
+        `trained` are the nodes that were asked to train in this round.
+        """
+        rules, token = self._deployment.rules, secrets.token_hex(8)
+        nodes = select_judges(self._courier.nodes(), trained, self._deployment.config.gate.clients)
+        question, seconds = self._question(number, version, token), rules.round_seconds + GRACE
+        requests = [Request("judge", node, question, {"weights": candidate}, seconds) for node in nodes]
+        answers = self._courier.ask(requests, rules.round_seconds, f"round {number}, judging")
+        found = screen(answers, token, version, self._estimator, rules.max_events)
+        name_refused(number, found.refused)
+        verdict = without_any_one(found.sums, self._confidence, self._margin)
+        if len(found.sums) < rules.min_reports:
+            _logger.warning("round %d: %d devices judge, %d needed", number, len(found.sums), rules.min_reports)
+            verdict = replace(verdict, passes=False)
+        _logger.log(
+            logging.INFO if verdict.passes else logging.WARNING,
+            "round %d: model %s: gain %.4g, at least %.4g where %.4g is needed, by %d events of %d devices",
+            number,
+            "passed the gate" if verdict.passes else "held back",
+            verdict.gain,
+            verdict.lower,
+            0.0 - self._margin,
+            verdict.events,
+            len(found.sums),
+        )
+        return {
+            **verdict.to_json(),
+            "asked": len(nodes),
+            "trained": len(set(nodes) & set(trained)),  # of those asked, how many were asked to train as well
+            "devices": len(found.sums),
+            "idle": found.idle,
+            "behind": found.behind,
+            "refused": by_kind(found.refused),
+        }
+
+    def _question(self, number: int, version: int, token: str) -> dict[str, Any]:
+        rules = self._deployment.rules
+        return {
+            "token": token,
+            "round": number,
+            "space": self._deployment.space,
+            "version": version,
+            "learning": self._deployment.learning,  # names the model whose scores are asked for
+            "estimator": self._estimator.kind,
+            "limit": self._estimator.limit,
+            "bounds": {"events": rules.max_events, "reward": rules.max_reward},
+        }
+
+
+@dataclass
+class Screened:
+    """What devices say of a candidate: the sums of each that is sound, and everything else by name."""
+
+    sums: list[Sums] = field(default_factory=list)  # one device each
+    idle: int = 0  # have no events
+    behind: int = 0  # hold another version than the one that is to be replaced
+    refused: list[tuple[int, str, str]] = field(default_factory=list)  # node, kind, what exactly
+
+
+def screen(
+    answers: Iterable[tuple[int, Reply]], token: str, version: int, estimator: GainEstimator, max_events: int
+) -> Screened:
+    """Check (node, reply) pairs, one for each device; whatever a device sends may be wrong in any way."""
+    found = Screened()
+    seen: set[str] = set()
+    for node, reply in answers:
+        refuse = refusal(reply, token, unable="could not judge") or _unreadable(reply)
+        facts = reply.facts
+        if refuse is None and facts["version"] != version:
+            found.behind += 1
+            continue
+        if refuse is None and facts["events"] == 0:
+            found.idle += 1
+            continue
+        refuse = refuse or _unsound(facts, estimator, max_events)
+        if refuse is None and facts["device"] in seen:
+            refuse = ("twice", f"device {facts['device']} has already judged in this round")
+        if refuse is None:
+            seen.add(facts["device"])
+            found.sums.append(
+                _sums(GainSums(facts["events"], facts["gain"], facts["importance"], facts["importance_squares"]))
+            )
+        else:
+            found.refused.append((node, *refuse))
+    return found
+
+
+def without_any_one(devices: Sequence[Sums], confidence: float, margin: float) -> Verdict:
+    """The verdict on all devices' sums, with the lowest bound that there is when any one of them is left out.
+
+    A device with many events could otherwise outweigh all others, and its own sums would make the estimate look sure.
+    """
+    if len(devices) < LEAST_JUDGES:
+        found = verdict_of(reduce(add, devices) if devices else None, confidence, margin)
+        return replace(found, passes=False, lower=-np.inf)
+    before, after = list(accumulate(devices, add)), list(accumulate(reversed(devices), add))[::-1]
+    rests = [after[1], *map(add, before[:-2], after[2:]), before[-2]]
+    whole, *others = (verdict_of(sums, confidence, margin) for sums in (before[-1], *rests))
+    lower = float(np.min([whole.lower, *(verdict.lower for verdict in others)]))
+    return replace(whole, passes=whole.passes and all(verdict.passes for verdict in others), lower=lower)
+
+
+def _unreadable(reply: Reply) -> tuple[str, str] | None:
+    facts = reply.facts
+    if not is_name(facts.get("device")):
+        return "garbage", "no device named"
+    for name in ("version", "events"):
+        if not is_count(facts.get(name)):
+            return "garbage", f"{name}: not a count"
+    if reply.arrays:
+        return "garbage", f"arrays {sorted(reply.arrays)[:5]} where sums were expected"
+    return None
+
+
+def _unsound(facts: Mapping[str, Any], estimator: GainEstimator, max_events: int) -> tuple[str, str] | None:
+    """Why honest devices could not have come to these sums."""
+    for name in ("gain", "importance", "importance_squares"):
+        if not is_number(facts.get(name)):
+            return "garbage", f"{name}: not a finite number"
+    events, gain, importance, squares = (facts[k] for k in ("events", "gain", "importance", "importance_squares"))
+    if events > max_events:
+        return "too many events", f"more than the {max_events} that devices look at"
+    if abs(gain) > events * estimator.largest * (1 + TOLERANCE):
+        return "gain too large", f"{gain:.4g} over {events} events of at most {estimator.largest:.4g} each"
+    assert estimator.limit is not None
+    slack = 1 + TOLERANCE
+    if not 0 <= importance <= events * estimator.limit * slack:
+        return "garbage", f"importance of {importance:.4g} over {events} events"
+    if not importance**2 <= events * squares * slack or not squares <= estimator.limit * importance * slack:
+        return "garbage", "its figures contradict each other"
+    return None
+
+
+def _sums(own: GainSums) -> Sums:
+    """One device's part in an estimate of the gain per event; what no verdict looks at is NaN."""
+    events, gain = float(own.events), float(own.gain)
+    return Sums(
+        clients=1.0,
+        events=events,
+        importance=float(own.importance),
+        importance_squares=float(own.importance_squares),
+        reached=np.nan,
+        altered=np.nan,
+        numerator=gain,
+        denominator=events,
+        numerator_squares=np.nan,
+        client_squares=np.array([gain * gain, gain * events, events * events]),
+        replicates=np.zeros((2, 0)),
+    )

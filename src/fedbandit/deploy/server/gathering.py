@@ -1,0 +1,157 @@
+"""How a round's devices come to one sum: each report seen and screened by the server, or sums alone.
+
+The step that follows is the same for both and lives elsewhere.
+"""
+
+import logging
+import random
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
+from fedbandit.deploy.server.deployment import Deployment
+from fedbandit.deploy.server.reports import Sorted, count_rewards, sort_replies, summed, versions_held
+from fedbandit.federated.state import State
+
+_chance = random.SystemRandom()
+_logger = logging.getLogger("fedbandit.deploy.server")
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a round's devices come to, however it was gathered."""
+
+    total: np.ndarray  # the sum of their clipped updates
+    accepted: int  # devices in the sum
+    below: int  # those of them whose update was not clipped
+    events: int  # rewards that no round has counted before, ...
+    reward_sum: float  # ... their sum, and that of their propensities
+    propensity_sum: float
+    idle: int  # devices that had nothing to train on
+    refused: dict[str, int]  # answers left out, by kind
+    versions: dict[str, int]  # how many devices hold which model
+    marks: dict[str, Any]  # what the state remembers of its devices from now on
+
+
+class Gathering(Protocol):
+    """One way of coming to a round's sum."""
+
+    devices: dict[int, str]  # node -> device, as far as it has said
+
+    def gather(
+        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
+    ) -> Contribution | None:
+        """Ask the nodes; None if the round did not come about. `waiting` names devices whose turn it is not."""
+        ...
+
+
+class PlainReports:
+    """Each device sends one clipped update, which the server screens before it adds it up."""
+
+    def __init__(self, deployment: Deployment, courier: Courier) -> None:
+        self._deployment, self._courier = deployment, courier
+        self.devices: dict[int, str] = {}
+
+    def gather(
+        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
+    ) -> Contribution | None:
+        token = secrets.token_hex(8)
+
+        def sort(replies: Answers) -> Sorted:
+            return sort_replies(replies, token, state.weights, state.clip_norm, waiting)
+
+        found = sort(self._answers([self._task(state, node, number, token) for node in asked], number, sort))
+        name_refused(number, found.refused)
+        reports, least = found.reports, self._least()
+        if len(reports) < least:
+            _logger.warning("round %d: %d reports, %d needed; it is run again", number, len(reports), least)
+            return None
+        counted, figures, overlapping = count_rewards(state.extra.get("counted", {}), reports)
+        for device in overlapping:
+            _logger.warning("round %d: device %s reports rewards counted before; it will be told", number, device)
+        screened = summed(reports, state.weights, state.clip_norm)
+        return Contribution(
+            total=screened.total,
+            accepted=screened.accepted,
+            below=sum(report.unclipped for report in reports),
+            **figures,
+            idle=found.idle,
+            refused=found.kinds(),
+            versions=versions_held(report.version for report in reports),
+            marks={"counted": counted, "last_turn": last_turns(state, (report.device for report in reports), number)},
+        )
+
+    def _least(self) -> int:
+        """A private round goes on whoever answers: to stop for want of reports would tell who took part."""
+        return 0 if self._deployment.ledger is not None else self._deployment.rules.min_reports
+
+    def _task(self, state: State, node: int, number: int, token: str) -> Request:
+        device = self.devices.get(node)
+        facts = {
+            "token": token,
+            "round": number,
+            "clip_norm": state.clip_norm,
+            "space": self._deployment.space,
+            "counted": None if device is None else state.extra.get("counted", {}).get(device, 0),
+            "learning": self._deployment.learning,
+        }
+        seconds = self._deployment.rules.round_seconds + GRACE
+        return Request("train", node, facts, {"weights": state.weights}, seconds)
+
+    def _answers(self, requests: list[Request], number: int, sort: Any) -> Answers:
+        """The answers that came in time, in the order in which the nodes were asked."""
+        goal = self._deployment.rules.report_goal
+
+        def enough(answers: Answers) -> bool:
+            return goal is not None and len(answers) >= goal and len(sort(answers).reports) >= goal
+
+        answers = self._courier.ask(requests, self._deployment.rules.round_seconds, f"round {number}", enough)
+        for node, reply in answers:
+            device = reply.facts.get("device")
+            if isinstance(device, str):
+                self.devices[node] = device
+        return answers
+
+
+def name_refused(number: int, refused: Iterable[tuple[int, str, str]]) -> None:
+    """Put every answer that was left out into the log: its node, kind and what exactly."""
+    for node, kind, what in refused:
+        _logger.warning("round %d: node %d refused: %s: %s", number, node, kind, what)
+
+
+def last_turns(state: State, devices: Iterable[str], number: int) -> dict[str, int]:
+    """The round in which each device was last in a sum."""
+    return {**state.extra.get("last_turn", {}), **dict.fromkeys(devices, number)}
+
+
+def select(deployment: Deployment, nodes: Sequence[int], number: int) -> list[int]:
+    """The nodes to ask in a round."""
+    plan = deployment.ledger and deployment.ledger.plan
+    if plan and plan.sampling == "poisson":
+        return [node for node in nodes if _chance.random() < plan.probability]
+    return _chance.sample(list(nodes), min(len(nodes), deployment.config.clients_per_round))
+
+
+def select_judges(nodes: Sequence[int], trained: Collection[int], most: int) -> list[int]:
+    """The nodes to ask about a candidate: others than those asked to train on their logs, as far as there are any."""
+    others = [node for node in nodes if node not in trained]
+    rest = [node for node in nodes if node in trained]
+    chosen = _chance.sample(others, min(len(others), most))
+    return chosen + _chance.sample(rest, min(len(rest), most - len(chosen)))
+
+
+def resting(deployment: Deployment, state: State, number: int) -> dict[str, int]:
+    """Devices whose turn the privacy plan does not let it be, with the round of their last one.
+
+    The accounting counts on blocks whose turns come round: not any rest of `separation` rounds or more, but turns in
+    every `separation`-th round from the first. Others can meet in more of the noise's rows and cost more.
+    """
+    plan = deployment.ledger and deployment.ledger.plan
+    if not plan or plan.sampling != "min-separation":
+        return {}
+    turns = state.extra.get("last_turn", {})
+    return {device: last for device, last in turns.items() if (number - last) % plan.separation}

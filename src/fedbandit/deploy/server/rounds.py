@@ -1,0 +1,205 @@
+"""The rounds of a deployment: select devices, gather, step, keep, publish. Can be killed at any time and resumed."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedbandit.core.errors import Diverged
+from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
+from fedbandit.deploy.server.deployment import Deployment
+from fedbandit.deploy.server.gate import Gatekeeper
+from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, resting, select
+from fedbandit.deploy.server.store import Store
+from fedbandit.federated.state import State
+from fedbandit.privacy.noise import DeploymentNoise
+
+_logger = logging.getLogger("fedbandit.deploy.server")
+Select = Callable[[Deployment, Sequence[int], int], list[int]]
+
+
+class Coordinator:
+    """Plays the rounds of a deployment. All that must survive a crash is in `state`, and in the store."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        store: Store,
+        transport: Transport,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        select: Select = select,
+    ) -> None:
+        self.deployment, self._store = deployment, store
+        self._sleep, self._select = sleep, select
+        self._courier = Courier(transport, clock, sleep, deployment.rules.poll_seconds)
+        self._gathering = _gathering(deployment, self._courier)
+        gated = deployment.config.gate.confidence is not None
+        self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
+        kept = store.load()
+        self._memory: dict[int, np.ndarray] = {}  # of the noise
+        if kept is None:
+            self.state = deployment.start()
+            store.checkpoint(self.state, self._memory)
+        else:
+            self.state, self._memory = kept
+            deployment.check_same(self.state)
+            _logger.info("going on after round %d with model %d", self.state.round, self.version)
+        store.publish(self.state, deployment)
+        self._held: dict[int, int] = {}  # node -> the version that it has said it holds
+        self._offered: dict[int, int] = {}  # node -> the version that it was last sent
+
+    @property
+    def version(self) -> int:
+        """The version in use."""
+        return max(self.state.deployed)
+
+    def run(self, attempts: int | None = None) -> State:
+        """Play what is left of the rounds; at most so many attempts at one."""
+        while self.state.round < self.deployment.rounds and (attempts is None or attempts > 0):
+            if self.attempt() is None:
+                self._sleep(self.deployment.rules.poll_seconds)
+            attempts = None if attempts is None else attempts - 1
+        return self.state
+
+    def attempt(self) -> dict[str, Any] | None:
+        """Try to play the next round: its metrics, or None if it did not come about and nothing has changed."""
+        self._roll_back_if_asked()
+        nodes = self._courier.nodes()
+        if len(nodes) < self.deployment.rules.min_reports:
+            _logger.info("waiting: %d nodes in reach, %d needed", len(nodes), self.deployment.rules.min_reports)
+            return None
+        self._install(nodes)
+        number = self.state.round + 1
+        waiting = resting(self.deployment, self.state, number)
+        awake = [node for node in nodes if self._gathering.devices.get(node) not in waiting]
+        asked = self._select(self.deployment, awake, number)
+        found = self._gathering.gather(self.state, number, asked, waiting)
+        return None if found is None else self._conclude(number, asked, found)
+
+    def _install(self, nodes: Sequence[int]) -> None:
+        """Bring the model in use to the nodes that do not hold it; who does not answer is asked again next round."""
+        behind = [node for node in nodes if self._held.get(node) != self.version]
+        if not behind:
+            return
+        payload = np.frombuffer(self._store.model_path(self.version).read_bytes(), np.uint8)
+        rules = self.deployment.rules
+        requests = [
+            Request("install", node, {"version": self.version}, {"model": payload}, rules.install_seconds + GRACE)
+            for node in behind
+        ]
+        # Who was asked for this version before and did not answer must not hold up every round from then on.
+        awaited = {node for node in behind if self._offered.get(node) != self.version}
+        self._offered |= dict.fromkeys(behind, self.version)
+
+        def enough(answers: Answers) -> bool:
+            return awaited <= {node for node, _ in answers}
+
+        for node, reply in self._courier.ask(requests, rules.install_seconds, f"model {self.version}", enough):
+            version = reply.facts.get("version")
+            if reply.error is None and type(version) is int:
+                self._held[node] = version
+            if self._held.get(node) != self.version:
+                why = reply.error or reply.facts.get("problem") or f"it holds {str(version)[:20]}"
+                _logger.warning("model %d: node %d has not installed it: %s", self.version, node, str(why)[:300])
+
+    def _conclude(self, number: int, asked: Sequence[int], found: Contribution) -> dict[str, Any]:
+        """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
+        state = self.state
+        noise = None
+        if self.deployment.ledger is not None:
+            noise = DeploymentNoise(self.deployment.ledger.plan.strategy, number - 1, self._memory)
+        stepping = self.deployment.stepping(noise)
+        try:
+            step = stepping.step(
+                number, state.weights, state.optimizer, state.clip_norm, found.total, found.accepted, found.below
+            )
+        except Diverged as problem:
+            _logger.error("round %d: %s; stopped before anything was kept", number, problem)
+            raise
+        extra = {**state.extra, **found.marks}
+        deployed = dict(state.deployed)
+        deploys, verdict = number % self.deployment.config.deploy_every == 0, None
+        if deploys and self._gatekeeper is not None:
+            verdict = self._gatekeeper.judge(number, self.version, step.weights, asked)
+            deploys = verdict["passes"]
+        if deploys:
+            deployed, extra = self._with_version(deployed, extra, step.weights, number, "trained")
+        metrics: dict[str, Any] = {
+            "round": number,
+            "reward": found.reward_sum / found.events if found.events else None,
+            "propensity": found.propensity_sum / found.events if found.events else None,
+            "events": found.events,
+            "running_reward": None,
+            "asked": len(asked),
+            "clients": found.accepted,
+            "idle": found.idle,
+            "refused": found.refused,
+            "clip_norm": state.clip_norm,
+            "unclipped": found.below / found.accepted if found.accepted else None,
+            "update_norm": float(np.linalg.norm(step.update)),
+            "model_version": self.version,
+            "model_versions": found.versions,
+        }
+        following = state.after(step, deployed, metrics["reward"], extra)
+        metrics["running_reward"] = following.running_reward
+        metrics |= stepping.aggregation.metrics(number, deploys)
+        if verdict is not None:
+            metrics["gate"] = verdict
+        following.extra["last_metrics"] = metrics
+        self._keep(following, {} if noise is None else dict(noise.memory))
+        _logger.info("round %d: %d of %d asked, reward %s", number, found.accepted, len(asked), metrics["reward"])
+        return metrics
+
+    def _keep(self, state: State, memory: dict[int, np.ndarray]) -> None:
+        self._store.checkpoint(state, memory)
+        before, self.state, self._memory = self.version, state, memory
+        self._store.publish(state, self.deployment)
+        if self.version != before:
+            _logger.info("deployed model %d", self.version)
+
+    def _with_version(
+        self, deployed: dict[int, np.ndarray], extra: dict[str, Any], weights: np.ndarray, number: int, why: str
+    ) -> tuple[dict[int, np.ndarray], dict[str, Any]]:
+        """One version more, and the oldest gone where there are too many."""
+        version = max(deployed) + 1
+        deployed = {**deployed, version: weights}
+        for outdated in sorted(deployed)[: -self.deployment.rules.keep_versions]:
+            del deployed[outdated]
+        entry = {"version": version, "round": number, "why": why}
+        return deployed, {**extra, "versions": [*extra.get("versions", []), entry]}
+
+    def _roll_back_if_asked(self) -> None:
+        """An old model comes back as a new version, so that no device takes it for an outdated one.
+
+        Training starts from it again: otherwise the next deployment would bring back what was to be got rid of.
+        """
+        wanted = self._store.rollback_asked()
+        if wanted is None:
+            return
+        state = self.state
+        if wanted not in state.deployed:
+            _logger.error("cannot go back to model %d: kept are %s", wanted, sorted(state.deployed))
+        elif state.extra.get("rolled_back_at") != [wanted, state.round]:  # a crash came before the request was removed
+            weights = state.deployed[wanted]
+            why = f"went back to model {wanted}"
+            deployed, extra = self._with_version(state.deployed, state.extra, weights, state.round, why)
+            extra["rolled_back_at"] = [wanted, state.round]
+            optimizer = self.deployment.start().optimizer
+            self._keep(
+                replace(state, weights=weights, deployed=deployed, optimizer=optimizer, extra=extra), self._memory
+            )
+            _logger.warning("went back to model %d, as model %d", wanted, self.version)
+        self._store.rollback_done()
+
+
+def _gathering(deployment: Deployment, courier: Courier) -> Gathering:
+    if not deployment.rules.secure_aggregation:
+        return PlainReports(deployment, courier)
+    from fedbandit.deploy.flower.secure_gathering import SecureSums  # needs Flower
+
+    return SecureSums(deployment, courier)

@@ -1,0 +1,248 @@
+"""The server's side of a round: from the sum of clipped updates to a mean, to the next weights and the next clip norm.
+
+The simulator and the deployment both call it, so that they cannot come to differ. Knows nothing of clients.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, Protocol
+
+import numba
+import numpy as np
+
+from fedbandit.core.errors import Diverged
+from fedbandit.federated.pipeline import Clipping
+
+OptimizerState = dict[str, np.ndarray]
+
+
+class ServerOptimizer(Protocol):
+    """Anything with `init` and `step`."""
+
+    def init(self, weights: np.ndarray) -> OptimizerState: ...
+
+    def step(
+        self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
+    ) -> tuple[OptimizerState, np.ndarray]: ...
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """w + lr · Δ, with Keras momentum if asked for."""
+
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(learning_rate=self.learning_rate)
+        _check_fraction(momentum=self.momentum)
+
+    def init(self, weights: np.ndarray) -> OptimizerState:
+        return {"velocity": np.zeros_like(weights)} if self.momentum else {}
+
+    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+        move = _typed(weights, self.learning_rate) * update
+        if not self.momentum:
+            return {}, weights + move
+        velocity = _typed(weights, self.momentum) * state["velocity"] + move
+        return {"velocity": velocity}, weights + velocity
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam in the Keras form: lr·sqrt(1-β₂ᵗ)/(1-β₁ᵗ) · m / (sqrt(v) + ε)."""
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
+        _check_fraction(beta_1=self.beta_1, beta_2=self.beta_2)
+
+    def init(self, weights: np.ndarray) -> OptimizerState:
+        return {"step": np.zeros(1, np.int64), "m": np.zeros_like(weights), "v": np.zeros_like(weights)}
+
+    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+        t = int(state["step"][0]) + 1
+        rate = self.learning_rate * sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
+        constants = _constants(weights, rate, self.beta_1, self.beta_2, self.epsilon)
+        m, v, moved = _adaptive(_adam_second_moment, state, weights, update, constants)
+        return {"step": np.array([t]), "m": m, "v": v}, moved
+
+
+@dataclass(frozen=True)
+class Yogi:
+    """Yogi as in Reddi et al. (2021): like Adam, but v moves towards Δ² by a bounded amount; no bias correction."""
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
+        _check_fraction(beta_1=self.beta_1, beta_2=self.beta_2)
+
+    def init(self, weights: np.ndarray) -> OptimizerState:
+        return {"m": np.zeros_like(weights), "v": np.full_like(weights, self.epsilon**2)}
+
+    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+        constants = _constants(weights, self.learning_rate, self.beta_1, self.beta_2, self.epsilon)
+        m, v, moved = _adaptive(_yogi_second_moment, state, weights, update, constants)
+        return {"m": m, "v": v}, moved
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad in the Keras form: lr · Δ / (sqrt(ΣΔ²) + ε), the sum starting at `initial_accumulator`."""
+
+    learning_rate: float = 0.001
+    initial_accumulator: float = 0.1
+    epsilon: float = 1e-7
+
+    def __post_init__(self) -> None:
+        _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
+        if not self.initial_accumulator >= 0:
+            raise ValueError(f"initial_accumulator must not be negative, not {self.initial_accumulator}")
+
+    def init(self, weights: np.ndarray) -> OptimizerState:
+        return {"sum": np.full_like(weights, self.initial_accumulator)}
+
+    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+        total = state["sum"] + update * update
+        rate, epsilon = _typed(weights, self.learning_rate), _typed(weights, self.epsilon)
+        return {"sum": total}, weights + rate * update / (np.sqrt(total) + epsilon)
+
+
+def sgd_momentum(learning_rate: float = 1.0, momentum: float = 0.9) -> Sgd:
+    """SGD with momentum under a name of its own, as configurations have it."""
+    return Sgd(learning_rate, momentum)
+
+
+BUILT_IN: dict[str, Callable[..., ServerOptimizer]] = {
+    "adam": Adam,
+    "sgd": Sgd,
+    "momentum": sgd_momentum,
+    "adagrad": Adagrad,
+    "yogi": Yogi,
+}
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0 and np.isfinite(value)):
+            raise ValueError(f"{name} must be positive, not {value}")
+
+
+def _check_fraction(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, not {value}")
+
+
+def _typed(like: np.ndarray, value: float) -> np.generic:
+    return like.dtype.type(value)
+
+
+def _constants(like: np.ndarray, *values: float) -> np.ndarray:
+    return np.array(values, like.dtype)
+
+
+def _adaptive(second_moment, state, weights, update, constants):  # type: ignore[no-untyped-def]
+    """One pass over the vectors; a fused loop, because these steps are bound by memory and not by arithmetic."""
+    m, v, moved = np.empty_like(weights), np.empty_like(weights), np.empty_like(weights)
+    second_moment(state["m"], state["v"], weights, update, constants, m, v, moved)
+    return m, v, moved
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _adam_second_moment(m0, v0, w0, update, constants, m, v, w):  # type: ignore[no-untyped-def]
+    rate, beta_1, beta_2, epsilon = constants
+    one = constants.dtype.type(1)
+    for i in range(len(w)):
+        g = update[i]
+        m[i] = beta_1 * m0[i] + (one - beta_1) * g
+        v[i] = beta_2 * v0[i] + (one - beta_2) * g * g
+        w[i] = w0[i] + rate * m[i] / (np.sqrt(v[i]) + epsilon)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _yogi_second_moment(m0, v0, w0, update, constants, m, v, w):  # type: ignore[no-untyped-def]
+    rate, beta_1, beta_2, epsilon = constants
+    one = constants.dtype.type(1)
+    for i in range(len(w)):
+        g = update[i]
+        m[i] = beta_1 * m0[i] + (one - beta_1) * g
+        v[i] = v0[i] - (one - beta_2) * g * g * np.sign(v0[i] - g * g)
+        w[i] = w0[i] + rate * m[i] / (np.sqrt(v[i]) + epsilon)
+
+
+class Aggregation(Protocol):
+    """From a round's sums to what the server learns from them."""
+
+    def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
+        """The update of the round's model from the sum over the accepted clients."""
+        ...
+
+    def unclipped(self, below: int, accepted: int, number: int) -> float | None:
+        """The share of clients whose update was not clipped, to move the clip norm by; None: leave it."""
+        ...
+
+    def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
+        """What to add to the round's metrics."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainMean:
+    """The exact mean over the accepted clients."""
+
+    def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
+        return total / max(1, accepted)
+
+    def unclipped(self, below: int, accepted: int, number: int) -> float | None:
+        return below / accepted if accepted else None
+
+    def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a round's updates come to."""
+
+    weights: np.ndarray
+    optimizer: OptimizerState
+    clip_norm: float
+    update: np.ndarray  # the mean by which the optimizer stepped
+
+
+@dataclass(frozen=True)
+class Stepping:
+    """How the server learns from a sum."""
+
+    optimizer: ServerOptimizer
+    clipping: Clipping
+    aggregation: Aggregation
+
+    def step(
+        self,
+        number: int,
+        weights: np.ndarray,
+        optimizer: OptimizerState,
+        clip_norm: float,
+        total: np.ndarray,
+        accepted: int,
+        below: int,
+    ) -> Step:
+        """Round `number`'s step from the sum over `accepted` clients, `below` of which were not clipped."""
+        update = self.aggregation.mean(total, accepted, number, clip_norm)
+        state, moved = self.optimizer.step(optimizer, weights, update)
+        if not np.isfinite(moved).all():
+            raise Diverged(f"diverged at round {number}: the model's weights are not finite")
+        learned = self.aggregation.unclipped(below, accepted, number)
+        following = clip_norm if learned is None else self.clipping.following(clip_norm, learned)
+        return Step(moved, state, following, update)

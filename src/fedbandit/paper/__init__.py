@@ -1,0 +1,1 @@
+"""The paper: its figures, what they claim, and how ours compare."""

@@ -1,0 +1,205 @@
+"""The paper's figures and ablations as data: which runs each one shows, and what the paper says about them in words.
+
+Nothing is run or drawn here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError
+from fedbandit.presets import preset
+
+Family = Literal["emnist", "so"]
+EMBEDDED: dict[str, str] = {"emnist": "glyphs", "so": "topics"}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One curve: a preset, with changes. Figures that show the same run share its folder."""
+
+    preset: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    suffix: str = ""  # sets a changed preset apart
+
+    @property
+    def key(self) -> str:
+        return self.preset + self.suffix
+
+    def config(self) -> Config:
+        return preset(self.preset).with_values(self.changes)
+
+
+@dataclass(frozen=True)
+class Above:
+    """The paper says (or its figure's discussion implies) that one member ends higher than another."""
+
+    higher: str
+    lower: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Alike:
+    """The paper says that two members end at about the same reward."""
+
+    one: str
+    other: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure to make."""
+
+    name: str
+    title: str
+    family: Family
+    members: Mapping[str, Member]
+    shows: Literal["reward", "trials", "propensity"] = "reward"
+    stated: Mapping[str, float] = field(default_factory=dict)  # final rewards that the paper states in words
+    stated_epsilon: Mapping[str, float] = field(default_factory=dict)  # of the paper's population
+    improves_on: Mapping[str, Member] = field(default_factory=dict)  # runs of another figure, said to end lower
+    claims: tuple[Above | Alike, ...] = ()
+
+    @property
+    def y_axis(self) -> str:
+        return "mean probability of the chosen action" if self.shows == "propensity" else "running average reward"
+
+
+_POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
+_NAMES = {"emnist": "EMNIST", "so": "Stack Overflow"}
+_HELPS = "exploration almost always helps relative to greedy"
+_SHIFT = "exploration helps substantially"
+_BASELINE = "the initial model is quite poor, greedy gets a middling improvement on it"
+_SUPERVISED = "nearly identical behaviour as greedy for most exploration strategies"
+_CLAIMS: dict[tuple[str, str], tuple[Above | Alike, ...]] = {
+    ("emnist", "scratch"): tuple(Above(p, "greedy", "exploration is typically crucial") for p in _POLICIES[:3]),
+    ("so", "scratch"): tuple(Above(p, "greedy", _HELPS) for p in _POLICIES[:3]),
+    ("emnist", "init"): tuple(Alike(p, "greedy", _SUPERVISED) for p in _POLICIES[:3]),
+    ("so", "init"): (
+        *(Alike(p, "greedy", _SUPERVISED) for p in ("softmax", "epsilon-greedy")),
+        Above("baseline", "greedy", "greedy deteriorates with respect to the initial model"),
+    ),
+    ("emnist", "init-shift"): tuple(Above(p, "greedy", f"{_SHIFT}; a smaller edge here") for p in _POLICIES[:3]),
+    ("so", "init-shift"): (
+        *(Above(p, "greedy", f"{_SHIFT}; particularly pronounced here") for p in _POLICIES[:3]),
+        Above("greedy", "baseline", _BASELINE),
+        Alike("falcon", "softmax", "softmax is the best or close to it; falcon comparable"),
+    ),
+}
+_STATED = {
+    ("emnist", "init-shift"): {"epsilon-greedy": 0.71},
+    ("so", "init-shift"): {"softmax": 0.81, "epsilon-greedy": 0.72},
+}
+
+
+def _policies_figure(name: str, family: Family, setting: str) -> Figure:
+    with_baseline = (*_POLICIES, "baseline") if setting != "scratch" else _POLICIES
+    scenario = setting.removesuffix("-deploy40")
+    often = setting != scenario
+    return Figure(
+        name=name,
+        title=f"{_NAMES[family]}, {scenario}{', deploying every 40 rounds' if often else ''}",
+        family=family,
+        members={policy: Member(f"{family}-{setting}-{policy}") for policy in with_baseline},
+        stated=_STATED.get((family, setting), {}),
+        claims=() if often else _CLAIMS[family, scenario],
+        improves_on={policy: Member(f"{family}-{scenario}-{policy}") for policy in _POLICIES} if often else {},
+    )
+
+
+def _trials_figure(name: str, family: Family) -> Figure:
+    members = {"softmax": Member(f"{family}-init-shift-softmax")}
+    return Figure(name, f"{_NAMES[family]}, init-shift: softmax, trial by trial", family, members, "trials")
+
+
+def _server_optimizer(family: Family) -> Figure:
+    adam = Member(f"{family}-init-shift-softmax")
+    # Table 3 and 7 print rates for Adam only; averaging the clients' models (rate 1) is SGD's untuned form.
+    sgd = Member(adam.preset, {"server.optimizer": "sgd", "server.learning_rate": 1.0}, "+server-sgd")
+    so = family == "so"
+    return Figure(
+        name="ablation-server-optimizer",
+        title=f"{_NAMES[family]}, init-shift, softmax: the server's optimiser",
+        family=family,
+        members={"softmax, Adam": adam, "softmax, SGD": sgd},
+        stated={"softmax, Adam": 0.81, "softmax, SGD": 0.62} if so else {},
+        claims=(Above("softmax, Adam", "softmax, SGD", "drops from 0.81 to 0.62"),)
+        if so
+        else (Alike("softmax, Adam", "softmax, SGD", "no change in the final performance at tuned rates"),),
+    )
+
+
+def _importance_weighting(family: Family) -> Figure:
+    plain = Member(f"{family}-init-shift-epsilon-greedy")
+    weighted = Member(plain.preset, {"objective.name": "weighted-regression"}, "+weighted")
+    values = (0.72, 0.47) if family == "so" else (0.71, 0.60)
+    labels = ("epsilon-greedy, regression", "epsilon-greedy, importance-weighted")
+    return Figure(
+        name="ablation-importance-weighting",
+        title=f"{_NAMES[family]}, init-shift, ε-greedy: importance weights",
+        family=family,
+        members=dict(zip(labels, (plain, weighted), strict=True)),
+        stated=dict(zip(labels, values, strict=True)),
+        claims=(Above(*labels, f"worsens the performance from {values[0]:.2f} to {values[1]:.2f}"),),
+    )
+
+
+_ABLATIONS = {
+    "ablation-server-optimizer": _server_optimizer,
+    "ablation-importance-weighting": _importance_weighting,
+}
+OURS = ("drift",)  # figures that the paper does not have
+_SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
+
+
+def figure_names() -> list[str]:
+    """Every figure of the paper, in its order."""
+    panels = [f"fig{number}{panel}" for number in (1, 2) for panel in "abcd"]
+    return [*panels, "fig3a", "fig3b", *(f"fig4{panel}" for panel in "abcd"), *_ABLATIONS]
+
+
+def matching(name: str) -> list[str]:
+    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, with those of ours."""
+    names = [*figure_names(), *OURS]
+    found = names if name == "all" else [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
+    if not found:
+        raise ConfigError(f"{name}: no such figure; there are {', '.join(names)} and all")
+    return found
+
+
+def figure(name: str, family: Family | None = None) -> Figure:
+    """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless asked for."""
+    if name in _ABLATIONS:
+        return _ABLATIONS[name](family or "so")
+    number, panel = name[3], name[4]
+    if number in "12":
+        return _policies_figure(name, "emnist" if number == "1" else "so", _SETTINGS[panel])
+    if number == "3":
+        return _trials_figure(name, "emnist" if panel == "a" else "so")
+    return _privacy_figure(name, "emnist" if panel in "ab" else "so", panel in "bd")
+
+
+def _privacy_figure(name: str, family: Family, propensity: bool) -> Figure:
+    from fedbandit.presets import figure_members
+
+    labels = figure_members(family)
+    what = "probability of the chosen action" if propensity else "reward"
+    return Figure(
+        name=name,
+        title=f"{_NAMES[family]}, scratch, softmax with differential privacy: {what}",
+        family=family,
+        members={label: Member(preset_name) for label, preset_name in labels.items()},
+        shows="propensity" if propensity else "reward",
+        stated_epsilon={"NM=0.3": 15.8, "NM=0.7": 1.5} if family == "so" else {},
+        claims=() if propensity else _privacy_claims(*labels),
+    )
+
+
+def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Above | Alike, ...]:
+    return (
+        Alike(clipped, none, "clipping alone does not necessarily degrade the utility"),
+        Above(small, large, "the noise multiplier controls the privacy-utility trade-off"),
+    )

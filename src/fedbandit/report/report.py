@@ -1,0 +1,131 @@
+"""A report of runs: one HTML file that needs nothing else and asks the network for nothing.
+
+The curves are drawn by a small script of our own rather than by plotly, whose four megabytes would be most of the file;
+with it a report of thirty runs has some hundred kilobytes.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedbandit import __version__
+from fedbandit.core.errors import DataError
+from fedbandit.core.files import write_text
+from fedbandit.report import tables
+from fedbandit.report.tables import chart, columns_of
+from fedbandit.runs.index import Group, find_runs, grouped
+
+_CHARTS = {
+    "running_reward": "Running average reward",
+    "propensity": "Exploration: mean probability of the chosen action",
+    "epsilon": "Privacy spent: epsilon so far",
+    "worst_decile": "Reward of the worst-off tenth of clients, running average",
+    "test_accuracy": "Held-out accuracy of the greedy choice",
+    "test_recall_at_5": "Held-out recall of the best five",
+}
+_NOTES = {
+    "running_reward": "Mean over seeds; the band is one standard deviation. Buttons hide and show curves.",
+    "propensity": "Near 1: the policy takes its best guess; low: it explores.",
+    "epsilon": "Covers the released weights only; rewards, clip norms and probabilities shown here are not noised.",
+    "worst_decile": "Of each round's clients. An average can hide who loses.",
+}
+
+
+def write_report(folders: Sequence[Path], path: Path) -> Path:
+    """Write a report of every run in or below the folders."""
+    runs = list(find_runs(folders))
+    if not runs:
+        raise DataError(f"{', '.join(map(str, folders))}: no runs here (a run folder holds a config.toml)")
+    page = render(grouped(runs))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page)
+    return path
+
+
+def render(groups: Sequence[Group]) -> str:
+    """The whole page."""
+    charts = _charts(groups)
+    sections = [
+        f"<h1>{escape(_title(groups))}</h1>",
+        f'<p class="soft">{escape(_subtitle(groups))}; fedbandit {__version__}</p>',
+        _section("What came out", tables.outcomes(groups)),
+        tables.failures(groups),
+        *(
+            _section(data["title"], f'<p class="soft">{_NOTES.get(name, "")}</p><div id="{name}"></div>')
+            for name, data in charts.items()
+        ),
+        _section("Parameters", tables.parameters(groups)),
+        _section("Data", tables.data_facts(groups)),
+        _section("Environment", tables.environments(groups)),
+        _section("To reproduce", tables.commands(groups)),
+    ]
+    data = json.dumps({"charts": charts}, allow_nan=False).replace("<", "\\u003c")  # no tag can end early
+    return _page("\n".join(sections), _title(groups), data)
+
+
+def asset(name: str) -> str:
+    """A script, style or page that lies in this package."""
+    return files("fedbandit.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _page(body: str, title: str, data: str) -> str:
+    style, script = asset("style.css"), asset("chart.js") + asset("report.js").replace('"use strict";\n', "")
+    policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<link rel="icon" href="data:,">
+<style>{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script type="application/json" id="data">{data}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _charts(groups: Sequence[Group]) -> dict[str, Any]:
+    columns = {group.label: [columns_of(run.metrics) for run in group.runs if run.rounds] for group in groups}
+    periods = {group.config.deploy_every for group in groups}
+    marks = periods.pop() if len(periods) == 1 else None
+    drawn = {name: chart(title, name, columns, marks) for name, title in _CHARTS.items()}
+    return {name: data for name, data in drawn.items() if data is not None and _says_something(name, data)}
+
+
+def _says_something(name: str, data: dict[str, Any]) -> bool:
+    """Where many clients have an example or two, a tenth of them always goes without reward; a flat zero is no news."""
+    return name != "worst_decile" or any(value > 0.01 for series in data["series"] for value in series["mean"])
+
+
+def _title(groups: Sequence[Group]) -> str:
+    scenarios = sorted({group.config.scenario for group in groups})
+    data = sorted({str(run.environment.get("data", "?")) for group in groups for run in group.runs})
+    return f"{', '.join(scenarios)} on {', '.join(data)}"
+
+
+def _subtitle(groups: Sequence[Group]) -> str:
+    runs = [run for group in groups for run in group.runs]
+    states = [run.status for run in runs]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    return f"{len(groups)} configuration{'s' * (len(groups) > 1)}, {len(runs)} run{'s' * (len(runs) > 1)}: {counts}"
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{body}</section>"

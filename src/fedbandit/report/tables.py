@@ -1,0 +1,214 @@
+"""What a report shows: chart data, tables of outcomes and parameters, facts about the data, the commands."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from fedbandit.core.errors import FedbanditError
+from fedbandit.core.parts import flatten, in_short
+from fedbandit.data import open_dataset
+from fedbandit.data.info import describe
+from fedbandit.results.plots import styles_of
+from fedbandit.runs.folder import beside_reward
+from fedbandit.runs.index import Group
+from fedbandit.studies.comparison import standard_error
+
+_POINTS = 400  # more than a chart has room for
+Columns = Mapping[str, np.ndarray]  # values by name, one a round
+
+
+def columns_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The numbers of a run's rounds by name; nan where a round has none."""
+
+    def column(value: Callable[[Mapping[str, Any]], Any]) -> np.ndarray:
+        return np.array([np.nan if value(line) is None else value(line) for line in metrics], float)
+
+    def worst(line: Mapping[str, Any]) -> Any:
+        return (line.get("client_reward") or {}).get("worst_decile")
+
+    return {
+        "running_reward": column(lambda line: line.get("running_reward")),
+        "propensity": column(lambda line: line.get("propensity")),
+        "epsilon": column(lambda line: line.get("epsilon")),
+        "worst_decile": _running_mean(column(worst)),
+        **{name: column(lambda line, name=name: line.get(name)) for name in _held_out(metrics)},  # type: ignore[misc]
+    }
+
+
+def chart(
+    title: str, name: str, groups: Mapping[str, Sequence[Columns]], deploy_every: int | None = None
+) -> dict[str, Any] | None:
+    """One chart of a column, a curve per group of seeds; None if no run has it."""
+    curves, styles = [], styles_of(list(groups))
+    for label, runs in groups.items():
+        values = [run[name] for run in runs if name in run and np.isfinite(run[name]).any()]
+        if values:
+            curves.append(_curve(label, *styles[label], values))
+    if not curves:
+        return None
+    longest = max(int(curve["x"][-1]) for curve in curves)
+    marks = list(range(deploy_every, longest, deploy_every)) if deploy_every and longest / deploy_every <= 60 else []
+    return {"title": title, "series": curves, "marks": marks}
+
+
+def _curve(label: str, colour: str, dashed: bool, values: Sequence[np.ndarray]) -> dict[str, Any]:
+    """The mean over seeds, as far as all of them have come, ± one standard deviation."""
+    length = min(len(run) for run in values)
+    stacked = np.stack([run[:length] for run in values])
+    rounds = np.flatnonzero(np.isfinite(stacked).all(axis=0))
+    if len(rounds) > _POINTS:
+        rounds = np.unique(np.concatenate([rounds[np.linspace(0, len(rounds) - 1, _POINTS).astype(int)], rounds[-1:]]))
+    shown = stacked[:, rounds]
+    mean = shown.mean(axis=0)
+    spread = shown.std(axis=0, ddof=1) if len(shown) > 1 else np.zeros_like(mean)
+    return {
+        "label": label,
+        "colour": colour,
+        "dashed": dashed,
+        "x": (rounds + 1).tolist(),
+        "mean": _rounded(mean),
+        "low": _rounded(mean - spread),
+        "high": _rounded(mean + spread),
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    known = np.isfinite(values)
+    return np.cumsum(np.where(known, values, 0)) / np.maximum(np.cumsum(known), 1)
+
+
+def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for line in metrics for name in line if name.startswith("test_")))
+
+
+def outcomes(groups: Sequence[Group]) -> str:
+    """Final running average of each configuration, best first, with what else the summaries say."""
+    extra = list(dict.fromkeys(key for group in groups for run in group.runs for key in beside_reward(run.summary)))
+    heads = ["configuration", "running average", "± s.e.", "std", "seeds", "rounds", *(_in_words(key) for key in extra)]
+    rows = []
+    names = _names(groups)
+    for group in groups:
+        final = np.array([_last(run.metrics) for run in group.runs if run.rounds], float)
+        rounds = sorted({run.rounds for run in group.runs})
+        spread = final.std(ddof=1) if len(final) > 1 else np.nan
+        extras = [_mean([beside_reward(run.summary).get(key) for run in group.runs]) for key in extra]
+        numbers = [final.mean() if len(final) else np.nan, standard_error(final), spread]
+        shown = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        cells = [*map(_number, numbers), str(len(group.runs)), shown, *map(_number, extras)]
+        rows.append((numbers[0], names[group.label], cells))
+    rows.sort(key=lambda row: -np.nan_to_num(row[0], nan=-np.inf))
+    head = "".join(f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>' for i, text in enumerate(heads))
+    body = "".join(
+        f"<tr>{name}{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for _, name, cells in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def failures(groups: Sequence[Group]) -> str:
+    """Runs that died, and of what."""
+    lines = [
+        f'<p class="error">{escape(run.name)}: {escape(run.error)}</p>'
+        for group in groups
+        for run in group.runs
+        if run.error and run.summary is None
+    ]
+    return f"<section><h2>What went wrong</h2>{''.join(lines)}</section>" if lines else ""
+
+
+def parameters(groups: Sequence[Group]) -> str:
+    """What differs between the configurations as a table; what they share below it."""
+    flat = [flatten(group.config.identity()) for group in groups]
+    keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key != "seed"]
+    differing = [key for key in keys if len({json.dumps(values.get(key)) for values in flat}) > 1]
+    shared = "\n".join(f"{key} = {json.dumps(flat[0].get(key))}" for key in keys if key not in differing)
+    parts = []
+    names = _names(groups)
+    if differing:
+        head = "".join(f'<th scope="col">{escape(key)}</th>' for key in differing)
+        rows = "".join(
+            f"<tr>{names[group.label]}"
+            f"{''.join(f'<td>{escape(in_short(values.get(key)))}</td>' for key in differing)}</tr>"
+            for group, values in zip(groups, flat, strict=True)
+        )
+        parts.append(
+            f'<div class="scroll"><table><thead><tr><th scope="col">configuration</th>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+    parts.append(f"<details><summary>What all of them share</summary><pre>{escape(shared)}</pre></details>")
+    return "".join(parts)
+
+
+def data_facts(groups: Sequence[Group]) -> str:
+    """What is in the data sets, as far as they are still where the runs found them."""
+    facts = []
+    for source in dict.fromkeys(group.config.data.source for group in groups):
+        try:
+            text = describe(open_dataset(source))
+        except FedbanditError as error:
+            text = f"{source}: not there any more ({error})"
+        facts.append(f"<pre>{escape(text)}</pre>")
+    return "".join(facts)
+
+
+def environments(groups: Sequence[Group]) -> str:
+    """The versions that made the runs; every different one once."""
+    found = {json.dumps(dict(run.environment), sort_keys=True): run.environment for g in groups for run in g.runs}
+    texts = ["\n".join(f"{key} {value}" for key, value in environment.items()) for environment in found.values()]
+    return "".join(f"<pre>{escape(text)}</pre>" for text in texts)
+
+
+def commands(groups: Sequence[Group]) -> str:
+    """The commands that make the runs again, each with the configuration it needs."""
+    parts = [
+        "<p>Save a configuration under the name given, then run the command; each run is repeated bit for bit.</p>"
+    ]
+    for position, group in enumerate(groups, start=1):
+        file = f"run-{position}.toml"
+        lines = "\n".join(
+            f"fedbandit run {file} --seed {run.config.seed} --out {shlex.quote(f'again/{run.name}')}"
+            for run in group.runs
+        )
+        parts.append(
+            f"<details><summary>{escape(group.label)}</summary><pre>{escape(lines)}</pre>"
+            f'<p class="soft">{file}</p><pre>{escape(group.config.to_toml())}</pre></details>'
+        )
+    return "".join(parts)
+
+
+def _names(groups: Sequence[Group]) -> dict[str, str]:
+    """The head of each configuration's row: its label behind a piece of its line."""
+    heads = {}
+    for label, (colour, dashed) in styles_of([group.label for group in groups]).items():
+        dash = ' stroke-dasharray="5 3"' if dashed else ""
+        line = f'<path d="M0 4H22" stroke="{colour}" stroke-width="4"{dash}/>'
+        heads[label] = (
+            f'<th scope="row"><svg width="22" height="8" aria-hidden="true">{line}</svg> {escape(label)}</th>'
+        )
+    return heads
+
+
+def _last(metrics: Sequence[Any]) -> float:
+    values = [line["running_reward"] for line in metrics if line.get("running_reward") is not None]
+    return float(values[-1]) if values else float("nan")
+
+
+def _mean(values: Sequence[Any]) -> float:
+    known = [float(value) for value in values if isinstance(value, int | float)]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.4f}"
+
+
+def _in_words(key: str) -> str:
+    return key.replace("_", " ")

@@ -1,0 +1,1 @@
+"""What came out of runs, to look at: tables and pictures."""

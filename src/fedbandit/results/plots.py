@@ -1,0 +1,136 @@
+"""Pictures of runs. The same policy has the same colour everywhere, and the colours are safe for the colour-blind."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.core.errors import ConfigError
+
+# Okabe and Ito's palette.
+COLOURS = {
+    "softmax": "#0072B2",
+    "falcon": "#D55E00",
+    "epsilon-greedy": "#009E73",
+    "greedy": "#CC79A7",
+    "baseline": "#595959",
+}
+# All have a contrast of 3:1 or more on white, as thin lines need, and differ to colour-blind eyes from those above too.
+OTHER_COLOURS = ("#7700FF", "#662200", "#000000", "#8C6D31", "#330088")
+_DASHED = ("baseline",)
+_TITLE_WIDTH, _NOTE_WIDTH = 75, 105  # characters a line
+_PICTURES = (".png", ".svg")
+
+
+def require_picture(path: Path) -> None:
+    """Refuse a name that no picture can be saved under; to be called before the work that the picture is to show."""
+    if path.suffix.lower() not in _PICTURES:
+        raise ConfigError(f"--out: {path} must end in {' or '.join(_PICTURES)}")
+
+
+def policy_of(label: str) -> str | None:
+    """The policy that a label names: the label itself, or one that starts or ends with it."""
+    for name in sorted(COLOURS, key=len, reverse=True):  # "epsilon-greedy" before "greedy"
+        if label == name or label.endswith(f"-{name}") or label.startswith((f"{name} ", f"{name},")):
+            return name
+    return None
+
+
+def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
+    """A colour for every label, and whether its line is dashed: the policy's own, and if several share it, others.
+
+    The second curve of a policy is dashed in the policy's colour; further ones, and unknown labels, take what is left.
+    """
+    styles: dict[str, tuple[str, bool]] = {}
+    seen: Counter[str] = Counter()
+    others = 0
+    for label in labels:
+        policy = policy_of(label)
+        if policy is not None and seen[policy] < (1 if policy in _DASHED else 2):
+            styles[label] = (COLOURS[policy], policy in _DASHED or seen[policy] == 1)
+            seen[policy] += 1
+        else:
+            styles[label] = (OTHER_COLOURS[others % len(OTHER_COLOURS)], (others // len(OTHER_COLOURS)) % 2 == 1)
+            others += 1
+    return styles
+
+
+def draw_curves(
+    curves: Mapping[str, np.ndarray],
+    path: Path,
+    *,
+    title: str,
+    ylabel: str = "running average reward",
+    deploy_every: int | None = None,
+    note: str = "",
+    changes: Sequence[int] = (),
+    trials: bool = False,
+) -> Path:
+    """Mean and band (± one standard deviation over seeds) of curves [seeds, rounds], saved by the path's suffix.
+
+    With `trials` every seed is a thin line of its own in place of the band. Rounds before which the world changes are
+    marked as `changes`; a curve may begin with rounds that are not a number.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    require_picture(path)
+    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    rounds = max((np.atleast_2d(values).shape[1] for values in curves.values()), default=1)
+    lines = deploy_every is not None and rounds // deploy_every <= 40
+    if deploy_every is not None and lines:
+        for deployed in range(deploy_every, rounds, deploy_every):
+            axes.axvline(deployed, color="#d0d0d0", linewidth=0.7, zorder=0)
+    styles = styles_of(list(curves))
+    for label, values in curves.items():
+        (_trials if trials else _band)(axes, label, np.atleast_2d(values), *styles[label])
+    marks = [*(["grey lines: deployments"] if lines else []), *(["dashed: the world changes"] if changes else [])]
+    axes.set(xlabel=f"round ({', '.join(marks)})" if marks else "round", ylabel=ylabel)
+    for change in changes:
+        axes.axvline(change, color="#595959", linewidth=1, linestyle=(0, (4, 2)), zorder=1)
+    write_heading(axes, title, note)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlim(1, max(rounds, 2))
+    if curves:
+        axes.legend(frameon=False)
+    return save_picture(figure, path)
+
+
+def save_picture(figure: Any, path: Path) -> Path:
+    """Save a figure by the path's suffix, .png or .svg; the same figure is the same file."""
+    from matplotlib import rc_context
+
+    require_picture(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": "fedbandit"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    return path
+
+
+def write_heading(axes: Any, title: str, note: str = "") -> None:
+    """A title above the axes and a smaller note below it, both broken into lines that fit a figure 7.2 inches wide."""
+    wrapped = textwrap.fill(note, _NOTE_WIDTH)
+    room = "\n" * (wrapped.count("\n") + 1 if note else 0)
+    axes.set_title(textwrap.fill(title, _TITLE_WIDTH) + room, loc="left", fontsize=11)
+    if note:
+        axes.text(0, 1.02, wrapped, transform=axes.transAxes, fontsize=8, color="#595959")
+
+
+def _band(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
+    rounds = np.arange(1, values.shape[1] + 1)
+    mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+    axes.plot(rounds, mean, label=label, color=colour, linewidth=1.6, dashes=(4, 2) if dashed else (None, None))
+    if len(values) > 1:
+        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+
+
+def _trials(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
+    rounds = np.arange(1, values.shape[1] + 1)
+    for trial in values:
+        axes.plot(rounds, trial, color=colour, linewidth=0.8, alpha=0.5)
+    axes.plot(rounds, values.mean(axis=0), color=colour, linewidth=1.6, label=f"{label}: mean of {len(values)} trials")

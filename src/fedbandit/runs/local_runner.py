@@ -1,0 +1,262 @@
+"""Playing many runs, each into a folder of its own: one per core at a time, stopped and gone on with like a single one.
+
+Knows nothing of figures or sweeps. What a run computes does not depend on where or beside which others it is played.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Literal, Protocol
+
+from fedbandit.building.experiment import build_experiment
+from fedbandit.config import Config
+from fedbandit.core.errors import Diverged, FedbanditError
+from fedbandit.core.signals import handling
+from fedbandit.data import FederatedDataset, open_dataset
+from fedbandit.engines import ThreadEngine
+from fedbandit.engines.threads import usable_cores
+from fedbandit.federated.round import Engine
+from fedbandit.runs.run import run
+from fedbandit.simulation.pretraining import Pretraining, pretrained_file
+
+_orphaned = threading.Event()  # set in a worker whose parent is gone
+Status = Literal["finished", "paused", "diverged", "interrupted", "not run"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A configuration to be played into a folder, to its last round or up to a round to pause at."""
+
+    config: Config
+    folder: Path
+    until: int | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended."""
+
+    status: Status
+    rounds: int = 0
+    message: str = ""
+    seconds: float = 0.0
+
+
+OnEnd = Callable[[Job, Ended], None]
+
+
+def nobody(job: Job, ended: Ended) -> None:
+    """Listens to no end of a job."""
+
+
+class Runner(Protocol):
+    """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it leaves."""
+
+    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+        """Play every job; those not started by the deadline (of `time.monotonic`), or after an interrupt, are left."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalRunner:
+    """Plays on this machine, `workers` runs at a time (one per core).
+
+    A run alone spreads its clients over all cores, but its rounds have a serial part and end when the slowest thread
+    does. With several runs to play, one run per core on one thread wastes neither.
+    """
+
+    workers: int | None = None
+
+    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+        """Play every job here, in processes of their own if several can run at a time."""
+        workers = min(self.workers or usable_cores(), len(jobs))
+        if workers <= 1:
+            return _one_after_another(jobs, deadline, on_end)
+        return _side_by_side(jobs, workers, deadline, on_end)
+
+
+HERE = LocalRunner()
+
+
+def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEnd) -> list[Ended]:
+    results: list[Ended] = []
+    engine = ThreadEngine()
+    try:
+        for job in jobs:
+            if _stopped(results) or (deadline is not None and time.monotonic() > deadline):
+                results.append(Ended("not run"))
+                continue
+            results.append(play_one(job, engine, dataset_of(job)))
+            on_end(job, results[-1])
+    finally:
+        engine.close()
+    return results
+
+
+def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd) -> list[Ended]:
+    """One process a worker; each holds one thread, and stops cleanly when this process is told to, or dies."""
+    results = [Ended("not run")] * len(jobs)
+    waiting = iter(enumerate(jobs))
+    running: dict[Future[Ended], int] = {}
+    # spawn: the threads of torch and numba do not survive a fork
+    with (
+        ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent) as pool,
+        interrupts(lambda: [process.pid for process in list(pool._processes.values())]) as interrupted,
+    ):
+        prepare(jobs, interrupted)
+
+        def start(count: int) -> None:
+            for position, job in _first(waiting, count):
+                if not interrupted.is_set() and (deadline is None or time.monotonic() <= deadline):
+                    running[pool.submit(_play_alone, job)] = position
+
+        start(workers)
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                position = running.pop(future)
+                results[position] = _result(future, jobs[position], interrupted)
+                on_end(jobs[position], results[position])
+                if results[position].status == "interrupted":
+                    interrupted.set()
+                start(1)
+    if interrupted.is_set():  # what was not begun must not look as if there had been no time for it
+        results = [Ended("interrupted") if result.status == "not run" else result for result in results]
+    return results
+
+
+def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> Ended:
+    """How a worker's job ended; a worker that was killed leaves a run that can be gone on with."""
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        if interrupted.is_set():
+            return Ended("interrupted")
+        raise FedbanditError(
+            f"{job.folder}: a worker process was killed, for want of memory perhaps (--workers takes fewer);"
+            " run it again to go on"
+        ) from None
+
+
+def play_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
+    """Play a job here and now; one that leaves the finite numbers has ended like any other."""
+    started = time.monotonic()
+    try:
+        outcome = run(job.config, job.folder, dataset=dataset, engine=engine, until=job.until)
+    except Diverged as error:
+        return Ended("diverged", message=str(error), seconds=time.monotonic() - started)
+    status: Status = "finished" if outcome.summary else "paused" if outcome.rounds == job.until else "interrupted"
+    return Ended(status, outcome.rounds, seconds=time.monotonic() - started)
+
+
+def _play_alone(job: Job) -> Ended:
+    engine = ThreadEngine(1)
+    try:
+        return play_one(job, engine, dataset_of(job))
+    finally:
+        engine.close()
+        if _orphaned.is_set():
+            os._exit(0)  # nobody will ask for the result, and nobody will give the next job
+
+
+def dataset_of(job: Job) -> FederatedDataset:
+    """The data set of a job, opened once for all jobs that share it."""
+    return _dataset(job.config.data.source)
+
+
+@lru_cache(maxsize=4)
+def _dataset(source: str) -> FederatedDataset:
+    return open_dataset(source)
+
+
+def prepare(jobs: Iterable[Job], stopping: threading.Event) -> dict[str, Path]:
+    """Make what runs share, embedded data and pre-trained models, once before they start side by side.
+
+    The files of the pre-trained models, by `shared_start`. A request to stop ends it after the round.
+    """
+    missing = {shared_start(job.config): job for job in jobs if not _past_start(job.folder)}
+    made: dict[str, Path] = {}
+    with contextlib.closing(ThreadEngine()) as engine:
+        for key, job in missing.items():
+            experiment = build_experiment(job.config, dataset_of(job))
+            if (file := pretrained_file(experiment)) is None:
+                continue
+            pretraining = Pretraining(experiment, engine)
+            with contextlib.suppress(Diverged):  # the run itself will say so, and be a loser
+                for _ in pretraining:
+                    if stopping.is_set():
+                        pretraining.keep()
+                        return made
+                made[key] = file
+    return made
+
+
+def _past_start(folder: Path) -> bool:
+    """Whether a run needs no starting weights any more."""
+    return any((folder / name).exists() for name in ("checkpoints", "summary.json", "error.json"))
+
+
+def shared_start(config: Config) -> str:
+    """The same for runs that surely start from the same pre-trained model."""
+    values = config.identity()
+    for key in ("seed", "rounds", "deploy_every", "training", "evaluate_every", "policy", "objective"):
+        del values[key]
+    chosen = config.pretraining
+    for part, rate in (("client", chosen.client_learning_rate), ("server", chosen.server_learning_rate)):
+        if rate is not None:
+            del values[part]["learning_rate"]
+    return json.dumps(values, sort_keys=True)
+
+
+def _follow_parent() -> None:
+    """Have this worker ask itself to stop when the process that started it is gone."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])
+        _orphaned.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="follow-parent").start()
+
+
+@contextmanager
+def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set.
+
+    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is passed on to them.
+    """
+    requested = threading.Event()
+
+    def handle(number: int) -> None:
+        if requested.is_set():
+            return  # telling workers twice would cut their round short
+        requested.set()
+        for worker in workers():
+            if worker is not None and number == signal.SIGTERM:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGTERM)
+
+    with handling(handle):
+        yield requested
+
+
+def _stopped(results: Sequence[Ended]) -> bool:
+    return bool(results) and any(result.status == "interrupted" for result in results)
+
+
+def _first(items: Iterator[tuple[int, Job]], count: int) -> Iterator[tuple[int, Job]]:
+    for _ in range(count):
+        if (item := next(items, None)) is not None:
+            yield item

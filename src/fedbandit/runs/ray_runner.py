@@ -1,0 +1,279 @@
+"""Many runs over a Ray cluster: each is one task on one core of some machine, into a folder that all machines share.
+
+What crosses the network is a job, its pre-trained model and how it ended; everything else is in the run's folder.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedbandit.building.experiment import open_same_data
+from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.files import write_bytes
+from fedbandit.data import FederatedDataset, cache_folder
+from fedbandit.engines import ThreadEngine
+from fedbandit.engines.ray import cores_of, join, load_ray, original
+from fedbandit.runs.folder import FolderBusy
+from fedbandit.runs.local_runner import (
+    Ended,
+    Job,
+    LocalRunner,
+    OnEnd,
+    Runner,
+    dataset_of,
+    interrupts,
+    nobody,
+    play_one,
+    prepare,
+    shared_start,
+)
+
+_MOST_ATTEMPTS = 4  # a run that has cost so many workers their lives is not given to another
+_LOOK_SECONDS = 1.0  # how often the driver looks for interrupts and for machines that came or went
+_STOP_SECONDS = 60.0  # for runs to end their round and keep their state after an interrupt
+_LOCK_SECONDS = 60.0  # for the lock of a worker that was lost to be given up
+_SEE_SECONDS = 5.0  # for a new file to show on other machines
+
+
+@dataclass(frozen=True)
+class Token:
+    """A file that the driver has written beside the runs; a machine that does not see it has another folder there."""
+
+    path: str
+    text: str
+
+    def check(self, machine: str) -> None:
+        """Refuse to play on a machine that would write into a folder of its own."""
+        ends = time.monotonic() + _SEE_SECONDS
+        while not self._seen():
+            if time.monotonic() > ends:
+                raise ConfigError(
+                    f"--out: {machine} does not see what is written to {Path(self.path).parent} here; with --engine ray"
+                    " it has to be a folder that all machines share, under the same path"
+                )
+            time.sleep(0.2)
+
+    def _seen(self) -> bool:
+        try:
+            return Path(self.path).read_text(encoding="utf-8") == self.text
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class Task:
+    """A job as it is sent: with absolute paths, since a worker's current folder is another one."""
+
+    job: Job
+    data_path: str
+    fingerprint: str
+    token: Token
+    pretrained: str | None  # the name of the file that the starting weights are kept under
+
+
+@dataclass
+class _Waiting:
+    """A job that is not done, and how many workers it has cost."""
+
+    position: int
+    attempts: int = field(default=0)
+
+
+class RayRunner:
+    """Plays runs on a Ray cluster. A worker that dies loses no run: it is gone on with elsewhere, to the same bytes."""
+
+    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
+
+        One run per core of the cluster, at most `workers` at a time.
+        """
+        self._ray = load_ray()
+        self._owns_cluster = join(self._ray, address, workers)
+        self._workers = workers
+        # Attempts are counted here and not by Ray, since a second one has to wait for the first one's lock.
+        self._remote = self._ray.remote(num_cpus=1, max_retries=0)(play_task)
+        self._look = self._ray.remote(num_cpus=0, max_retries=0)(look)
+        self.attempts = 0  # tasks sent, over all calls
+
+    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+        """Play every job on whichever core is free."""
+        results = [Ended("not run")] * len(jobs)
+        if not jobs:
+            return results
+        with _token(jobs) as token, interrupts() as interrupted:
+            self._check_machines(token)
+            tasks, weights = self._tasks(jobs, token, interrupted)
+            waiting = deque(_Waiting(position) for position in range(len(jobs)))
+            running: dict[Any, _Waiting] = {}
+            try:
+                while (waiting or running) and not interrupted.is_set():
+                    in_time = deadline is None or time.monotonic() <= deadline
+                    while in_time and waiting and len(running) < self._room():
+                        turn = waiting.popleft()
+                        running[self._send(tasks[turn.position], weights, turn)] = turn
+                    if not running:
+                        break  # out of time
+                    for call in self._ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)[0]:
+                        turn = running.pop(call)
+                        ended = self._answer(call, turn, jobs[turn.position])
+                        if ended is None:
+                            waiting.appendleft(turn)
+                            continue
+                        results[turn.position] = ended
+                        on_end(jobs[turn.position], ended)
+            finally:
+                self._stop(running)
+            if interrupted.is_set():
+                for turn in (*running.values(), *waiting):
+                    results[turn.position] = Ended("interrupted")
+        return results
+
+    def close(self) -> None:
+        """Leave the cluster; one that was started for this command ends."""
+        if self._owns_cluster:
+            self._ray.shutdown()
+
+    def _room(self) -> int:
+        cores = cores_of(self._ray)
+        return max(1, min(self._workers or cores, cores))
+
+    def _tasks(
+        self, jobs: Sequence[Job], token: Token, stopping: threading.Event
+    ) -> tuple[list[Task], dict[str | None, Any]]:
+        """What to send for each job, and the pre-trained models, put once for all machines, by name."""
+        made = prepare(jobs, stopping)
+        put: dict[str | None, Any] = {f.name: self._ray.put(f.read_bytes()) for f in set(made.values())}
+        tasks = []
+        for job in jobs:
+            dataset, file = dataset_of(job), made.get(shared_start(job.config))
+            assert dataset.path is not None
+            sent = replace(job, folder=job.folder.absolute())
+            place = str(Path(dataset.path).absolute())
+            tasks.append(Task(sent, place, dataset.header.fingerprint, token, file.name if file else None))
+        return tasks, put
+
+    def _check_machines(self, token: Token) -> None:
+        """Every machine has to see the folder before the first run starts; later ones are asked as they come."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        machines = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        calls = [
+            self._look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(token, name)
+            for node, name in machines.items()
+        ]
+        try:
+            self._ray.get(calls)
+        except self._ray.exceptions.RayTaskError as error:
+            raise original(error) from None
+
+    def _send(self, task: Task, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
+        self.attempts += 1
+        return self._remote.remote(task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0)
+
+    def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
+        """How the job ended; None if its worker did first, and it has to be gone on with elsewhere."""
+        try:
+            ended: Ended = self._ray.get(call)
+            if ended.status != "interrupted":
+                return ended
+            reason = "told to stop, by nobody here"
+        except self._ray.exceptions.RayTaskError as error:
+            raise original(error) from None
+        except self._ray.exceptions.RayError as error:
+            reason = str(error).splitlines()[0]
+        turn.attempts += 1
+        if turn.attempts >= _MOST_ATTEMPTS:
+            raise FedbanditError(f"{job.folder}: {turn.attempts} Ray workers died over this run: {reason}")
+        return None
+
+    def _stop(self, running: Iterable[Any]) -> None:
+        """Have runs that are under way stop after their round, and wait until they have kept their state."""
+        calls = list(running)
+        for call in calls:
+            self._ray.cancel(call, force=False)
+        if calls:
+            self._ray.wait(calls, num_returns=len(calls), timeout=_STOP_SECONDS)
+
+
+def play_task(task: Task, weights: bytes | None, patience: float) -> Ended:
+    """Runs inside a Ray worker: play the job on one thread, from where an earlier worker has left it."""
+    task.token.check(_this_machine())
+    if task.pretrained is not None and weights is not None:
+        _keep_weights(cache_folder() / "pretrained" / task.pretrained, weights)
+    dataset = _dataset(task.job.config.data.source, task.data_path, task.fingerprint)
+    engine = ThreadEngine(1)
+    ends = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                return play_one(task.job, engine, dataset)
+            except FolderBusy:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.5)
+    finally:
+        engine.close()
+
+
+def look(token: Token, machine: str) -> None:
+    """Runs inside a Ray worker: whether its machine sees the folder."""
+    token.check(machine)
+
+
+def _this_machine() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())
+
+
+@lru_cache(maxsize=4)
+def _dataset(source: str, path: str, fingerprint: str) -> FederatedDataset:
+    return open_same_data(source, path, fingerprint)
+
+
+def _keep_weights(path: Path, weights: bytes) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, weights)
+
+
+@contextmanager
+def _token(jobs: Sequence[Job]) -> Iterator[Token]:
+    """A token in the folder that holds all the runs, for as long as they are played."""
+    folder = Path(os.path.commonpath([job.folder.absolute().parent for job in jobs]))
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = uuid.uuid4().hex
+    token = Token(str(folder / f".shared-{mark}"), mark)
+    Path(token.path).write_text(mark, encoding="utf-8")
+    try:
+        yield token
+    finally:
+        Path(token.path).unlink(missing_ok=True)
+
+
+@contextmanager
+def runner_of(engine: str, ray_address: str | None = None, workers: int | None = None) -> Iterator[Runner]:
+    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long as it is needed."""
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers: should be at least 1, not {workers}")
+    if engine not in ("threads", "ray"):
+        raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
+    if engine == "threads":
+        if ray_address is not None:
+            raise ConfigError("--ray-address: is for --engine ray")
+        yield LocalRunner(workers)
+        return
+
+    runner = RayRunner(ray_address, workers)
+    try:
+        yield runner
+    finally:
+        runner.close()

@@ -1,0 +1,120 @@
+"""Supervised pre-training before a run: shared by all runs that start from the same model, and resumable."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit import __version__
+from fedbandit.building.experiment import Experiment, pretraining_server
+from fedbandit.core.errors import DataError, Diverged
+from fedbandit.core.parts import source_digest
+from fedbandit.core.timing import Stopwatch
+from fedbandit.data import cache_folder
+from fedbandit.federated.round import Engine, play_round
+from fedbandit.federated.state import State, load_state, save_state
+
+KEEP_SECONDS = 20.0  # at most this much pre-training is repeated after a crash
+
+
+def starting_weights(experiment: Experiment, engine: Engine) -> np.ndarray:
+    """The initial model of the bandit phase; a pre-trained one is kept and reused by runs that share it."""
+    if experiment.pretraining is None:
+        return experiment.initial_weights()
+    pretraining = Pretraining(experiment, engine)
+    for _ in pretraining:
+        pass
+    return pretraining.state.weights
+
+
+class Pretraining:
+    """The supervised rounds before a run: iterating plays those that are missing, yielding each one's metrics.
+
+    The model is kept for all runs that share it. So is the state before it is finished, every now and then and by
+    `keep`: whoever needs the model next goes on from there.
+    """
+
+    def __init__(self, experiment: Experiment, engine: Engine, keep_seconds: float = KEEP_SECONDS) -> None:
+        assert experiment.pretraining is not None
+        self.rounds = experiment.config.pretraining.rounds
+        self._phase, self._engine, self._keep_seconds = experiment.pretraining, engine, keep_seconds
+        self._file = pretrained_file(experiment)
+        self.state = self._kept() or self._phase.start(experiment.initial_weights())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Play the remaining rounds."""
+        kept_at = time.monotonic()
+        while self.state.round < self.rounds:
+            try:
+                self.state, metrics = play_round(self._phase, self.state, self._engine, Stopwatch())
+            except Diverged as error:
+                raise Diverged(f"pre-training {error}") from None
+            if self.state.round == self.rounds or time.monotonic() - kept_at >= self._keep_seconds:
+                self.keep()
+                kept_at = time.monotonic()
+            yield metrics
+
+    def keep(self) -> None:
+        """Keep what there is for whoever needs it next."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if self.state.round < self.rounds:
+            save_state(self.state, _unfinished(self._file))
+            return
+        save_state(State(self.state.round, self.state.weights, {}, {}, self.state.clip_norm), self._file)
+        _unfinished(self._file).unlink(missing_ok=True)
+
+    def _kept(self) -> State | None:
+        for file in (self._file, _unfinished(self._file)) if self._file is not None else ():
+            try:
+                if file.exists():
+                    return load_state(file)
+            except DataError:
+                file.unlink(missing_ok=True)  # damaged: made again
+        return None
+
+
+def pretrained_file(experiment: Experiment) -> Path | None:
+    """Where this machine keeps (or would keep) the pre-trained model that the run starts from; None: nowhere.
+
+    Data in memory that does not say what it is cannot be told from other such data.
+    """
+    if experiment.pretraining is None or not experiment.dataset.header.fingerprint:
+        return None
+    return cache_folder() / "pretrained" / f"{_pretraining_key(experiment)}.safetensors"
+
+
+def _unfinished(file: Path) -> Path:
+    return file.with_suffix(".unfinished.safetensors")
+
+
+def _pretraining_key(experiment: Experiment) -> str:
+    """Identifies a pre-trained model by everything that went into it, and by nothing else."""
+    config, phase = experiment.config, experiment.pretraining
+    assert phase is not None
+    optimizer, rates = pretraining_server(config)
+    parts = {
+        "fedbandit": __version__,
+        "data": experiment.dataset.header.fingerprint,
+        "model": config.model.model_dump(),
+        "layout": experiment.layout.shapes,
+        "sources": [source_digest(name) for name in (config.model.name, optimizer)],
+        "dtype": config.dtype,
+        "client": config.client.model_dump(exclude={"learning_rate"}),
+        "learning_rate": config.pretraining.client_learning_rate or config.client.learning_rate,
+        "pretraining": config.pretraining.model_dump(),
+        "optimizer": [optimizer, rates],
+        "phase": [repr(part) for part in (phase.work.plan, phase.cohorts, phase.clipping)],
+        "aggregation": repr(phase.aggregation),
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+    rewards = experiment.bandit.scenario.pretraining
+    assert rewards is not None
+    for array in (experiment.initial_weights(), rewards.exact, rewards.near, rewards.near_value):
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,147 @@
+"""Drift as a study: several policies in a world that changes, how far each falls and how soon it recovers.
+
+Its runs lie in folders like all others, and are gone on with; a policy that diverges is counted, and does not end it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.data import open_dataset
+from fedbandit.evaluation.metrics import Recovery, recoveries
+from fedbandit.presets import preset
+from fedbandit.results.plots import draw_curves
+from fedbandit.runs.folder import read_metrics
+from fedbandit.runs.local_runner import HERE, Runner
+from fedbandit.studies.comparison import OnRunEnd, compare, nobody
+
+_OWN = {
+    "seed": "--seeds says how many there are",
+    "data.source": "say --data",
+    "scenario": "it is `drift`",
+    "rounds": "say --rounds, or --scale of the figure",
+    "drift.at": "say --at",
+    "drift.kind": "say --kind",
+}
+
+
+@dataclass(frozen=True)
+class DriftStudy:
+    """What changes when, and who is compared; learning rates are those of the paper's `scratch` tables."""
+
+    data: str = "topics"
+    kind: str = "permute"
+    rounds: int = 400
+    at: tuple[int, ...] = (200,)
+    deploy_every: int = 10
+    clients_per_round: int = 32
+    max_examples: int = 64
+    policies: Sequence[str] = ("greedy", "epsilon-greedy", "softmax", "falcon")
+    seeds: int = 3
+    window: int = 10
+    settings: tuple[tuple[str, Any], ...] = ()  # any further value of the configuration
+
+    def __post_init__(self) -> None:
+        for key, _ in self.settings:
+            if key in _OWN:
+                raise ConfigError(f"--set {key}: the study decides it; {_OWN[key]}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and seeds that diverged."""
+
+    policy: str
+    rewards: np.ndarray
+    recovered: list[list[Recovery]]
+    diverged: tuple[int, ...] = ()
+
+    def lines(self) -> list[str]:
+        """A line for each change, means over seeds, and one for the seeds that diverged."""
+        said = []
+        for position in range(len(self.recovered[0]) if self.recovered else 0):
+            each = [one[position] for one in self.recovered]
+            back = [found.rounds for found in each if found.rounds is not None]
+            rounds = f"{np.mean(back):6.0f}" if len(back) == len(each) else f"{len(back)} of {len(each)}"
+            figures = [np.mean([getattr(found, name) for found in each]) for name in ("before", "fall", "last", "lost")]
+            before, fall, last, lost = figures
+            said.append(
+                f"{self.policy:<15} {each[0].change:6d} {before:8.3f} {fall:8.3f} {rounds:>9} {last:8.3f} {lost:8.1f}"
+            )
+        if self.diverged:
+            tried = len(self.rewards) + len(self.diverged)
+            said.append(f"{self.policy}: {len(self.diverged)} of {tried} seeds diverged")
+        return said
+
+
+def members(study: DriftStudy) -> dict[str, Config]:
+    """The configuration of each policy, as the paper has it for this kind of data, in the study's world."""
+    family = "so" if open_dataset(study.data).header.kind == "sparse" else "emnist"
+    world = {
+        "data.source": study.data,
+        "scenario": "drift",
+        "drift.kind": study.kind,
+        "drift.at": list(study.at),
+        "rounds": study.rounds,
+        "deploy_every": study.deploy_every,
+        "clients_per_round": study.clients_per_round,
+        "client.max_examples": study.max_examples,
+        **dict(study.settings),
+    }
+    return {policy: preset(f"{family}-scratch-{policy}").with_values(world) for policy in study.policies}
+
+
+def play(
+    study: DriftStudy,
+    folders: Callable[[str, int], Path],
+    *,
+    runner: Runner = HERE,
+    on_end: OnRunEnd = nobody,
+) -> list[Outcome]:
+    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what the changes did."""
+    outcomes = []
+    for policy, curves in compare(members(study), range(study.seeds), folders, runner=runner, on_end=on_end).items():
+        rewards = np.array([_rewards(folders(policy, seed)) for seed in curves.seeds], float)
+        recovered = [recoveries(curve, study.at, window=study.window) for curve in rewards]
+        outcomes.append(Outcome(policy, rewards, recovered, curves.diverged))
+    if not any(outcome.recovered for outcome in outcomes):
+        raise Diverged("drift: every run diverged")
+    return outcomes
+
+
+def table(study: DriftStudy, outcomes: Sequence[Outcome]) -> str:
+    """What each change did to each policy, and how to read it."""
+    heads = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
+    legend = (
+        f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never fell below;"
+        " lost: reward below before, summed over rounds"
+    )
+    return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
+
+
+def draw(study: DriftStudy, outcomes: Sequence[Outcome], path: Path, title: str, note: str = "") -> Path:
+    """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
+    return draw_curves(
+        {outcome.policy: _smooth(outcome.rewards, study.window) for outcome in outcomes if len(outcome.rewards)},
+        path,
+        title=title,
+        ylabel=f"reward, mean of {study.window} rounds",
+        note=note,
+        changes=study.at,
+    )
+
+
+def _rewards(folder: Path) -> list[float]:
+    return [np.nan if line["reward"] is None else line["reward"] for line in read_metrics(folder)]
+
+
+def _smooth(rewards: np.ndarray, window: int) -> np.ndarray:
+    """Means over the last `window` rounds, [seeds, rounds]; not a number before there are so many."""
+    kernel = np.ones(window) / window
+    means = np.array([np.convolve(curve, kernel, mode="valid") for curve in rewards])
+    return np.pad(means, ((0, 0), (window - 1, 0)), constant_values=np.nan)

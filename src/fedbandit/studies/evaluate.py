@@ -1,0 +1,215 @@
+"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing of the terminal."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.parts import resolve
+from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
+from fedbandit.evaluation.ope import (
+    Bernstein,
+    Bootstrap,
+    Clipped,
+    Estimate,
+    Plain,
+    Records,
+    Shrunk,
+    Weighting,
+    estimate,
+)
+from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
+from fedbandit.evaluation.ope.logs import LogColumns, RowScores, log_of, read_log_table, records_for, records_of
+from fedbandit.evaluation.ope.reward_models import action_means, linear_rewards
+from fedbandit.evaluation.ope.targets import looks_at_scores, target_policy
+from fedbandit.studies.scoring import load_scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to evaluate and how; the names are those of the command line's options."""
+
+    policy: str | None = None  # uniform, where no target column says what the policy does
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    model: Path | None = None  # whose scores the policy looks at
+    reward_model: str = "auto"  # linear in contexts where there are any, actions (each one's mean), or a model's path
+    estimators: Sequence[str] = ()  # none: all that can be computed
+    clip: float | None = None
+    shrink: float | None = None
+    confidence: float = 0.95
+    interval: Literal["bootstrap", "bernstein"] = "bootstrap"
+    reward_range: tuple[float, float] | None = None
+    floor: float | None = None  # the smallest propensity that the logging policy ever has
+    replicates: int = 1000
+    seed: int = 0
+    split: Literal["train", "test"] | None = None  # of a data set; train
+    columns: LogColumns = field(default_factory=LogColumns)
+
+    @property
+    def policy_name(self) -> str:
+        return self.policy or "uniform"
+
+    @property
+    def weighting(self) -> Weighting:
+        if self.clip is not None and self.shrink is not None:
+            raise ConfigError("clip, shrink: give one of them")
+        try:
+            if self.clip is not None:
+                return Clipped(self.clip)
+            return Plain() if self.shrink is None else Shrunk(self.shrink)
+        except ValueError as error:
+            raise ConfigError(f"{'shrink' if self.clip is None else 'clip'}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came of it, beside what the log itself earned."""
+
+    estimates: dict[str, Estimate]
+    logged_reward: float  # the mean reward of the logging policy, as logged
+    notes: tuple[str, ...] = ()
+
+
+def evaluate_logs(logs: Path | FederatedDataset, request: Request) -> Evaluation:
+    """Evaluate a policy on a table of decisions, or on a data set made by `fedbandit data import logged`."""
+    if isinstance(logs, Path) and not logs.exists():
+        raise DataError(f"{logs}: no such file or folder")
+    of_table = isinstance(logs, Path) and not logs.is_dir()
+    _refuse_what_would_not_be_used(request, of_table)
+    if isinstance(logs, Path) and of_table:
+        records, bernstein, notes = _table_records(logs, request)
+    else:
+        dataset = FederatedDataset.open(logs) if isinstance(logs, Path) else logs
+        records, bernstein, notes = _dataset_records(dataset, request)
+    chosen = _estimators(request, records)
+    estimates = estimate(
+        records,
+        chosen,
+        confidence=request.confidence,
+        weighting=request.weighting,
+        bootstrap=Bootstrap(request.replicates, request.seed),
+        bernstein=bernstein,
+    )
+    if "dm" in estimates:
+        notes.append("the interval of dm leaves out how wrong the reward model may be")
+    return Evaluation(estimates, float(records.rewards.mean()), tuple(notes))
+
+
+def _refuse_what_would_not_be_used(request: Request, of_table: bool) -> None:
+    """An option that does not fit what is evaluated is a mistake, and its answer would be taken for another's."""
+    columns = request.columns
+    if of_table and request.split is not None:
+        raise ConfigError("split: a table is not split; `fedbandit data import logged --test-fraction` splits it")
+    if not of_table:
+        named = [one.name for one in fields(columns) if getattr(columns, one.name) != one.default]
+        if named:
+            raise ConfigError(f"{named[0]}: names a column of a table; a data set folder has its columns already")
+    if columns.target is not None:
+        beside = {
+            "policy": request.policy is not None,
+            "set": bool(request.parameters),
+            "model": request.model is not None,
+            "reward_model": request.reward_model != "auto",
+        }
+        for name, given in beside.items():
+            if given:
+                raise ConfigError(f"{name}: the column {columns.target} says what the policy does; give one of the two")
+    elif request.model is not None and not looks_at_scores(request.policy_name):
+        raise ConfigError(f"model: {request.policy_name} looks at no scores; name a policy that does, with --policy")
+    if request.interval != "bernstein":
+        for name in ("floor", "reward_range"):
+            if getattr(request, name) is not None:
+                raise ConfigError(f"{name}: only the Bernstein bound needs it; give --interval bernstein")
+
+
+_Ready = tuple[Records, Bernstein | None, list[str]]
+
+
+def _table_records(path: Path, request: Request) -> _Ready:
+    table = read_log_table(path, request.columns)
+    bernstein, notes = _bernstein(request, log_of(table.split))
+    if table.target is not None:
+        return records_for(table.split, table.target), bernstein, notes
+    policy = target_policy(request.policy_name, request.parameters, table.actions)
+    if looks_at_scores(request.policy_name):
+        raise ConfigError(
+            "policy: a model's policy needs contexts; import the table with `fedbandit data import logged`,"
+            " or give --target, a column with the policy's probabilities"
+        )
+    k, rewards = len(table.actions), _rewards(table.split, None, len(table.actions), request)
+    return records_of(table.split, policy, k, rewards=rewards, within=_range(bernstein)), bernstein, notes
+
+
+def _dataset_records(dataset: FederatedDataset, request: Request) -> _Ready:
+    split, header = dataset.test if request.split == "test" else dataset.train, dataset.header
+    if split is None:
+        raise ConfigError(f"split: {header.name} has no test split")
+    log, k = log_of(split), header.num_actions
+    if not len(log.rewards):
+        raise ConfigError("split: holds no events")
+    bernstein, notes = _bernstein(request, log)
+    policy = target_policy(request.policy_name, request.parameters, header.actions)
+    scores = None
+    if looks_at_scores(request.policy_name):
+        if request.model is None:
+            raise ConfigError(
+                f"model: {request.policy_name} needs a model's scores; give --model, a run folder or model file"
+            )
+        scores = load_scorer(request.model, header).on(split)
+    rewards = _rewards(split, header, k, request)
+    return records_of(split, policy, k, scores, rewards, within=_range(bernstein)), bernstein, notes
+
+
+def _range(bernstein: Bernstein | None) -> tuple[float, float] | None:
+    return None if bernstein is None else (bernstein.low, bernstein.high)
+
+
+def _rewards(split: Split, header: Header | None, num_actions: int, request: Request) -> RowScores:
+    if request.reward_model in ("auto", "linear"):
+        fitted = linear_rewards(split, num_actions)
+        if fitted is not None:
+            return fitted
+        if request.reward_model == "linear":
+            raise ConfigError("reward_model: linear needs contexts; `fedbandit data import logged` reads them")
+    if request.reward_model in ("auto", "actions"):
+        return action_means(split, num_actions)
+    if header is None:
+        raise ConfigError("reward_model: a table without contexts only has `actions`")
+    return load_scorer(Path(request.reward_model), header).on(split)
+
+
+def _estimators(request: Request, records: Records) -> dict[str, Estimator]:
+    can_model = records.predicted is not None
+    names = request.estimators or [name for name in BUILT_IN if can_model or name not in NEEDS_MODEL]
+    for name in names:
+        if name in NEEDS_MODEL and not can_model:
+            raise ConfigError(f"estimators: {name} needs the policy's probabilities of all actions, not of one column")
+    return {name: resolve("estimators", name, BUILT_IN) for name in names}
+
+
+def _bernstein(request: Request, log: Log) -> tuple[Bernstein | None, list[str]]:
+    """The range that the bound needs; what was not given is taken from the log, and said."""
+    if request.interval == "bootstrap":
+        return None, []
+    notes = ["empirical Bernstein holds for independent events; the standard error above is over clients"]
+    lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
+    low, high = request.reward_range or (lowest, highest)
+    if not (low < high and isfinite(low) and isfinite(high)):
+        raise ConfigError(f"reward_range: must be low,high with low below high, not {low:g},{high:g}")
+    if request.reward_range is None:
+        notes.append(f"rewards taken to lie in [{low:g}, {high:g}], as in the log; --reward-range says it for sure")
+    elif lowest < low or highest > high:
+        raise ConfigError(f"reward_range: the log has rewards outside [{low:g}, {high:g}]")
+    smallest = float(np.min(log.propensities))
+    floor = smallest if request.floor is None else request.floor
+    if not 0 < floor <= 1:
+        raise ConfigError(f"floor: a propensity is above 0 and at most 1, not {floor:g}")
+    if smallest < floor * (1 - 1e-6):
+        raise ConfigError(f"floor: the log has propensities below {floor:g}")
+    if request.floor is None:
+        notes.append(f"propensities taken to be at least {floor:g}, as in the log; --floor says it for sure")
+    return Bernstein(low, high, floor), notes

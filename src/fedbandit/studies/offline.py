@@ -1,0 +1,150 @@
+"""Federated training from logs alone: the rounds of a simulation, on feedback that others logged.
+
+Nothing acts here. The objective says how the log's choices are allowed for: unweighted, weighted, or doubly robust.
+"""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedbandit import objectives
+from fedbandit.building.experiment import Experiment, build_experiment
+from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.parts import resolve
+from fedbandit.core.timing import Stopwatch
+from fedbandit.data.dataset import FederatedDataset
+from fedbandit.engines import ThreadEngine
+from fedbandit.evaluation.ope.logs import RowScores, log_of
+from fedbandit.events import Events
+from fedbandit.federated.clients import Broadcast, ClientWork
+from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.round import Engine, Phase, play_round
+
+
+@dataclass(frozen=True)
+class LoggedWork(ClientWork):
+    """Clients whose events are those of their log; `predicted` is the reward model of the doubly robust objective."""
+
+    predicted: RowScores | None = None
+
+    def act(self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None) -> Events:
+        """The logged events of a chunk of clients: a random part of each log where `max_examples` says so."""
+        with (watch or Stopwatch())("data"):
+            return self._logged(clients, broadcast)
+
+    def _logged(self, clients: np.ndarray, broadcast: Broadcast) -> Events:
+        visits = self.plan.visits(self.split, clients, broadcast.round)
+        log = log_of(self.split)
+        actions = np.asarray(log.actions[visits.rows], np.int64)
+        rewards = np.asarray(log.rewards[visits.rows], np.float32)
+        propensities = np.asarray(log.propensities[visits.rows], broadcast.training.dtype)
+        targets = None
+        if self.doubly_robust is not None:
+            assert self.predicted is not None
+            targets = self.doubly_robust.targets(self.predicted(visits.rows), actions, rewards, propensities)
+        return Events(
+            bounds=visits.bounds,
+            contexts=self.split.contexts(visits.rows),
+            actions=actions,
+            rewards=rewards,
+            propensities=propensities,
+            versions=visits.versions,
+            fresh=visits.fresh,
+            targets=targets,
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model trained from logs, and the metrics of its rounds (`reward` is what the log earned)."""
+
+    experiment: Experiment
+    weights: np.ndarray
+    rounds: list[dict[str, Any]]
+
+
+def train_from_logs(
+    config: Config,
+    dataset: FederatedDataset,
+    *,
+    start: np.ndarray | None = None,
+    clients: range | None = None,
+    engine: Engine | None = None,
+) -> Trained:
+    """Train the configuration's model for its `rounds` on the logs of the clients (None: all), from `start` weights."""
+    if engine is None:
+        with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as own:
+            return train_from_logs(config, dataset, start=start, clients=clients, engine=own)
+    experiment = _experiment(config, dataset)
+    if clients is not None and experiment.privacy is not None:
+        raise ConfigError("privacy.mechanism: the epsilon is that of cohorts drawn from all clients, not from some")
+    start = experiment.initial_weights() if start is None else start
+    pool = clients or range(dataset.train.num_clients)
+    phase = experiment.bandit
+    if phase.work.doubly_robust is not None:
+        predicted = _cross_fitted(config, dataset, start, pool, engine)
+        work = phase.work
+        assert isinstance(work, LoggedWork)
+        phase = replace(phase, work=replace(work, predicted=predicted))
+    if clients is not None:
+        phase = replace(phase, cohorts=_cohorts(config, clients))
+    weights, rounds = _play(phase, start, config.rounds, engine)
+    return Trained(experiment, weights, rounds)
+
+
+def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
+    """The parts of a simulation from scratch, with logged events in place of acting."""
+    log = log_of(dataset.train)
+    make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
+    kind = make if isinstance(make, type) else object  # a function's objectives are its own affair
+    settings: dict[str, Any] = {"scenario": "scratch", "mode": "simple", "gate.confidence": None}
+    if issubclass(kind, objectives.WeightedRegression) and "scale" not in config.objective.parameters:
+        settings["objective.scale"] = float(np.min(log.propensities))  # as for ε-greedy: the largest weight is 1
+    labelled = replace(dataset, header=replace(dataset.header, logged=False))
+    experiment = build_experiment(config.with_values(settings), labelled)
+    lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
+    if issubclass(kind, objectives.Pointwise) and kind.logistic and not (lowest >= 0 and highest <= 1):
+        raise ConfigError(f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}")
+    if experiment.privacy is not None and experiment.bandit.work.doubly_robust is not None:
+        raise ConfigError("objective.name: the reward model of doubly-robust would be trained without noise")
+    work = LoggedWork(**vars(experiment.bandit.work))
+    return replace(experiment, bandit=replace(experiment.bandit, work=work))
+
+
+def _cross_fitted(
+    config: Config, dataset: FederatedDataset, start: np.ndarray, pool: range, engine: Engine
+) -> RowScores:
+    """Predicted rewards by unweighted regression, for each half of the clients from the other half's logs."""
+    if len(pool) < 2:
+        raise ConfigError("objective.name: doubly-robust needs two clients at least, to predict one from the other")
+    middle = pool.start + len(pool) // 2
+    plain = config.with_values({"objective.name": "regression"})
+    experiment = _experiment(plain, dataset)
+    halves = (range(pool.start, middle), range(middle, pool.stop))
+    fitted = [
+        _play(replace(experiment.bandit, cohorts=_cohorts(config, half)), start, config.rounds, engine)[0]
+        for half in halves
+    ]
+    split, learner = dataset.train, experiment.bandit.work.learner
+
+    def predict(rows: np.ndarray) -> np.ndarray:
+        contexts = split.contexts(rows)
+        from_first, from_second = (learner.scores(weights, contexts) for weights in fitted)
+        return np.where((rows < split.offsets[middle])[:, None], from_second, from_first)
+
+    return predict
+
+
+def _cohorts(config: Config, clients: range) -> FixedCohorts:
+    return FixedCohorts(clients, min(config.clients_per_round, len(clients)), config.seed)
+
+
+def _play(phase: Phase, start: np.ndarray, rounds: int, engine: Engine) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    state, metrics = phase.start(start), []
+    for _ in range(rounds):
+        state, line = play_round(phase, state, engine, Stopwatch())
+        metrics.append(line)
+    return state.weights, metrics

@@ -1,0 +1,102 @@
+"""The federated regret of a run: its policy against the best of its class, found by full-information training."""
+
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from fedbandit.building.experiment import Experiment
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.timing import Stopwatch
+from fedbandit.evaluation.regret import Regret, policy_value, table_rewards
+from fedbandit.federated.client_logs import SimpleVisits
+from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.learners.base import ClientSettings, make_learner
+from fedbandit.federated.pipeline import AdaptiveClipping
+from fedbandit.federated.round import Engine, Phase, play_round
+from fedbandit.federated.server import PlainMean
+from fedbandit.objectives import FullInformation
+from fedbandit.policies import Greedy, Policy
+from fedbandit.rewards.scenarios import Scenario
+
+
+def estimated_regret(experiment: Experiment, weights: np.ndarray, best: np.ndarray, round_number: int = 1) -> Regret:
+    """The regret of the experiment's policy with these weights, against the greedy policy of the `best` weights.
+
+    Both in the world as it is in round `round_number`.
+    """
+    work = experiment.bandit.work
+    stage = experiment.bandit.scenario.stage(round_number)
+    rewards = table_rewards(work.split, stage.rewards)
+    clients = experiment.bandit.cohorts.pool
+
+    def value(policy: Policy, model: np.ndarray) -> float:
+        scores = lambda rows: work.learner.scores(model, work.split.contexts(rows))  # noqa: E731
+        return policy_value(work.split, clients, policy, scores, rewards, stage.available)
+
+    reference, ours = value(Greedy(), best), value(work.policy, weights)
+    return Regret(max(reference, ours), ours, reference_beaten=ours > reference)
+
+
+def best_in_class(
+    experiment: Experiment,
+    engine: Engine,
+    *,
+    rounds: int,
+    round_number: int = 1,
+    client_learning_rate: float | None = None,
+    start: np.ndarray | None = None,
+    keep_every: int = 10,
+) -> np.ndarray:
+    """The weights whose greedy policy earns most among those that full-information training on all clients passes.
+
+    All of its `rounds` are in the world as it is in the experiment's round `round_number`.
+    """
+    if rounds < 1:
+        raise ConfigError(f"rounds: must be at least 1, not {rounds}")
+    if client_learning_rate is not None and not 0 < client_learning_rate < inf:
+        raise ConfigError(f"learning_rate: must be positive, not {client_learning_rate:g}")
+    phase = _full_information(experiment, round_number, client_learning_rate)
+    stage, clients = phase.scenario.stage(1), phase.cohorts.pool
+    rewards = table_rewards(phase.work.split, stage.rewards)
+    state = phase.start(experiment.initial_weights() if start is None else start)
+    best, best_value = state.weights, -np.inf
+    for number in range(1, rounds + 1):
+        state, _metrics = play_round(phase, state, engine, Stopwatch())
+        if number % keep_every and number != rounds:
+            continue
+        weights = state.weights
+        scores = lambda rows: phase.work.learner.scores(weights, phase.work.split.contexts(rows))  # noqa: B023, E731
+        value = policy_value(phase.work.split, clients, Greedy(), scores, rewards, stage.available)
+        if value > best_value:
+            best, best_value = weights, value
+    return best
+
+
+def _full_information(experiment: Experiment, round_number: int, client_learning_rate: float | None) -> Phase:
+    """A phase with every action's reward in sight: same clients, same server optimiser, the rewards of one round.
+
+    Nothing of what holds the run itself back: the best of a class knows no noise, no gate, no norm that a plan fixed.
+    """
+    config, bandit = experiment.config, experiment.bandit
+    rate = client_learning_rate or config.pretraining.client_learning_rate or config.client.learning_rate
+    settings = ClientSettings(rate, config.client.batch_size, config.client.epochs)
+    work = replace(
+        bandit.work,
+        plan=SimpleVisits(config.seed, deploy_every=1, max_examples=config.client.max_examples),
+        policy=Greedy(),
+        learner=make_learner(experiment.model, experiment.layout, FullInformation(), settings, config.device),
+        supervised=True,
+        doubly_robust=None,
+    )
+    pool = bandit.cohorts.pool
+    return Phase(
+        work=work,
+        cohorts=FixedCohorts(pool, min(config.clients_per_round, len(pool)), config.seed),
+        scenario=Scenario((replace(bandit.scenario.stage(round_number), from_round=1),)),
+        optimizer=bandit.optimizer,
+        clipping=AdaptiveClipping(),
+        deploy_every=1,
+        aggregation=PlainMean(),
+        gate=None,
+    )

@@ -1,0 +1,82 @@
+"""A trained model from wherever it lies (a run folder, a model file), ready to score the contexts of a data set."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config, read_toml
+from fedbandit.core.errors import DataError
+from fedbandit.data.dataset import Contexts, Header, Split
+from fedbandit.evaluation.ope.logs import RowScores
+from fedbandit.federated.learners.base import ClientSettings, Learner, make_learner
+from fedbandit.federated.state import State, load_state
+from fedbandit.models import DataSpec, Layout, build_model
+from fedbandit.objectives import Regression
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Flat weights, and the learner that scores with them."""
+
+    learner: Learner
+    weights: np.ndarray
+
+    def scores(self, contexts: Contexts) -> np.ndarray:
+        """[n, K]: the score of every action."""
+        return self.learner.scores(self.weights, contexts)
+
+    def on(self, split: Split) -> RowScores:
+        """The scores of rows of a split."""
+        return lambda rows: self.scores(split.contexts(rows))
+
+
+def load_scorer(path: Path | str, header: Header) -> Scorer:
+    """The newest training model of a run folder, or a model file (.safetensors), for data of this header."""
+    path = Path(path)
+    if path.is_dir():
+        return _from_run(path, header)
+    return _from_file(path, header)
+
+
+def newest_state(run: Path) -> State:
+    """What a run has learned so far: its newest checkpoint, with the flat weights of the training model."""
+    kept = sorted((run / "checkpoints").glob("round-*.safetensors"), reverse=True)
+    if not kept:
+        raise DataError(f"{run}: the run has no checkpoint yet")
+    return load_state(kept[0])
+
+
+def _from_run(path: Path, header: Header) -> Scorer:
+    if not (path / "config.toml").exists():
+        raise DataError(f"{path}: neither a run folder (no config.toml) nor a model file")
+    config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
+    return _scorer(path, header, config.model.name, config.model.parameters, newest_state(path).weights)
+
+
+def _from_file(path: Path, header: Header) -> Scorer:
+    from fedbandit.deploy.device.model_files import DeviceModel
+
+    try:
+        model = DeviceModel.from_bytes(path.read_bytes(), str(path))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
+        raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
+    name, parameters = model.model["name"], {key: value for key, value in model.model.items() if key != "name"}
+    return _scorer(path, header, name, parameters, dict(model.weights))
+
+
+def _scorer(
+    path: Path, header: Header, name: str, parameters: dict[str, Any], weights: np.ndarray | dict[str, np.ndarray]
+) -> Scorer:
+    model = build_model(name, DataSpec.of(header), parameters)
+    layout = Layout.of(model.init(0))
+    if isinstance(weights, dict):
+        if {key: array.shape for key, array in weights.items()} != dict(layout.shapes):
+            raise DataError(f"{path}: the arrays are not those of a {name} model for {header.name}")
+        weights = layout.flatten(weights, next(iter(weights.values())).dtype)
+    if layout.size != len(weights):
+        raise DataError(f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}")
+    return Scorer(make_learner(model, layout, Regression(), ClientSettings(learning_rate=1.0)), weights)

@@ -1,0 +1,260 @@
+"""Searching hyper-parameters by simulation: the grids of the appendix, what to try next, what was chosen."""
+
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.files import read_json, write_json
+from fedbandit.core.parts import flatten
+from fedbandit.core.randomness import Purpose, uniforms
+from fedbandit.runs.local_runner import HERE, Runner
+from fedbandit.studies.halving import Candidate, Standing, race, rungs
+
+Grid = Mapping[str, Sequence[Any]]
+_SHORT = re.compile(r"^\s*([0-9.eE+-]+?)\s*\.\.\s*([0-9.eE+-]+)\s*$")
+# Appendix A.2. The server's grid is Adam's.
+RATES: dict[str, Grid] = {
+    "emnist": {"client.learning_rate": "0.01..0.5", "server.learning_rate": "0.0005..0.05"},
+    "so": {"client.learning_rate": "0.02..5", "server.learning_rate": "0.0002..0.05"},
+}
+# The paper does not print one for SGD, whose steps are a hundred times smaller than Adam's at the same rate.
+SGD_SERVER_RATES = "0.05..5"
+# Appendix A.1; FALCON's mu is {0.01, 0.1, 1} K / 0.05, as the paper rounds it for its 62 and 50 actions.
+_FALCON_MU = {"emnist": (12, 124, 1240), "so": (10, 100, 1000)}
+
+
+def one_two_five(text: str) -> list[float]:
+    """The values {1, 2, 5}·10^n from the first to the last: "0.02..0.5" is 0.02, 0.05, 0.1, 0.2, 0.5."""
+    match = _SHORT.match(text)
+    try:
+        low, high = (float(end) for end in match.groups()) if match else (0.0, 0.0)
+    except ValueError:
+        low = high = 0.0
+    if not 0 < low <= high < math.inf:
+        raise ConfigError(f"{text!r}: expected two positive ends, smaller first, for example 0.02..5")
+    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    values = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
+    inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+    if not inside:
+        raise ConfigError(f"{text!r}: no value {{1, 2, 5}}·10^n lies between these ends")
+    return inside
+
+
+def appendix(family: str, config: Config) -> dict[str, list[Any]]:
+    """The paper's grid for a configuration: learning rates, and the exploration parameters of its policy."""
+    if family not in RATES:
+        raise ConfigError(f"appendix: should be {' or '.join(RATES)}, not {family!r}")
+    grid = {key: values_of(key, values) for key, values in RATES[family].items()}
+    if config.server.optimizer == "sgd":
+        grid["server.learning_rate"] = values_of("", SGD_SERVER_RATES)
+    exploration: dict[str, Grid] = {
+        "softmax": {"policy.beta": (0.02, 0.05, 0.1)},
+        "epsilon-greedy": {"policy.epsilon": (0.05, 0.1)},
+        "falcon": {"policy.mu": _FALCON_MU[family], "policy.gamma": (1000, 5000)},
+    }
+    return grid | {key: list(values) for key, values in exploration.get(config.policy.name, {}).items()}
+
+
+def values_of(key: str, values: Any) -> list[Any]:
+    """The values of one axis: a list, a single value, or the short form."""
+    if isinstance(values, str) and ".." in values:
+        return one_two_five(values)
+    if isinstance(values, list | tuple):
+        if not values:
+            raise ConfigError(f"{key}: the grid has no values")
+        return list(values)
+    return [values]
+
+
+def points(grid: Grid) -> list[dict[str, Any]]:
+    """Every point of the product, the last axis changing fastest."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def on_edge(point: Mapping[str, Any], grid: Grid) -> list[str]:
+    """The axes on which a point has the smallest or largest of three or more numbers: a better one may lie beyond."""
+    edges = []
+    for key, values in grid.items():
+        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        if len(numbers) >= 3 and point[key] in (min(numbers), max(numbers)):
+            edges.append(key)
+    return edges
+
+
+TUNING_SEED = 1_000_000
+FACTOR = 3
+
+
+@dataclass(frozen=True)
+class Search:
+    """Where a search plays and keeps its choice, until when (of `time.monotonic`), and who is told."""
+
+    folder: Path
+    deadline: float
+    runner: Runner = HERE
+    say: Callable[[str], None] = print
+
+
+def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[str, Any]:
+    """The point of the grid that did best on the tuning seed, the configuration's own values among them.
+
+    A choice once made is kept: with more time a search could choose another, and what was played with it be lost.
+    """
+    kept = search.folder / "choice.json"
+    if (chosen := kept_choice(kept, config)) is not None:
+        return chosen
+    flat = flatten(config.model_dump())
+    published = {axis: flat[axis] for axis in grid}
+    others = [_candidate(config, point) for point in points(grid) if point != published]
+    every = [_candidate(config, published), *_shuffled(others)]  # as many as the time allows
+    standings = race(
+        every,
+        [TUNING_SEED],
+        lambda candidate, seed: search.folder / candidate.name,
+        search_steps(config),
+        FACTOR,
+        runner=search.runner,
+        deadline=search.deadline,
+        say=lambda text: search.say(f"  {text}"),
+    )
+    point = standings[0].candidate.point if standings else published
+    edges = on_edge(point, {axis: sorted({*values, published[axis]}) for axis, values in grid.items()})
+    search.folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        kept,
+        {
+            "point": point,
+            "published": published,
+            "on_edge": edges,
+            "grid_points": len(every),
+            "looked_at": len(standings),
+            "seed": TUNING_SEED,
+            "best": [_told(standing) for standing in standings[:10] if standing.score > -math.inf],
+            "for": config.identity(),
+        },
+    )
+    search.say(f"  {name}: {_in_words(point)} (of {len(standings)} of {len(every)} points of the grid)")
+    if edges:
+        search.say(f"  warning: {', '.join(edges)} lies on the edge of the grid; a better value may lie beyond it")
+    return point
+
+
+def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
+    """What an earlier search has chosen for this very configuration; None if there was none."""
+    kept = read_json(path) or {}
+    try:
+        same = Config.build(kept.get("for", {})).identity() == config.identity()
+    except ConfigError:  # of another version, say
+        return None
+    point = kept.get("point")
+    return point if same and isinstance(point, dict) else None
+
+
+def search_steps(config: Config) -> list[int]:
+    """When candidates are compared: never before two deployments, since until the first nobody has learned a thing."""
+    return rungs(config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9)))
+
+
+def _shuffled(candidates: list[Candidate]) -> list[Candidate]:
+    """In an order that is random, and always the same: a longer budget looks at more of the same points."""
+    order = np.argsort(uniforms(TUNING_SEED, Purpose.SEARCH, np.arange(len(candidates))))
+    return [candidates[i] for i in order]
+
+
+def _candidate(config: Config, point: dict[str, Any]) -> Candidate:
+    return Candidate(_in_words(point).replace(" ", ",") or "as-it-is", config.with_values(point), point)
+
+
+def _in_words(point: Mapping[str, Any]) -> str:
+    short = {"client.learning_rate": "client", "server.learning_rate": "server"}
+    return " ".join(f"{short.get(k, k.removeprefix('policy.'))}={v:g}" for k, v in point.items())
+
+
+def _told(standing: Standing) -> dict[str, Any]:
+    return {**standing.candidate.point, "rounds": standing.rounds, "running_reward": standing.score}
+
+
+SPENDS_PRIVACY = (
+    "note: tuning spends privacy. Every run looks at the same clients; a run's epsilon covers that run alone, and not"
+    " the choice among many"
+)
+
+
+def tune(
+    members: Mapping[str, Config],
+    family: str,
+    out: Path,
+    minutes: float,
+    *,
+    runner: Runner = HERE,
+    say: Callable[[str], None] = print,
+) -> dict[str, Config]:
+    """The members with the values that did best; choices once made are kept in `out` and used again."""
+    chosen: dict[str, Config] = {}
+    if any(config.privacy.mechanism != "none" for config in members.values()):
+        say(SPENDS_PRIVACY)
+    ends = time.monotonic() + 60 * minutes
+    for number, (key, config) in enumerate(members.items()):
+        kept = out / key / "choice.json"
+        point = kept_choice(kept, config)
+        if point is not None:
+            say(f"{key}: chosen by an earlier search; remove {kept} to search again")
+        if point is None and config.training:
+            share = (ends - time.monotonic()) / (len(members) - number)
+            say(f"tuning {key} ({max(0, share) / 60:.1f} minutes)")
+            search = Search(out / key, time.monotonic() + max(share, 1.0), runner, say)
+            point = best_point(key, config, appendix(family, config), search)
+        chosen[key] = config.with_values(point or {})
+    return chosen
+
+
+def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
+    """How many points of its grid each search has looked at, of how many; members that do not train have none."""
+    found = {}
+    for label, key in keys.items():
+        if (kept := read_json(out / key / "choice.json")) is not None:
+            found[label] = (kept["looked_at"], kept["grid_points"])
+    return found
+
+
+def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
+    """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
+    told = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
+    tries = [looked for looked, _ in efforts.values()]
+    uneven = [name for name, (looked, total) in efforts.items() if 2 * looked < total and 2 * looked < max(tries)]
+    text = f"points of the grid that tuning looked at: {told}"
+    if uneven:
+        text += (
+            f"\nwarning: {', '.join(uneven)} had less than half the tries of others; the comparison is not fair to them"
+        )
+    return text
+
+
+def scaled(config: Config, scale: float) -> Config:
+    """The configuration with rounds, deployment period and pre-training shortened together.
+
+    A shortened run looks at held-out data only at its end; after each of its short periods would be most of its work.
+    """
+    if scale == 1:
+        return config
+
+    def shortened(rounds: int) -> int:
+        return max(1, round(rounds * scale))
+
+    return config.with_values(
+        {
+            "rounds": shortened(config.rounds),
+            "deploy_every": shortened(config.deploy_every),
+            "pretraining.rounds": shortened(config.pretraining.rounds),
+            "evaluate_every": shortened(config.rounds),
+        }
+    )

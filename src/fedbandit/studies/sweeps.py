@@ -1,0 +1,243 @@
+"""Sweeps: any product of configuration values over seeds, played and ranked. `fedbandit sweep SPEC.toml`.
+
+A member's folder is named after its configuration, so that a sweep can be stopped, gone on with, or extended.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedbandit.building.experiment import build_experiment
+from fedbandit.config import Config, read_toml
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.files import read_json, write_text
+from fedbandit.core.parts import flatten, in_short
+from fedbandit.data import open_dataset
+from fedbandit.presets import load
+from fedbandit.runs.folder import beside_reward
+from fedbandit.runs.local_runner import HERE, Runner
+from fedbandit.studies.comparison import standard_error
+from fedbandit.studies.halving import Candidate, Standing, race, rungs
+from fedbandit.studies.search import SPENDS_PRIVACY, appendix, on_edge, points, values_of
+
+
+class Halving(BaseModel):
+    """Early stopping: after `shortest` rounds the best `1/factor` go on, then again, up to the last round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    factor: Annotated[int, Field(ge=2)] = 3
+    shortest: Annotated[int, Field(ge=1)] | None = None
+
+
+class SweepSpec(BaseModel):
+    """What a sweep's TOML file says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    start: Annotated[list[str], Field(min_length=1)] | str  # presets or TOML files to vary
+    # the seeds, or how many
+    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Annotated[int, Field(ge=1)] = 1
+    appendix: str | None = None  # "emnist" or "so": the paper's grid for each start
+    set: dict[str, Any] = {}  # changes to every member
+    grid: dict[str, Any] = {}  # dotted key -> values; overrides the appendix's
+    halving: Halving | None = None
+
+    @field_validator("seeds", "start")
+    @classmethod
+    def _each_once(cls, given: Any) -> Any:
+        if isinstance(given, list) and len(set(given)) < len(given):
+            raise ValueError("names one twice")
+        return given
+
+    @property
+    def starts(self) -> list[str]:
+        return [self.start] if isinstance(self.start, str) else self.start
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+
+
+@dataclass(frozen=True)
+class Group:
+    """The members that vary one start, and the grid they cover."""
+
+    start: str
+    grid: dict[str, list[Any]]
+    members: list[Candidate]
+    rounds: int  # of the longest member; a privacy budget may end one before its configured last round
+
+
+@dataclass(frozen=True)
+class Result:
+    """The standings of a group's members, best first."""
+
+    group: Group
+    standings: list[Standing]
+
+    @property
+    def winner(self) -> Standing:
+        return self.standings[0]
+
+    @property
+    def edges(self) -> list[str]:
+        """The axes on whose edge the winner lies."""
+        return on_edge(self.winner.candidate.point, self.group.grid) if self.winner.score > -math.inf else []
+
+
+def read_sweep(path: Path) -> SweepSpec:
+    """Read and check a sweep's TOML file; a wrong value is refused with its key."""
+    try:
+        return SweepSpec.model_validate(read_toml(path))
+    except ValidationError as error:
+        key = error.errors()[0]["loc"][0]
+        reasons = [one["msg"].lower() for one in error.errors() if one["loc"][0] == key]  # one for each kind it may be
+        raise ConfigError(f"{path}: {key}: {', or '.join(dict.fromkeys(reasons))}") from None
+
+
+def groups_of(spec: SweepSpec) -> list[Group]:
+    """All members of the sweep, each built and checked against its data before anything is played."""
+    groups = []
+    open_once = lru_cache(maxsize=None)(open_dataset)
+    for start in spec.starts:
+        config = load(start).with_values(flatten(spec.set))
+        grid = appendix(spec.appendix, config) if spec.appendix is not None else {}
+        grid |= {key: values_of(f"grid.{key}", values) for key, values in flatten(spec.grid).items()}
+        members = [_member(start, config, point) for point in points(grid)]
+        if len({member.name for member in members}) < len(members):
+            raise ConfigError(f"grid: two points of {start} make the same configuration")
+        built = [build_experiment(member.config, open_once(member.config.data.source)) for member in members]
+        groups.append(Group(start, grid, members, max(experiment.rounds for experiment in built)))
+    return groups
+
+
+def sweep(
+    spec: SweepSpec,
+    out: Path,
+    *,
+    runner: Runner = HERE,
+    say: Callable[[str], None] = print,
+) -> list[Result]:
+    """Play the sweep into `out` and rank each group; run again, it goes on where it stopped."""
+    groups = groups_of(spec)
+    if any(member.config.privacy.mechanism != "none" for group in groups for member in group.members):
+        say(SPENDS_PRIVACY)
+    results = []
+    for group in groups:
+        say(f"{group.start}: {len(group.members)} members x {len(spec.all_seeds)} seeds, up to {group.rounds} rounds")
+        standings = race(
+            group.members,
+            spec.all_seeds,
+            lambda member, seed: member_folder(out, member.name, seed),
+            _steps(group, spec.halving),
+            spec.halving.factor if spec.halving else 2,
+            runner=runner,
+            say=lambda text: say(f"  {text}"),
+        )
+        results.append(Result(group, standings))
+    best = max(results, key=lambda result: result.winner.score).winner
+    (out / "winner.toml").unlink(missing_ok=True)  # of an earlier, smaller sweep
+    if best.score > -math.inf:
+        write_text(out / "winner.toml", best.candidate.config.to_toml())
+    return results
+
+
+def member_folder(out: Path, name: str, seed: int) -> Path:
+    """Where a member's run with a seed lies."""
+    return out / "runs" / name / f"seed-{seed}"
+
+
+def _steps(group: Group, halving: Halving | None) -> list[int]:
+    """The rounds after which the group's members are compared."""
+    if halving is None:
+        return [group.rounds]
+    period = max(member.config.deploy_every for member in group.members)
+    shortest = halving.shortest or max(2 * period, group.rounds // 9)
+    return rungs(group.rounds, halving.factor, min(shortest, group.rounds))
+
+
+def name_of(start: str, config: Config) -> str:
+    """A folder's name for the runs of a configuration, the same whatever their seed."""
+    identity = {**config.identity(), "seed": None}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
+    return f"{Path(start).stem}-{digest}"
+
+
+def _member(start: str, config: Config, point: dict[str, Any]) -> Candidate:
+    changed = config.with_values(point)
+    return Candidate(name_of(start, changed), changed, point)
+
+
+def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
+    """One row per member and seed: its place, what came out, and the whole configuration."""
+    rows = []
+    for result in results:
+        for place, standing in enumerate(result.standings, start=1):
+            for seed, reward, status in zip(seeds, standing.rewards, standing.statuses, strict=True):
+                folder = member_folder(out, standing.candidate.name, seed)
+                rows.append(
+                    {
+                        "start": result.group.start,
+                        "place": place,
+                        "status": "stopped early" if status == "paused" else status,
+                        "rounds_played": standing.rounds,
+                        "running_reward": None if math.isnan(reward) else reward,
+                        **beside_reward(read_json(folder / "summary.json")),
+                        **flatten(standing.candidate.config.with_values({"seed": seed}).model_dump()),
+                        "folder": str(folder.relative_to(out)),
+                    }
+                )
+    return rows
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+    """The rows as Parquet and as CSV beside it; a column is there if any row has it."""
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: _column([row.get(name) for row in rows]) for name in names}
+    table = pa.table(columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    targets = [path.with_suffix(".parquet"), path.with_suffix(".csv")]
+    parquet.write_table(table, targets[0])
+    csv.write_csv(table, targets[1])
+    return targets
+
+
+def summary_text(results: Sequence[Result], top: int = 5) -> str:
+    """The best members of each group with what sets them apart, and a warning where a winner lies on an edge."""
+    lines = []
+    for result in results:
+        lines.append(f"{result.group.start}: {len(result.standings)} members")
+        for standing in result.standings[:top]:
+            point = "  ".join(f"{key}={in_short(value)}" for key, value in standing.candidate.point.items())
+            rewards = np.array(standing.rewards)
+            outcome = "diverged"
+            if standing.score > -math.inf:
+                error = f" ± {standard_error(rewards):.4f}" if len(rewards) > 1 else ""
+                outcome = f"{standing.score:.4f}{error}"
+            lines.append(f"  {outcome}  after {standing.rounds} rounds  {point}")
+        if result.edges:
+            axes = ", ".join(result.edges)
+            lines.append(f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it")
+    return "\n".join(lines)
+
+
+def _column(values: list[Any]) -> Any:
+    """An Arrow array; whole numbers among fractions become fractions, mixed kinds text."""
+    import pyarrow as pa
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int, float}:
+        return pa.array([None if value is None else float(value) for value in values])
+    if len(kinds) > 1 or kinds & {list, tuple, dict}:
+        return pa.array([None if value is None else json.dumps(value) for value in values])
+    return pa.array(values) if kinds else pa.nulls(len(values), pa.string())

@@ -1,0 +1,214 @@
+"""Choosing exploration parameters off-policy, from logged feedback, and checking the choice by simulation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from fedbandit.building.experiment import Experiment, build_experiment
+from fedbandit.building.parts import build_policy
+from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.ragged import Ragged
+from fedbandit.data.dataset import FederatedDataset, Log, Split, contexts_at
+from fedbandit.evaluation.ope import BUILT_IN, Bootstrap, Estimate, estimate
+from fedbandit.evaluation.ope.logs import records_of
+from fedbandit.federated.clients import Broadcast
+from fedbandit.federated.round import Engine
+from fedbandit.federated.state import State
+from fedbandit.simulation.pretraining import starting_weights
+from fedbandit.simulation.simulate import simulate
+from fedbandit.studies.offline import train_from_logs
+from fedbandit.studies.scoring import Scorer
+
+
+def collect_logs(experiment: Experiment, state: State, rounds: int) -> FederatedDataset:
+    """The events of the cohorts of the next `rounds` rounds, made by the models that are deployed in `state`.
+
+    The rounds must lie within one deployment period: what is deployed after it is not known yet.
+    """
+    phase, split = experiment.bandit, experiment.bandit.work.split
+    if state.round % phase.deploy_every + rounds > phase.deploy_every:
+        raise ValueError(f"{rounds} rounds after round {state.round} reach beyond the deployment period")
+    clients, rows, actions, rewards, propensities = [], [], [], [], []
+    for number in range(state.round + 1, state.round + rounds + 1):
+        stage = phase.scenario.stage(number)
+        if stage.available is not None:
+            raise ConfigError(f"drift.kind: not all actions exist in round {number}; such logs are not collected")
+        cohort = phase.cohorts.draw(number)
+        events = phase.work.act(
+            cohort, Broadcast(number, state.weights, state.deployed, state.clip_norm, stage.rewards, stage.available)
+        )
+        visits = phase.work.plan.visits(split, cohort, number)
+        fresh = events.fresh
+        clients.append(visits.clients[fresh])
+        rows.append(visits.rows[fresh])
+        actions.append(events.actions[fresh])
+        rewards.append(events.rewards[fresh])
+        propensities.append(events.propensities[fresh])
+    owner = np.concatenate(clients)
+    order = np.argsort(owner, kind="stable")
+    present, counts = np.unique(owner, return_counts=True)
+    chosen = np.concatenate(rows)[order]
+    features = split.features.take(chosen) if isinstance(split.features, Ragged) else split.features[chosen]
+    log = Log(
+        np.concatenate(actions)[order].astype(np.int32),
+        np.concatenate(rewards)[order].astype(np.float32),
+        np.concatenate(propensities)[order].astype(np.float32),
+    )
+    no_labels = Ragged(np.zeros(len(chosen) + 1, np.int64), np.empty(0, np.int32))
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    header = experiment.dataset.header
+    logged = replace(header, logged=True, fingerprint=f"{header.fingerprint} logged")
+    return FederatedDataset(logged, Split(split.client_ids[present], offsets, features, no_labels, split.scale, log))
+
+
+# What makes each policy explore more, and in which direction.
+EXPLORATION = {"epsilon-greedy": ("epsilon", 1), "softmax": ("beta", 1), "falcon": ("gamma", -1)}
+
+
+def exploration_around(config: Config) -> list[float]:
+    """Half of what the configuration's policy explores, as much, and twice as much, in its own parameter."""
+    name, _ = _parameter(config)
+    now = float(getattr(build_policy(config), name))
+    most = 1.0 if name == "epsilon" else inf
+    return list(dict.fromkeys(min(value, most) for value in (now / 2, now, 2 * now)))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Values to set in the configuration, and what the logs say of them."""
+
+    settings: Mapping[str, Any]
+    estimate: Estimate
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The choice, and all candidates, best estimate first."""
+
+    chosen: Candidate
+    candidates: list[Candidate]
+    logged_reward: float
+    events: int
+
+
+def tune(
+    config: Config,
+    dataset: FederatedDataset,
+    *,
+    server_rates: Sequence[float],
+    client_rates: Sequence[float],
+    exploration: Sequence[float],
+    engine: Engine,
+    estimator: str = "snips",
+    cost: float = 0.05,
+    told: Callable[[Candidate], Any] = lambda candidate: None,
+) -> Tuned:
+    """Play one period with the configuration as it stands, and choose from its logs what to do in the next ones.
+
+    Half of the clients' logs train the candidates, from the deployed model on; the other half evaluate them. `cost` is
+    the share of the best estimate that more exploration may cost.
+    """
+    name, _ = _parameter(config)
+    if not 0 <= cost < inf:
+        raise ConfigError(f"cost: must be 0 or more, not {cost:g}")
+    experiment = build_experiment(config, dataset)
+    if experiment.privacy is not None:
+        raise ConfigError(
+            "privacy.mechanism: candidates are trained on a period's logs, which no stated epsilon covers"
+        )
+    start = starting_weights(experiment, engine)
+    logs = collect_logs(experiment, experiment.bandit.start(start), min(config.deploy_every, config.rounds))
+    middle = logs.train.num_clients // 2
+    if middle < 1:
+        raise ConfigError("clients_per_round: the period's logs come from too few clients to hold any out")
+    held_out = _clients_from(logs, middle)
+    candidates = []
+    for server, client in product(server_rates, client_rates):
+        rates = {"server.learning_rate": server, "client.learning_rate": client}
+        shorter = config.with_values({**rates, "rounds": min(config.deploy_every, config.rounds)})
+        try:
+            trained = train_from_logs(shorter, logs, start=start, clients=range(middle), engine=engine)
+        except Diverged:
+            continue
+        scores = Scorer(trained.experiment.bandit.work.learner, trained.weights).on(held_out.train)
+        for value in exploration:
+            settings = {**rates, f"policy.{name}": value}
+            policy = build_policy(config.with_values(settings))
+            records = records_of(held_out.train, policy, dataset.header.num_actions, scores, rewards=scores)
+            found = estimate(records, {estimator: BUILT_IN[estimator]}, bootstrap=Bootstrap(200, config.seed))
+            candidates.append(Candidate(settings, found[estimator]))
+            told(candidates[-1])
+    if not candidates:
+        raise Diverged("every candidate diverged; give smaller learning rates")
+    candidates.sort(key=lambda candidate: -candidate.estimate.value)
+    assert logs.train.log is not None
+    rewards = logs.train.log.rewards
+    return Tuned(_most_exploring(config, candidates, cost), candidates, float(rewards.mean()), len(rewards))
+
+
+@dataclass(frozen=True)
+class Check:
+    """What simulation says of the candidates, each by its mean reward over the same rounds."""
+
+    rewards: list[float]  # in the order of the candidates
+    chosen: float
+    best: float
+    rank: int  # of the choice, from 1
+
+
+def check(config: Config, dataset: FederatedDataset, tuned: Tuned, *, seeds: Sequence[int], engine: Engine) -> Check:
+    """Play every candidate for the configuration's rounds, on these seeds, and see how near the best the choice is."""
+    rewards = []
+    for candidate in tuned.candidates:
+        runs = []
+        for seed in seeds:
+            chosen = config.with_values({**candidate.settings, "seed": seed})
+            try:
+                runs.append(simulate(chosen, dataset, engine=engine).collect()["running_reward"][-1])
+            except Diverged:
+                runs.append(0.0)
+        rewards.append(float(np.mean(runs)))
+    ours = rewards[tuned.candidates.index(tuned.chosen)]
+    return Check(rewards, ours, max(rewards), 1 + sum(reward > ours for reward in rewards))
+
+
+def _most_exploring(config: Config, candidates: list[Candidate], cost: float) -> Candidate:
+    """The most exploration that costs no more than asked; among equals the better estimate."""
+    name, sign = _parameter(config)
+    best = candidates[0].estimate.value
+    alike = [c for c in candidates if c.estimate.value >= best - cost * abs(best)]
+    return max(alike, key=lambda c: (sign * c.settings[f"policy.{name}"], c.estimate.value))
+
+
+def _parameter(config: Config) -> tuple[str, int]:
+    if config.policy.name not in EXPLORATION:
+        known = ", ".join(EXPLORATION)
+        raise ConfigError(f"policy.name: {config.policy.name} has no exploration to tune from its logs; known: {known}")
+    return EXPLORATION[config.policy.name]
+
+
+def _clients_from(logs: FederatedDataset, first: int) -> FederatedDataset:
+    """The clients from `first` on, as a logged data set of their own."""
+    split = logs.train
+    assert split.log is not None
+    rows = np.arange(split.offsets[first], split.offsets[-1])
+    log = replace(
+        split.log,
+        actions=split.log.actions[rows],
+        rewards=split.log.rewards[rows],
+        propensities=split.log.propensities[rows],
+    )
+    part = replace(
+        split,
+        client_ids=split.client_ids[first:],
+        offsets=split.offsets[first:] - split.offsets[first],
+        features=contexts_at(split.features, rows),
+        labels=split.labels.take(rows),
+        log=log,
+    )
+    return replace(logs, train=part)
