@@ -183,7 +183,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
     server = coordinator(deployment, network)
     server.run(attempts=2)
 
-    import fedbandit.deploy.model_files as model_files
+    import fedbandit.deploy.device.model_files as model_files
 
     import fedbandit.deploy.device.participant as card_module
 
