@@ -7,7 +7,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Quick tests that skip where the extras are not installed.
 NEED_EXTRAS := tests/flower
 
-.PHONY: demo test test-slow lint types clean bench bench-quick bench-scale
+.PHONY: demo test test-slow lint types docs clean bench bench-quick bench-scale
 
 demo: $(VENV)/.core
 	$(BIN)/fedbandit demo --out demo
@@ -27,6 +27,10 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
+# The documentation site, in site/: open site/index.html in a browser, no server needed.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 $(VENV)/.core: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedbandit needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
@@ -44,6 +48,10 @@ $(VENV)/.extras: $(VENV)/.dev
 	@$(INSTALL) --editable '.[dev,ray,tensorboard,flower]'
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.core
+	@$(INSTALL) --editable '.[docs]'
+	@touch $@
+
 # Side by side with a plain torch loop and, in environments of their own, with pfl, FedJAX and Flower.
 bench: $(VENV)/.core
 	$(BIN)/python -m benchmarks.run
@@ -55,4 +63,4 @@ bench-scale: $(VENV)/.core
 	$(BIN)/python -m benchmarks.scale
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) demo site .pytest_cache .mypy_cache .ruff_cache

@@ -21,7 +21,7 @@ from fedbandit.config import Config
 from fedbandit.deploy.server.deployment import Rules
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("README.md")])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("README.md"), *ROOT.glob("CONTRIBUTING.md")])
 LANGUAGES = ("python", "console", "toml", "text")
 MOST_NOT_RUN = 22  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
 
@@ -71,7 +71,7 @@ def _run(command: list[str], folder: Path, where: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_block_runs(page, tmp_path):
     if page.name in MAKERS:
         MAKERS[page.name](tmp_path)
@@ -88,7 +88,7 @@ def test_every_block_runs(page, tmp_path):
                 _run(command, tmp_path, where)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_hold_together(page):
     text = page.read_text(encoding="utf-8")
     for block in blocks_of(text):
