@@ -184,7 +184,6 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
     server.run(attempts=2)
 
     import fedbandit.deploy.device.model_files as model_files
-
     import fedbandit.deploy.device.participant as card_module
 
     def no_room(path, write):
