@@ -111,7 +111,7 @@ class TrainingRounds:
             versions=np.zeros(len(rows), np.int32),
             fresh=np.ones(len(rows), bool),
         )
-        update, norms = self._learner.train(broadcast.training, events, broadcast.clip_norm)
+        update, norms = self._learner.train(broadcast.received["weights"], events, broadcast.clip_norm)
         return ChunkResult(update, norms, sizes, norms, norms)
 
 

@@ -65,6 +65,12 @@ class DataConfig(_Section):
 
 class ModelConfig(_Component):
     name: str = "linear"
+    freeze: Annotated[tuple[str, ...], Field(strict=False)] = ()  # parameters that the bandit phase does not train
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Name and parameters: what makes the model."""
+        return {"name": self.name, **self.parameters}
 
 
 class PolicyConfig(_Component):
@@ -93,6 +99,19 @@ class ServerConfig(_Open):
     @property
     def parameters(self) -> dict[str, Any]:
         return {"learning_rate": self.learning_rate, **super().parameters}
+
+
+class AlgorithmConfig(_Component):
+    """The federated algorithm; further keys are its own parameters (`mu`, ...)."""
+
+    name: str = "fedavg"
+    memory_limit: Count = 8_000_000_000  # bytes that all clients' memory may take, for algorithms that have one
+
+
+class CompressionConfig(_Component):
+    """How clients write their updates in fewer bytes; further keys are its own parameters (`bits`, `fraction`, ...)."""
+
+    name: str = "none"
 
 
 class ClippingConfig(_Section):
@@ -191,6 +210,8 @@ class Config(_Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     client: ClientConfig = ClientConfig()
     server: ServerConfig = ServerConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    compression: CompressionConfig = CompressionConfig()
     clipping: ClippingConfig = ClippingConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     population: PopulationConfig = PopulationConfig()

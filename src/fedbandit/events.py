@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbandit.data.dataset import Contexts
+from fedbandit.data.dataset import Contexts, contexts_between
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,30 @@ class Events:
     versions: np.ndarray  # int32 [n]: the deployed model that chose
     fresh: np.ndarray  # bool [n]: made in the current period; older ones were already counted in the reward
     targets: np.ndarray | None = None  # float32 [n, K]: every action's reward, where supervision gives it
+    weights: np.ndarray | None = None  # [n]: how much an event counts in training; [n, H] for each head of an ensemble
 
     def __len__(self) -> int:
         return len(self.actions)
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.bounds) - 1
+
+    def of_client(self, index: int) -> "Events":
+        """The events of one client alone."""
+        first, last = int(self.bounds[index]), int(self.bounds[index + 1])
+        rows = slice(first, last)
+        return Events(
+            bounds=np.array([0, last - first]),
+            contexts=contexts_between(self.contexts, first, last),
+            actions=self.actions[rows],
+            rewards=self.rewards[rows],
+            propensities=self.propensities[rows],
+            versions=self.versions[rows],
+            fresh=self.fresh[rows],
+            targets=None if self.targets is None else self.targets[rows],
+            weights=None if self.weights is None else self.weights[rows],
+        )
 
 
 def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

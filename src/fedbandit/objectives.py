@@ -24,6 +24,7 @@ class Batch:
     rewards: "torch.Tensor"  # [b]
     propensities: "torch.Tensor"  # [b]
     targets: "torch.Tensor | None" = None  # [b, K], where supervision gives every action's reward
+    weights: "torch.Tensor | None" = None  # [b]: how much each event counts beside all else; None: 1
 
 
 class Objective(Protocol):
@@ -48,11 +49,12 @@ class Pointwise:
         """An event weighs importance/ρ; None: every event weighs 1."""
         return None
 
-    def weights(self, propensities: np.ndarray) -> np.ndarray:
-        """The weight of each event: [n] for propensities [n]."""
-        if self.importance is None:
-            return np.ones_like(propensities)
-        return np.asarray(self.importance / propensities, propensities.dtype)
+    def weights(self, propensities: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
+        """The weight of each event: [n] for propensities [n]; `counts` [n] says how much each counts beside that."""
+        weights = np.ones_like(propensities)
+        if self.importance is not None:
+            weights = np.asarray(self.importance / propensities, propensities.dtype)
+        return weights if counts is None else weights * counts.astype(weights.dtype)
 
     def factor(self, batch_size: int, num_actions: int) -> float:
         """The constant in front of `weight · (link(score) - reward)`."""
@@ -75,6 +77,8 @@ class Pointwise:
         loss = softplus(scores) - rewards * scores if self.logistic else (scores - rewards) ** 2 / 2
         if self.importance is not None:
             loss = loss * (self.importance / batch.propensities)
+        if batch.weights is not None:
+            loss = loss * (batch.weights[:, None] if self.supervised else batch.weights)
         total = loss.sum()
         if self.reduction == "half-sum":
             return total

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedbandit.building.experiment import build_experiment
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping, clip_factor
+from fedbandit.federated.state import Version
 
 FINITE = st.floats(0, 1e30)
 
@@ -30,12 +31,12 @@ def work_and_broadcast(dataset, clip_norm, **settings):
     experiment = build_experiment(config(**{"client__learning_rate": 5.0, **settings}), dataset)
     weights = experiment.initial_weights()
     stage = experiment.bandit.scenario.stage(1)
-    return experiment.bandit.work, Broadcast(1, weights, {0: weights}, clip_norm, stage.rewards)
+    return experiment.bandit.work, Broadcast(1, {"weights": weights}, {0: Version(weights)}, clip_norm, stage.rewards)
 
 
 def dense_sum(result, like):
     total = np.zeros_like(like)
-    result.update.add_to(total)
+    result.sent.sums["weights"].add_to(total)
     return total
 
 
@@ -47,10 +48,10 @@ def test_leaving_one_client_out_changes_the_sum_by_at_most_the_clip(data, model,
     work, broadcast = work_and_broadcast(dataset, clip_norm, model__name=model, objective__name=objective)
     clients = np.arange(dataset.train.num_clients)
     everybody = work(clients, broadcast)
-    total = dense_sum(everybody, broadcast.training)
+    total = dense_sum(everybody, broadcast.received["weights"])
     assert (everybody.norms > clip_norm).any()
     for left_out in clients:
-        others = dense_sum(work(np.delete(clients, left_out), broadcast), broadcast.training)
+        others = dense_sum(work(np.delete(clients, left_out), broadcast), broadcast.received["weights"])
         expected = min(everybody.norms[left_out], clip_norm)
         assert np.linalg.norm(total - others) == pytest.approx(expected, abs=1e-9)
 
@@ -63,7 +64,7 @@ def test_one_clients_update_is_never_longer_than_the_clip(clip):
     work, broadcast = WORK, replace(BROADCAST, clip_norm=clip)
     for client in (0, 3, 5):
         result = work(np.array([client]), broadcast)
-        assert np.linalg.norm(dense_sum(result, broadcast.training)) <= clip * (1 + 1e-12)
+        assert np.linalg.norm(dense_sum(result, broadcast.received["weights"])) <= clip * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -72,7 +73,7 @@ def test_a_client_that_left_the_finite_numbers_is_kept_out_of_the_sum(data, mode
     """One client's rewards are not numbers: its norm says so, and the others' sum is as if it had not been there."""
     settings = {"model__name": model, "dtype": dtype, "client__learning_rate": 0.1}
     work, broadcast = work_and_broadcast(data(), 1.0, **settings)
-    weights = broadcast.training
+    weights = broadcast.received["weights"]
     events = work.act(np.arange(3), broadcast)
     begin, end = events.bounds[1], events.bounds[2]
     events.rewards[begin:end] = np.nan
@@ -81,7 +82,7 @@ def test_a_client_that_left_the_finite_numbers_is_kept_out_of_the_sum(data, mode
     assert not np.isfinite(norms[1])
     total, others = np.zeros_like(weights), np.zeros_like(weights)
     update.add_to(total)
-    work(np.array([0, 2]), broadcast).update.add_to(others)
+    work(np.array([0, 2]), broadcast).sent.sums["weights"].add_to(others)
     np.testing.assert_allclose(total, others, rtol=0, atol=1e-6)
 
 

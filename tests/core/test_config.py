@@ -63,5 +63,7 @@ def test_the_page_of_settings_names_each_with_its_default():
     for key, value in flatten(config.model_dump()).items():
         shown = rows.pop(key)
         if value is not None:
-            assert tomllib.loads(f"v = {shown.strip('`')}")["v"] == (list(value) if key == "drift.at" else value), key
+            assert tomllib.loads(f"v = {shown.strip('`')}")["v"] == (
+                list(value) if isinstance(value, tuple) else value
+            ), key
     assert not rows, f"settings that do not exist: {sorted(rows)}"

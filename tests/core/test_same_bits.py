@@ -18,7 +18,7 @@ from fedbandit.simulation.simulate import simulate
 class ReverseEngine:
     """Runs the last chunk first, and hands the results over in order."""
 
-    def run(self, work, chunks, broadcast):
+    def run(self, work, chunks, broadcast, memory=None):
         results = {i: work(chunks[i], broadcast) for i in reversed(range(len(chunks)))}
         for i in range(len(chunks)):
             yield results[i]
@@ -81,12 +81,12 @@ def test_what_work_is_measured_by_is_what_comes():
 
 def test_an_error_in_a_chunk_reaches_the_caller():
     class Policy:
-        def probabilities(self, scores, available=None):
+        def probabilities(self, prediction, available=None):
             raise RuntimeError("a mistake in somebody's policy")
 
     work = replace(build_experiment(config(), text()).bandit.work, policy=Policy())
     state = simulate(config(), text()).state
-    broadcast = Broadcast(1, state.weights, state.deployed, 1.0, exact_match(6))
+    broadcast = Broadcast(1, {"weights": state.weights}, state.deployed, 1.0, exact_match(6))
     engine = ThreadEngine(2)
     with pytest.raises(RuntimeError, match="a mistake in somebody's policy"):
         list(engine.run(work, work.chunks(np.arange(12)), broadcast))

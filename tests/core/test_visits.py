@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedbandit.building.experiment import build_experiment
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, period_of
 from fedbandit.federated.clients import Broadcast
+from fedbandit.federated.state import Version
 
 SPLIT = text().train
 SIZES = SPLIT.sizes()
@@ -109,8 +110,9 @@ def test_drawn_twice_in_one_period_a_client_logs_the_same_actions_and_rewards():
     experiment = build_experiment(chosen, text())
     work, rewards = experiment.bandit.work, experiment.bandit.scenario.stage(1).rewards
     rng = np.random.default_rng(0)
-    versions = {v: rng.normal(size=experiment.layout.size) for v in range(3)}
-    first, second = (work.act(EVERYBODY, Broadcast(t, versions[0], versions, 1.0, rewards)) for t in (5, 6))
+    versions = {v: Version(rng.normal(size=experiment.layout.size)) for v in range(3)}
+    received = {"weights": versions[0].weights}
+    first, second = (work.act(EVERYBODY, Broadcast(t, received, versions, 1.0, rewards)) for t in (5, 6))
     for name in ("bounds", "actions", "rewards", "propensities", "versions", "fresh"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     assert len(set(first.versions.tolist())) > 1

@@ -19,6 +19,7 @@ from fedbandit.data.text import BagOfWords, tokenise
 from fedbandit.deploy import Agent, DeviceModel, Outcome, Retention, SimulatedDraws
 from fedbandit.deploy.device.acting import bag_of_words
 from fedbandit.federated.clients import Broadcast
+from fedbandit.federated.state import Version
 from fedbandit.policies import Greedy
 
 
@@ -197,7 +198,7 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
     work, stage = experiment.bandit.work, experiment.bandit.scenario.stage(1)
     rng = np.random.default_rng(0)
     deployed, training = (rng.normal(size=experiment.layout.size).astype(np.float32) for _ in range(2))
-    broadcast = Broadcast(1, training, {0: deployed}, 1.0, stage.rewards)
+    broadcast = Broadcast(1, {"weights": training}, {0: Version(deployed)}, 1.0, stage.rewards)
     simulated = work.act(clients, broadcast)
     visits = work.plan.visits(dataset.train, clients, 1)
 

@@ -183,8 +183,8 @@ def test_other_models_act_with_the_functions_that_trained_them(tmp_path, name):
         agent.install(DeviceModel.of_experiment(experiment, weights, 4))
         actor = agent._actor()
         rows = np.arange(20)
-        expected = experiment.bandit.work.learner.scores(weights, dataset.train.contexts(rows))
-        ours = np.stack([actor.scores(actor.encode(dataset.train.features[row])) for row in rows])
+        expected = experiment.bandit.work.learner.predict(weights, dataset.train.contexts(rows)).mean
+        ours = np.stack([actor.predict(actor.encode(dataset.train.features[row])).mean for row in rows])
     np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)  # scores reach 40 here, in float32
 
 
@@ -197,8 +197,8 @@ def test_text_is_scored_bit_for_bit_like_in_the_simulation(tmp_path):
         actor, features = agent._actor(), dataset.train.features
         for row in range(len(features)):
             sentence = features.slice(row, row + 1)
-            ours = actor.scores(actor.encode((sentence.ids, sentence.values)))
-            assert np.array_equal(ours, experiment.bandit.work.learner.scores(weights, sentence)[0])
+            ours = actor.predict(actor.encode((sentence.ids, sentence.values))).mean
+            assert np.array_equal(ours, experiment.bandit.work.learner.predict(weights, sentence).mean[0])
 
 
 def test_a_model_file_cannot_name_code_that_the_app_does_not_trust(tmp_path):

@@ -105,13 +105,13 @@ class Killing:
     def __init__(self, engine, rounds):
         self.engine, self.rounds = engine, rounds
 
-    def run(self, work, chunks, broadcast):
+    def run(self, work, chunks, broadcast, memory=None):
         if broadcast.round in self.rounds and not work.supervised:
             victim = self.engine._pool.ready[-1]
             process = ray.get(victim.__ray_call__.remote(lambda worker: os.getpid()))
             os.kill(process, signal.SIGSTOP)
             threading.Timer(0.5, os.kill, (process, signal.SIGKILL)).start()
-        return self.engine.run(work, chunks, broadcast)
+        return self.engine.run(work, chunks, broadcast, memory)
 
 
 @pytest.mark.parametrize(("values", "data"), [(TEXT, "text"), (IMAGES, "images")])

@@ -11,7 +11,7 @@ from fedbandit.simulation.simulate import simulate
 class InPlace:
     """The simplest engine there is."""
 
-    def run(self, work, chunks, broadcast):
+    def run(self, work, chunks, broadcast, memory=None):
         for chunk in chunks:
             yield work(chunk, broadcast)
 

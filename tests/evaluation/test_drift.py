@@ -9,6 +9,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.evaluation.metrics import recoveries
+from fedbandit.federated.state import Version
 from fedbandit.rewards import GroupedRewards, exact_match, per_label
 from fedbandit.rewards.drift import drift
 from fedbandit.simulation.simulate import simulate
@@ -89,7 +90,8 @@ def test_actions_that_do_not_exist_yet_are_never_taken():
     phase = experiment.bandit
     stage = phase.scenario.stage(1)
     weights = experiment.initial_weights()
-    events = phase.work.act(np.arange(12), Broadcast(1, weights, {0: weights}, 1.0, stage.rewards, stage.available))
+    sent = Broadcast(1, {"weights": weights}, {0: Version(weights)}, 1.0, stage.rewards, stage.available)
+    events = phase.work.act(np.arange(12), sent)
     assert stage.available[events.actions].all()
 
 

@@ -15,7 +15,7 @@ from fedbandit.evaluation.gate import Gate
 from fedbandit.evaluation.regret import policy_value
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.round import play_round
-from fedbandit.federated.state import load_state, save_state
+from fedbandit.federated.state import Version, load_state, save_state
 from fedbandit.simulation.simulate import simulate
 
 WORLD = realizable(seed=2, clients=120, examples=30, features=4, actions=3)
@@ -37,8 +37,8 @@ def _config(**values):
 def _judge(gate, deployed, candidate, round_number=1):
     experiment = build_experiment(_config(), WORLD.dataset)
     rewards = experiment.bandit.scenario.stage(1).rewards
-    broadcast = Broadcast(round_number, deployed, {0: deployed}, 1.0, rewards)
-    return gate.judge(experiment.bandit.work, broadcast, candidate, np.arange(10))
+    broadcast = Broadcast(round_number, {"weights": deployed}, {0: Version(deployed)}, 1.0, rewards)
+    return gate.judge(experiment.bandit.work, broadcast, Version(candidate), np.arange(10))
 
 
 GOOD = np.asarray(WORLD.true_weights(), np.float32)
@@ -68,7 +68,7 @@ def test_the_gain_is_estimated_without_bias(estimator):
     rewards = lambda rows: experiment.bandit.scenario.stage(1).rewards.matrix(work.split.labels.take(rows))  # noqa: E731
 
     def value(model):
-        scores = lambda rows: work.learner.scores(model, work.split.contexts(rows))  # noqa: E731
+        scores = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
         return policy_value(work.split, range(10, 120), work.policy, scores, rewards)
 
     truth = value(GOOD) - value(BAD)
@@ -99,8 +99,9 @@ def test_a_refused_model_leaves_the_old_weights_under_the_new_number(tmp_path):
     config = _config(gate={"confidence": 0.9, "clients": 40})
     experiment = build_experiment(config, WORLD.dataset)
     # Start from the truth and train with a rate that ruins it: nothing may be deployed.
-    spoiled = replace(experiment.bandit.optimizer, learning_rate=1.0)
-    phase = replace(experiment.bandit, optimizer=spoiled)
+    work = experiment.bandit.work
+    spoiled = replace(work.algorithm, optimizer=replace(work.algorithm.optimizer, learning_rate=1.0))
+    phase = replace(experiment.bandit, work=replace(work, algorithm=spoiled))
     state, engine = phase.start(GOOD), ThreadEngine(1)
     seen = []
     for _ in range(10):
@@ -110,11 +111,11 @@ def test_a_refused_model_leaves_the_old_weights_under_the_new_number(tmp_path):
     assert [metrics["round"] for metrics in seen if "gate" in metrics] == [5, 10]
     assert not any(verdict["passes"] for verdict in verdicts)
     assert list(state.deployed) == [2]
-    np.testing.assert_array_equal(state.deployed[2], GOOD)
+    np.testing.assert_array_equal(state.deployed[2].weights, GOOD)
     assert (state.weights != GOOD).any()
     assert seen[-1]["model_version"] == 1
     save_state(state, tmp_path / "state.safetensors")
-    np.testing.assert_array_equal(load_state(tmp_path / "state.safetensors").deployed[2], GOOD)
+    np.testing.assert_array_equal(load_state(tmp_path / "state.safetensors").deployed[2].weights, GOOD)
 
 
 def test_population_mode_keeps_every_version_that_clients_may_hold():

@@ -13,7 +13,7 @@ from fedbandit.data.dataset import Log, Split
 from fedbandit.evaluation.ope import Bernstein, Bootstrap, DirectMethod, DoublyRobust, estimate
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.evaluation.ope.reward_models import action_means, choose_columns, linear_rewards, linear_sums
-from fedbandit.evaluation.ope.targets import Uniform
+from fedbandit.policies import Uniform
 from fedbandit.studies.evaluate import Request, _rewards
 
 ACTIONS, CLIENTS, EVENTS, DRAWS = 3, 60, 20, 150
@@ -25,8 +25,8 @@ BOTH = {"dm": DirectMethod(), "dr": DoublyRobust()}
 class Fixed:
     """A policy that looks at nothing."""
 
-    def probabilities(self, scores, available=None):
-        return np.broadcast_to(TARGET, scores.shape)
+    def probabilities(self, prediction, available=None):
+        return np.broadcast_to(TARGET, prediction.mean.shape)
 
 
 def _log(seed, hidden=False, sparse=False):

@@ -97,7 +97,7 @@ def test_every_objective_learns_from_logs(objective):
     learner = trained.experiment.bandit.work.learner
     regret = {}
     for name, weights in (("before", trained.experiment.initial_weights()), ("after", trained.weights)):
-        scores = lambda rows, w=weights: learner.scores(w, WORLD.dataset.train.contexts(rows))  # noqa: E731
+        scores = lambda rows, w=weights: learner.predict(w, WORLD.dataset.train.contexts(rows))  # noqa: E731
         regret[name] = exact_regret(WORLD, range(60), Greedy(), scores).value
     assert regret["after"] < 0.35 * regret["before"]
     assert len(trained.rounds) == 60

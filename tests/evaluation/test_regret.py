@@ -7,11 +7,11 @@ import pytest
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.embedded.realizable import features_of, realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.ope.targets import Uniform
 from fedbandit.evaluation.regret import exact_regret, policy_value
-from fedbandit.policies import EpsilonGreedy, Greedy
+from fedbandit.policies import EpsilonGreedy, Greedy, Uniform
 from fedbandit.studies.delay import LeastSquares, measure
 from fedbandit.studies.regret import best_in_class, estimated_regret
 
@@ -56,11 +56,12 @@ def test_clients_differ():
 
 def test_the_truth_has_no_regret_and_chance_has_much():
     clients = range(30)
-    truth = exact_regret(WORLD, clients, Greedy(), WORLD.mean_rewards)
+    known = lambda rows: Prediction(WORLD.mean_rewards(rows))  # noqa: E731
+    truth = exact_regret(WORLD, clients, Greedy(), known)
     assert truth.value == pytest.approx(0, abs=1e-12)
-    chance = exact_regret(WORLD, clients, Uniform(), WORLD.mean_rewards)
+    chance = exact_regret(WORLD, clients, Uniform(), known)
     assert chance.value > 0.1
-    explores = exact_regret(WORLD, clients, EpsilonGreedy(0.2), WORLD.mean_rewards)
+    explores = exact_regret(WORLD, clients, EpsilonGreedy(0.2), known)
     assert explores.value == pytest.approx(0.2 * chance.value)
 
 
@@ -71,7 +72,7 @@ def test_every_client_counts_the_same():
     features = np.eye(4, dtype=np.float32)
     split = dataset_in_memory(features, [[0], [0], [0], [1]], [0, 3, 3, 4], 2).train
     rewards = lambda rows: np.where(rows[:, None] < 3, [[1.0, 0.0]], [[0.0, 0.0]])  # noqa: E731
-    scores = lambda rows: np.tile([1.0, 0.0], (len(rows), 1))  # noqa: E731
+    scores = lambda rows: Prediction(np.tile([1.0, 0.0], (len(rows), 1)))  # noqa: E731
     assert policy_value(split, range(3), Greedy(), scores, rewards) == pytest.approx(0.5)
 
 
@@ -79,7 +80,7 @@ def test_full_information_training_finds_nearly_the_best():
     experiment = build_experiment(_config(), WORLD.dataset)
     engine = ThreadEngine(1)
     best = best_in_class(experiment, engine, rounds=60, client_learning_rate=0.5)
-    scores = lambda rows: experiment.bandit.work.learner.scores(best, WORLD.dataset.train.contexts(rows))  # noqa: E731
+    scores = lambda rows: experiment.bandit.work.learner.predict(best, WORLD.dataset.train.contexts(rows))  # noqa: E731
     chance = exact_regret(WORLD, range(30), Uniform(), scores).value
     # Not nearer: 1,200 examples carry noise of their own, and the best is chosen by what they paid.
     assert exact_regret(WORLD, range(30), Greedy(), scores).value < chance / 10

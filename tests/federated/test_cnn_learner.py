@@ -98,11 +98,11 @@ def test_any_batch_size(settings):
 def test_scores_like_the_model(shape, count, dtype, tolerance):
     fast, autograd, weights_as = learners(shape, Regression())
     weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, *shape)).astype(np.float32)
-    scores = fast.scores(weights, contexts)
+    scores = fast.predict(weights, contexts).mean
     assert scores.shape == (count, ACTIONS)
     assert scores.dtype == weights.dtype
     if count:
-        np.testing.assert_allclose(scores, autograd.scores(weights, contexts), rtol=0, atol=tolerance)
+        np.testing.assert_allclose(scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance)
 
 
 def test_the_first_step_in_single_precision():

@@ -77,7 +77,7 @@ def test_a_better_model_goes_out(tmp_path, caplog, estimator):
     assert 0 <= verdict["lower"] < verdict["gain"]
     assert (verdict["asked"], verdict["devices"], verdict["events"], verdict["refused"]) == (12, 12, 360, {})
     assert server.version == 1
-    np.testing.assert_allclose(server.state.deployed[1], GOOD, atol=1e-5)
+    np.testing.assert_allclose(server.state.deployed[1].weights, GOOD, atol=1e-5)
     server.attempt()
     assert {participant.agent.model_version for participant in network.participants.values()} >= {1}
     assert "round 1: model passed the gate: gain 0." in caplog.text
@@ -95,7 +95,7 @@ def test_a_worse_model_is_held_back_and_devices_keep_the_old_one(tmp_path, caplo
     assert (first["model_version"], second["model_version"], server.version) == (0, 0, 0)
     assert server.state.round == 2  # training goes on, from its own weights
     np.testing.assert_allclose(server.state.weights, WORSE, atol=1e-5)
-    np.testing.assert_array_equal(server.state.deployed[0], deployment.initial)
+    np.testing.assert_array_equal(server.state.deployed[0].weights, deployment.initial)
     agent = network.participants[100].agent
     assert agent.choose(np.ones(len(WORDS))).model_version == agent.model_version == 0
     assert "round 1: model held back: gain -0." in caplog.text

@@ -154,8 +154,8 @@ def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
     for line in lines:
         number, clip_norm = line["round"], line["clip_norm"]
         kept = {version: weights for version, weights in found.deployed.items() if version < number}
-        before = State(number - 1, kept[number - 1], kept, {}, clip_norm)
+        before = State(number - 1, kept[number - 1].weights, kept, {"weights": kept[number - 1].weights}, clip_norm)
         expected = simulated_round(before, rounds, NODES, **SECURE_TRAINING)
         bound = update_error(len(NODES), clip_norm) / len(NODES) + 1e-6
-        np.testing.assert_allclose(found.deployed[number], expected.weights, atol=bound, rtol=0)
-    assert np.abs(found.weights - found.deployed[0]).max() > 0.01
+        np.testing.assert_allclose(found.deployed[number].weights, expected.weights, atol=bound, rtol=0)
+    assert np.abs(found.weights - found.deployed[0].weights).max() > 0.01

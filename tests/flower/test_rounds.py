@@ -32,7 +32,7 @@ def test_rounds_train_and_deploy(deployment, network):
     assert state.round == 4
     assert sorted(state.deployed) == [0, 1, 2]
     assert not np.array_equal(state.weights, deployment.initial)
-    np.testing.assert_array_equal(state.deployed[2], state.weights)
+    np.testing.assert_array_equal(state.deployed[2].weights, state.weights)
     lines = metrics_of(deployment)
     assert [line["round"] for line in lines] == [1, 2, 3, 4]
     assert [line["model_version"] for line in lines] == [0, 0, 1, 1]
@@ -155,7 +155,7 @@ def test_going_back_to_an_earlier_model(deployment, network):
     ask_rollback(deployment.folder, 0)
     metrics = server.attempt()
     assert metrics["model_version"] == 2
-    np.testing.assert_array_equal(server.state.deployed[2], deployment.initial)
+    np.testing.assert_array_equal(server.state.deployed[2].weights, deployment.initial)
     assert {participant.agent.model_version for participant in network.participants.values()} == {2}
     assert server.state.extra["versions"][-1]["why"] == "went back to model 0"
     server.attempt()

@@ -16,6 +16,7 @@ from fedbandit.engines import ThreadEngine
 from fedbandit.federated.learners.base import AutogradLearner
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.round import play_round
+from fedbandit.federated.state import Version
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
@@ -120,6 +121,8 @@ def test_an_empty_cohort_moves_the_weights_by_its_noise_alone():
     chosen = config(privacy=MECHANISMS["dp-fedavg"], server={"optimizer": "sgd", "learning_rate": 1.0})
 
     class Nobody:
+        pool = range(30)
+
         def draw(self, number):
             return np.zeros(0, np.int64)
 
@@ -174,14 +177,14 @@ def test_clipped_norms_never_exceed_the_clip(data, dtype):
     """Each client alone, so that its clipped update is the sum itself; up to the rounding of its numbers."""
     clip = 0.02
     experiment = build_experiment(config(clipping={"norm": clip}, dtype=dtype, clients_per_round=1), data)
-    phase = replace(experiment.bandit, optimizer=experiment.bandit.optimizer)
+    phase = experiment.bandit
     weights = experiment.initial_weights()
     clipped = 0
     for client in range(20):
         broadcast = _broadcast(phase, weights, clip)
         result = phase.work(np.array([client]), broadcast)
         total = np.zeros_like(weights)
-        result.update.add_to(total)
+        result.sent.sums["weights"].add_to(total)
         norm = np.linalg.norm(total.astype(np.float64))
         assert norm <= clip * (1 + 4 * np.finfo(dtype).eps * np.sqrt(len(total)))
         if result.norms[0] > clip:
@@ -202,7 +205,7 @@ def test_one_client_changes_the_noiseless_sum_by_at_most_the_clip(data):
         broadcast = _broadcast(experiment.bandit, weights, clip)
         result = np.zeros_like(weights)
         for chunk in np.array_split(clients, 4):
-            experiment.bandit.work(chunk, broadcast).update.add_to(result)
+            experiment.bandit.work(chunk, broadcast).sent.sums["weights"].add_to(result)
         return result
 
     everybody = np.arange(20)
@@ -216,7 +219,7 @@ def _broadcast(phase, weights, clip):
     from fedbandit.federated.clients import Broadcast
 
     stage = phase.scenario.stage(1)
-    return Broadcast(1, weights, {0: weights}, clip, stage.rewards, stage.available)
+    return Broadcast(1, {"weights": weights}, {0: Version(weights)}, clip, stage.rewards, stage.available)
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
@@ -256,8 +259,8 @@ def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
     data = random_images(clients=8)
     honest = AutogradLearner._local_training
 
-    def training(self, start, events, first, last):
-        local = honest(self, start, events, first, last)
+    def training(self, start, events, first, last, *correction):
+        local = honest(self, start, events, first, last, *correction)
         return local * float("nan") if (first, last) == broken["bounds"] else local
 
     broken = {"bounds": None}

@@ -11,7 +11,8 @@ POLICY = """
 import numpy as np
 
 class Mine:
-    def probabilities(self, scores, available=None):
+    def probabilities(self, prediction, available=None):
+        scores = prediction.mean
         n, k = scores.shape
         {body}
 """

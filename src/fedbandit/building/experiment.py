@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from fedbandit import objectives
-from fedbandit.building.parts import build_clipping, build_cohorts, build_objective, build_optimizer, build_policy
+from fedbandit.algorithms import FedAvg
+from fedbandit.building.parts import (
+    build_algorithm,
+    build_clipping,
+    build_cohorts,
+    build_objective,
+    build_optimizer,
+    build_policy,
+    build_stages,
+    check_memory,
+)
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
@@ -22,11 +32,11 @@ from fedbandit.evaluation.gate import Gate, why_impossible
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained, make_learner
+from fedbandit.federated.learners.base import ClientSettings, Learner, Trainable, Untrained
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
-from fedbandit.models import DataSpec, Layout, Model, build_model
-from fedbandit.objectives import DoublyRobust, Objective, Pointwise
+from fedbandit.models import DataSpec, Freezing, Layout, Model
+from fedbandit.objectives import DoublyRobust, Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
@@ -41,8 +51,7 @@ class Experiment:
 
     config: Config
     dataset: FederatedDataset
-    model: Model
-    layout: Layout
+    trainable: Trainable  # the model, whole
     bandit: Phase
     pretraining: Phase | None
     privacy: Ledger | None = None  # what a private run spends, and on what
@@ -52,10 +61,18 @@ class Experiment:
         """The rounds of the bandit phase: as configured, or fewer where a privacy budget ends before."""
         return self.config.rounds if self.privacy is None else self.privacy.last_round
 
+    @property
+    def model(self) -> Model:
+        return self.trainable.model
+
+    @property
+    def layout(self) -> Layout:
+        return self.trainable.layout
+
     def initial_weights(self) -> np.ndarray:
         """The model before anything has been learned; runs that share a pre-training share it too."""
         seed = self.config.seed if self.pretraining is None else self.config.pretraining.seed
-        return self.layout.flatten(self.model.init(seed), np.dtype(self.config.dtype))
+        return self.trainable.initial(seed, np.dtype(self.config.dtype))
 
 
 def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
@@ -63,40 +80,76 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     header = dataset.header
     if header.logged:
         raise ConfigError("data.source: holds logged feedback; a simulation needs labels to make rewards from")
-    spec = DataSpec.of(header)
-    model = build_model(config.model.name, spec, config.model.parameters)
-    layout = Layout.of(model.init(config.seed))
-    policy = build_policy(config, header.num_actions)
     scenario = _scenario(config, header)
-    objective = _objective(config, policy, scenario, header.num_actions)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
     ledger = build_ledger(config, len(pool), pretrained > 0)
+    trainable = Trainable.of(config.model.described, DataSpec.of(header))
+    bandit = _bandit_phase(config, dataset, trainable, scenario, pool, ledger)
+    supervised = None
+    if scenario.pretraining is not None:
+        supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
+    return Experiment(config, dataset, trainable, bandit, supervised, ledger)
 
-    learner: Learner = make_learner(model, layout, objective, _settings(config), config.device)
-    _check_scores(learner, layout.flatten(model.init(config.seed), np.dtype(config.dtype)), spec)
-    bandit = Phase(
+
+def _bandit_phase(
+    config: Config,
+    dataset: FederatedDataset,
+    trainable: Trainable,
+    scenario: Scenario,
+    pool: range,
+    ledger: Ledger | None,
+) -> Phase:
+    """The rounds in which clients act with what was deployed and train on what they logged."""
+    header, heads = dataset.header, trainable.model.heads
+    policy = build_policy(config, header.num_actions, heads)
+    scheduled = hasattr(policy, "at")
+    objective = _objective(config, policy, scenario, header.num_actions)
+    freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
+    learner = trainable.learner(objective, _settings(config), config.device, freezing)
+    weights = trainable.initial(config.seed, np.dtype(config.dtype))
+    _check_scores(learner, weights, header)
+    optimizer = build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)
+    algorithm = build_algorithm(config, optimizer)
+    check_memory(config, algorithm, len(pool), weights if freezing is None else freezing.pick(weights))
+    weighted = isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
+    return Phase(
         work=ClientWork(
             split=dataset.train,
             plan=_visits(config),
             policy=policy,
             learner=learner if config.training else Untrained(learner),
+            algorithm=algorithm,
             seed=config.seed,
+            num_actions=header.num_actions,
+            stages=build_stages(config),
+            freezing=freezing,
+            heads=heads,
+            scaled=scheduled and weighted,
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),
         scenario=scenario,
-        optimizer=build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters),
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
         aggregation=_aggregation(ledger, config.seed),
         gate=_gate(config, policy, pool, ledger),
+        planned_events=_planned_events(config) if scheduled and ledger is not None else None,
     )
-    supervised = None
-    if scenario.pretraining is not None:
-        supervised = _pretraining_phase(config, dataset, model, layout, scenario.pretraining, ledger)
-    return Experiment(config, dataset, model, layout, bandit, supervised, ledger)
+
+
+def _planned_events(config: Config) -> int:
+    """How many events a round of a private run counts as: a schedule must not depend on how many there really were."""
+    most = config.client.max_examples
+    if config.mode == "population":
+        most = min(config.population.events_per_period, most or config.population.events_per_period)
+    if most is None:
+        raise ConfigError(
+            f"client.max_examples: missing; the schedule of {config.policy.name} counts events, and in a private run"
+            " these are the planned ones"
+        )
+    return config.clients_per_round * most
 
 
 def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str) -> ClientWork:
@@ -136,12 +189,7 @@ def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | N
 
 
 def _pretraining_phase(
-    config: Config,
-    dataset: FederatedDataset,
-    model: Model,
-    layout: Layout,
-    rewards: RewardTable,
-    ledger: Ledger | None,
+    config: Config, dataset: FederatedDataset, trainable: Trainable, rewards: RewardTable, ledger: Ledger | None
 ) -> Phase:
     """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
     chosen, pool = config.pretraining, range(config.pretraining.clients)
@@ -155,14 +203,16 @@ def _pretraining_phase(
             split=dataset.train,
             plan=SimpleVisits(seed, deploy_every=1, max_examples=config.client.max_examples),
             policy=Greedy(),
-            learner=make_learner(model, layout, objective, _settings(config, rate), config.device),
+            learner=trainable.learner(objective, _settings(config, rate), config.device),
+            algorithm=FedAvg(build_optimizer("pretraining.server_optimizer", *pretraining_server(config))),
             seed=seed,
+            num_actions=dataset.header.num_actions,
+            heads=trainable.model.heads,
             supervised=True,
             recipe=_recipe(config, dataset, "pretraining"),
         ),
         cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, config.clients_per_round, seed),
         scenario=Scenario((Stage(rewards),)),
-        optimizer=build_optimizer("pretraining.server_optimizer", *pretraining_server(config)),
         clipping=build_clipping(config),
         deploy_every=1,
         aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
@@ -191,7 +241,9 @@ def _scenario(config: Config, header: Header) -> Scenario:
 
 
 def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
-    objective, _ = build_objective(config, lambda: importance_scale(policy, num_actions))
+    # A rule that changes with every deployment brings its own scale to each event.
+    scale = 1.0 if hasattr(policy, "at") else importance_scale(policy, num_actions)
+    objective, _ = build_objective(config, lambda: scale)
     for stage in scenario.stages:
         _check_range("objective.name", objective, stage.rewards)
     return objective
@@ -248,14 +300,14 @@ def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) ->
     return Gate(pool, config.seed, **config.gate.model_dump())
 
 
-def _check_scores(learner: Learner, weights: np.ndarray, spec: DataSpec) -> None:
+def _check_scores(learner: Learner, weights: np.ndarray, header: Header) -> None:
     """Score one blank context, so that a model that does not fit the data is refused now and not in round 1."""
-    blank: Any = np.zeros((1, *spec.shape), np.float32)
-    if spec.kind == "sparse":
+    blank: Any = np.zeros((1, *header.shape), np.float32)
+    if header.kind == "sparse":
         blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
     try:
-        shape = learner.scores(weights, blank).shape
+        shape = learner.predict(weights, blank).mean.shape
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
-        raise ConfigError(f"model.name: the model cannot score contexts of shape {spec.shape}: {error}") from error
-    if shape != (1, spec.num_actions):
-        raise ConfigError(f"model.name: the model scores {shape[-1]} actions, the data set has {spec.num_actions}")
+        raise ConfigError(f"model.name: the model cannot score contexts of shape {header.shape}: {error}") from error
+    if shape != (1, header.num_actions):
+        raise ConfigError(f"model.name: the model scores {shape[-1]} actions, the data set has {header.num_actions}")

@@ -4,38 +4,81 @@ A part of a user's own that is something else than it should be is refused here,
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from fedbandit import objectives, policies
+from fedbandit import algorithms, compression, objectives
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import construct, resolve
 from fedbandit.engines.threads import ThreadEngine
 from fedbandit.federated import server as optimizers
+from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
-from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping
+from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage
 from fedbandit.federated.round import Engine
 from fedbandit.objectives import Objective
-from fedbandit.policies import Policy
+from fedbandit.policies import Policy, Prediction, Progress, check_probabilities, make_policy, rule_at
 from fedbandit.privacy.accounting import Ledger
 
 
-def build_policy(config: Config, num_actions: int | None = None) -> Policy:
+def build_policy(config: Config, num_actions: int | None = None, heads: int = 0) -> Policy:
     """The policy, asked once for the probabilities of so many actions where their number is known."""
-    make = resolve("policy.name", config.policy.name, policies.BUILT_IN)
-    policy: Policy = construct("policy", make, config.policy.parameters)
+    policy = make_policy(config.policy.name, config.policy.parameters)
     _require_methods("policy.name", policy, "probabilities")
     if num_actions is None:
         return policy
     blank = np.zeros((2, num_actions), np.dtype(config.dtype))
+    prediction = Prediction(blank, heads=np.repeat(blank[:, None], heads, axis=1) if heads else None)
     try:
-        policies.check_probabilities(policy.probabilities(blank, None), blank)
+        for progress in (Progress(actions=num_actions), Progress(1, config.deploy_every, 1000, num_actions)):
+            rule = rule_at(policy, progress)
+            check_probabilities(rule.probabilities(prediction, None), prediction)
     except (ValueError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"policy.name: {config.policy.name} does not give probabilities: {error}") from error
     return policy
+
+
+def build_algorithm(config: Config, optimizer: optimizers.ServerOptimizer) -> Algorithm:
+    """The federated algorithm with the server's optimiser; where clients do not train, FedAvg."""
+    make = resolve("algorithm.name", config.algorithm.name, algorithms.BUILT_IN)
+    algorithm: Algorithm = construct("algorithm", make, config.algorithm.parameters, optimizer)
+    _require_methods("algorithm.name", algorithm, "init", "broadcast", "train", "step", "model")
+    sends = getattr(algorithm, "sends", None)
+    if not isinstance(sends, Mapping) or not sends:
+        raise ConfigError(f"algorithm.name: {config.algorithm.name} does not say in `sends` what clients send")
+    unclipped = [name for name, scale in sends.items() if scale is None]
+    if unclipped and config.privacy.mechanism != "none":
+        raise ConfigError(
+            f"algorithm.name: {config.algorithm.name} sends {unclipped[0]!r} without a scale, so that it is not clipped"
+            " and noise cannot hide it; it cannot be private"
+        )
+    return algorithm
+
+
+def build_stages(config: Config) -> tuple[Stage, ...]:
+    """What compresses the updates; nothing unless a configuration names something."""
+    if config.compression.name == "none":
+        if config.compression.parameters:
+            raise ConfigError(f'compression.{next(iter(config.compression.parameters))}: set, but the name is "none"')
+        return ()
+    make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
+    stage: Stage = construct("compression", make, config.compression.parameters)
+    _require_methods("compression.name", stage, "encode", "decode")
+    return (stage,)
+
+
+def check_memory(config: Config, algorithm: Algorithm, clients: int, weights: np.ndarray) -> None:
+    """Refuse an algorithm whose clients would remember more than the limit allows."""
+    taking_part = min(clients, config.rounds * config.clients_per_round)
+    needed, limit = taking_part * remembers(algorithm) * weights.nbytes, config.algorithm.memory_limit
+    if needed > limit:
+        raise ConfigError(
+            f"algorithm.memory_limit: {config.algorithm.name} remembers a vector of {weights.nbytes:,} bytes for each"
+            f" of {taking_part:,} clients, {needed / 1e9:.1f} GB in all; the limit is {limit / 1e9:.1f} GB"
+        )
 
 
 def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objective, dict[str, Any]]:

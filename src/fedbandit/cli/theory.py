@@ -79,7 +79,7 @@ def regret(
     now = max(1, reached.round)  # the world may have changed on the way there
     with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
         best = best_in_class(experiment, engine, rounds=rounds, round_number=now, client_learning_rate=learning_rate)
-    found = estimated_regret(experiment, reached.weights, best, round_number=now)
+    found = estimated_regret(experiment, reached.weights, best, round_number=now, events=reached.events)
     print(f"best of the class {found.best:.4f}, ours {found.ours:.4f}: regret {found.value:.4f} per event")
     print("averaged over clients, each counting the same; the best is by full-information training on their data")
     if found.reference_beaten:

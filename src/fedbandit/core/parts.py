@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from fedbandit.core.errors import ConfigError
 
 
@@ -74,11 +72,20 @@ def nearest(word: str, known: Any) -> str:
     return f"; known: {', '.join(known)}" if 0 < len(known) <= 12 else ""
 
 
+def _is_plainly(value: Any, wanted: Any) -> bool:
+    """Whether a value is of a plain type beyond doubt; whatever is not is looked at more closely."""
+    return type(value) is wanted and wanted in (float, int, str, bool)
+
+
 def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
     """The value as the type that the signature asks for, or an error with its path."""
-    wanted = inspect.signature(make, eval_str=True).parameters[key].annotation
-    if wanted is inspect.Parameter.empty:
+    wanted = inspect.signature(make).parameters[key].annotation
+    if isinstance(wanted, str):
+        wanted = inspect.signature(make, eval_str=True).parameters[key].annotation
+    if wanted is inspect.Parameter.empty or _is_plainly(value, wanted):
         return value
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # a device with plain parameters does without
+
     adapter = TypeAdapter(wanted, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     try:
         return adapter.validate_python(value, strict=None if isinstance(value, list) else True)

@@ -4,6 +4,7 @@ Nothing here has state, so nothing depends on who ran first, and a resumed run n
 """
 
 from enum import IntEnum
+from math import exp, factorial
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class Purpose(IntEnum):
     GROUPS = 12
     DRIFT = 13
     GATE = 14
+    COMPRESSION = 15
+    HEADS = 16
 
 
 _Address = int | np.integer | np.ndarray
@@ -58,3 +61,11 @@ def uniforms(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
     """A numpy generator for one address, for draws over a whole population or a whole model."""
     return np.random.Generator(np.random.Philox(key=int(bits(seed, purpose, *address))))
+
+
+def poisson(uniform: np.ndarray) -> np.ndarray:
+    """A Poisson(1) count for every uniform in [0, 1): how often a bootstrap would have drawn an event. float32."""
+    return np.searchsorted(_POISSON, uniform, side="right").astype(np.float32)
+
+
+_POISSON = np.cumsum([exp(-1) / factorial(k) for k in range(20)])

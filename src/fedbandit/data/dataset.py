@@ -27,6 +27,11 @@ def contexts_at(contexts: Contexts, rows: np.ndarray) -> Contexts:
     return contexts.take(rows) if isinstance(contexts, Ragged) else contexts[rows]
 
 
+def contexts_between(contexts: Contexts, start: int, stop: int) -> Contexts:
+    """Contexts start to stop; shares memory with the whole."""
+    return contexts.slice(start, stop) if isinstance(contexts, Ragged) else contexts[start:stop]
+
+
 @dataclass(frozen=True)
 class Header:
     """The facts about a data set that are true of all its splits."""

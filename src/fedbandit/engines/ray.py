@@ -14,6 +14,8 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
+from fedbandit.federated.memory import Memory
+from fedbandit.federated.pipeline import Contribution, Vectors
 
 
 def load_ray() -> Any:
@@ -61,8 +63,9 @@ class RoundWeights:
     """A broadcast whose weights lie in Ray's object store, each reference in a list so that Ray leaves it alone."""
 
     key: int  # another one for every round
-    training: list[Any]
+    received: Mapping[str, list[Any]]
     deployed: Mapping[int, list[Any]]
+    base: list[Any]  # the whole model, or nothing
     rest: Broadcast  # everything else, with no weights in it
 
 
@@ -79,7 +82,12 @@ class Worker:
         """Returns when the worker has started."""
 
     def work(
-        self, recipe: Recipe, description: str, chunks: list[np.ndarray], weights: RoundWeights
+        self,
+        recipe: Recipe,
+        description: str,
+        chunks: list[np.ndarray],
+        weights: RoundWeights,
+        memory: list[dict[int, Vectors]],
     ) -> list[ChunkResult]:
         """The results of some chunks, each on its own."""
         if recipe.digest not in self._made:
@@ -88,7 +96,7 @@ class Worker:
                 raise ValueError("the recipe makes other work than the one that is to be run")
             self._made = {**dict(list(self._made.items())[-1:]), recipe.digest: made}  # a run has two phases
         work, broadcast = self._made[recipe.digest], self._received(weights)
-        return [work(chunk.copy(), broadcast) for chunk in chunks]
+        return [work(chunk.copy(), broadcast, own) for chunk, own in zip(chunks, memory, strict=True)]
 
     def _received(self, weights: RoundWeights) -> Broadcast:
         if self._broadcast is None or weights.key != self._key:
@@ -99,8 +107,12 @@ class Worker:
             self._versions, self._key = held, weights.key
             self._broadcast = replace(
                 weights.rest,
-                training=_fetched(weights.training[0]),
-                deployed={version: array for version, (_, array) in held.items()},
+                received={name: _fetched(reference) for name, (reference,) in weights.received.items()},
+                deployed={
+                    version: replace(weights.rest.deployed[version], weights=array)
+                    for version, (_, array) in held.items()
+                },
+                base=_fetched(weights.base[0]) if weights.base else None,
             )
         return self._broadcast
 
@@ -163,7 +175,9 @@ class RayEngine:
         for _ in range(self.workers):
             self._start_worker()
 
-    def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]:
+    def run(
+        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+    ) -> Iterator[ChunkResult]:
         """The chunks' results in the order of the chunks."""
         if work.recipe is None:
             raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
@@ -224,7 +238,7 @@ class RayEngine:
             waiting.appendleft(part)
             return
         for i, answer in zip(part.chunks, answers, strict=True):
-            self.traffic.sums += _bytes(answer.update)
+            self.traffic.sums += _bytes(answer.sent)
             results[i] = answer
 
     def _start_worker(self) -> None:
@@ -254,22 +268,38 @@ class RayEngine:
     def _put_weights(self, broadcast: Broadcast) -> RoundWeights:
         """Put the training weights, and those deployed versions that were not put before."""
         kept = {}
-        for version, weights in broadcast.deployed.items():
+        for version, deployed in broadcast.deployed.items():
             before = self._put.get(version)
-            if before is None or before[0] is not weights:
-                before = (weights, self._ray.put(weights))
-                self.traffic.weights += weights.nbytes
+            if before is None or before[0] is not deployed.weights:
+                before = (deployed.weights, self._send(deployed.weights))
             kept[version] = before
         self._put = kept
         self._rounds += 1
-        self.traffic.weights += broadcast.training.nbytes
+        empty = np.empty(0)
         return RoundWeights(
             key=self._rounds,
-            training=[self._ray.put(broadcast.training)],
+            received={name: [self._send(array)] for name, array in broadcast.received.items()},
             deployed={version: [reference] for version, (_, reference) in kept.items()},
-            rest=replace(broadcast, training=broadcast.training[:0], deployed={}),
+            base=[] if broadcast.base is None else [self._send(broadcast.base)],
+            rest=replace(
+                broadcast,
+                received={},
+                deployed={version: replace(held, weights=empty) for version, held in broadcast.deployed.items()},
+                base=None,
+            ),
         )
 
+    def _send(self, array: np.ndarray) -> Any:
+        self.traffic.weights += array.nbytes
+        return self._ray.put(array)
 
-def _bytes(update: Any) -> int:
-    return sum(array.nbytes for array in vars(update).values())
+
+def _bytes(sent: Contribution) -> int:
+    memory = sum(array.nbytes for vectors in sent.memory.values() for array in vectors.values())
+    return memory + sum(_size(update) for update in sent.sums.values())
+
+
+def _size(part: Any) -> int:
+    if isinstance(part, np.ndarray):
+        return part.nbytes
+    return sum(map(_size, part if isinstance(part, tuple) else vars(part).values()))

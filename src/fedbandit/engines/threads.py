@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
+from fedbandit.federated.memory import Memory
 
 _WINDOW = 8  # chunks per thread, of which the longest goes first
 
@@ -25,11 +26,16 @@ class ThreadEngine:
         self.threads = threads or usable_cores()
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="fedbandit")
 
-    def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]:
+    def run(
+        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+    ) -> Iterator[ChunkResult]:
+        def done(chunk: np.ndarray) -> ChunkResult:
+            return work(chunk, broadcast, None if memory is None else memory.read(chunk, broadcast.round))
+
         window = _WINDOW * self.threads
         lengths = [int(work.event_counts(chunk).sum()) for chunk in chunks]
         order = sorted(range(len(chunks)), key=lambda i: (i // window, -lengths[i]))
-        futures = {i: self._pool.submit(work, chunks[i], broadcast) for i in order}
+        futures = {i: self._pool.submit(done, chunks[i]) for i in order}
         for i in range(len(chunks)):
             yield futures.pop(i).result()
 

@@ -10,10 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.core.errors import Diverged
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.evaluation.ope.estimate import Bootstrap, Sums, standard_error, sums_of_terms, value_of
 from fedbandit.events import Events
 from fedbandit.federated.clients import Broadcast, ClientWork
+from fedbandit.federated.state import Version
 from fedbandit.policies import Greedy, Policy
 
 
@@ -28,17 +30,19 @@ class GainEstimator:
     def terms(
         self,
         events: Events,
-        policy: Policy,
-        old_scores: np.ndarray,
-        new_scores: np.ndarray,
+        old_rule: Policy,
+        old_prediction: Prediction,
+        new_rule: Policy,
+        new_prediction: Prediction,
         available: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """For scores [n, K] how much more the new ones earn, unbiased without limits, and importance: float64 [n] each.
+        """How much more the new model under its rule earns, unbiased without limits, and importance: float64 [n] each.
 
         `available` [K] or [n, K] is what could be chosen; without it, everything.
         """
-        old, new = (policy.probabilities(scores.astype(np.float64), available) for scores in (old_scores, new_scores))
-        predicted = self._cut(old_scores) if self.kind == "dr" else np.zeros_like(old_scores)
+        old = old_rule.probabilities(old_prediction.astype(np.float64), available)
+        new = new_rule.probabilities(new_prediction.astype(np.float64), available)
+        predicted = self._cut(old_prediction.mean) if self.kind == "dr" else np.zeros_like(old_prediction.mean)
         change = new - old
         inverse = 1 / events.propensities if self.limit is None else np.minimum(1 / events.propensities, self.limit)
         weights = _taken(change, events.actions) * inverse
@@ -114,7 +118,7 @@ class Gate:
     margin: float = 0.0
     limit: float | None = None  # cut 1/ρ at this: less variance, and a leaning towards what the deployed model believes
 
-    def judge(self, work: ClientWork, broadcast: Broadcast, candidate: np.ndarray, cohort: np.ndarray) -> Verdict:
+    def judge(self, work: ClientWork, broadcast: Broadcast, candidate: Version, cohort: np.ndarray) -> Verdict:
         """Whether the candidate may replace the newest deployed model; a function of (seed, round) and the models."""
         total: Sums | None = None
         for clients in work.chunks(self._asked(broadcast.round, cohort)):
@@ -122,15 +126,15 @@ class Gate:
             total = sums if total is None else total + sums
         return verdict_of(total, self.confidence, self.margin)
 
-    def client_sums(self, work: ClientWork, clients: np.ndarray, broadcast: Broadcast, candidate: np.ndarray) -> Sums:
+    def client_sums(self, work: ClientWork, clients: np.ndarray, broadcast: Broadcast, candidate: Version) -> Sums:
         """What these clients return: sums over the log they keep of this period, and nothing else."""
         events = work.act(clients, broadcast)
         deployed = broadcast.deployed[max(broadcast.deployed)]
-        old_scores, new_scores = (work.learner.scores(model, events.contexts) for model in (deployed, candidate))
-        if not np.isfinite(new_scores).all():
+        old, new = (work.learner.predict(version.weights, events.contexts) for version in (deployed, candidate))
+        if not new.finite().all():
             raise Diverged(f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite")
         terms, importance = GainEstimator(self.estimator, self.limit).terms(
-            events, work.policy, old_scores, new_scores, broadcast.available
+            events, work.rule(deployed), old, work.rule(candidate), new, broadcast.available
         )
         kept = events.fresh
         bounds = np.concatenate([[0], np.cumsum(kept)])[events.bounds]

@@ -18,7 +18,7 @@ def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multil
     top = 5 if multilabel else 1
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
         rows = np.arange(start, min(start + _EVALUATION_ROWS, split.num_examples))
-        scores = learner.scores(weights, split.contexts(rows))
+        scores = learner.predict(weights, split.contexts(rows)).mean
         labels = split.labels.take(rows)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
         hits += int((best[labels.row_of_entry()] == labels.ids[:, None]).any(axis=1).sum())

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.data.embedded.realizable import RealizableEnvironment
-from fedbandit.evaluation.ope.logs import RowScores
+from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.policies import Greedy, Policy
 from fedbandit.rewards import Rewards
 
@@ -34,7 +35,7 @@ def policy_value(
     split: Split,
     clients: Sequence[int],
     policy: Policy,
-    scores: RowScores,
+    predictions: RowPredictions,
     rewards: RowScores,
     available: np.ndarray | None = None,
 ) -> float:
@@ -50,18 +51,23 @@ def policy_value(
     total = 0.0
     for start in range(0, len(rows), _ROWS):
         block = slice(start, start + _ROWS)
-        probabilities = policy.probabilities(np.asarray(scores(rows[block]), np.float64), available)
+        probabilities = policy.probabilities(predictions(rows[block]).astype(np.float64), available)
         total += float(share[block] @ (probabilities * rewards(rows[block])).sum(axis=1))
     return total / len(chosen)
 
 
 def exact_regret(
-    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, scores: RowScores
+    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: RowPredictions
 ) -> Regret:
     """Against the truth of a realisable environment, in expectation over rewards too."""
     split, truth = environment.dataset.train, environment.mean_rewards
-    best = policy_value(split, clients, Greedy(), truth, truth)
-    return Regret(best, policy_value(split, clients, policy, scores, truth))
+    return Regret(best_value(environment, clients), policy_value(split, clients, policy, predictions, truth))
+
+
+def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> float:
+    """What the best policy of a realisable environment earns."""
+    split, truth = environment.dataset.train, environment.mean_rewards
+    return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
 
 
 def table_rewards(split: Split, rewards: Rewards) -> RowScores:

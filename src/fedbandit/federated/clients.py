@@ -7,25 +7,32 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.parts import resolve
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.random_kernels import draw_actions, uniforms
-from fedbandit.core.randomness import Purpose
+from fedbandit.core.randomness import Purpose, poisson
+from fedbandit.core.randomness import uniforms as plain_uniforms
 from fedbandit.core.timing import Stopwatch
 from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.events import Events
+from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Nothing, UpdateSum
+from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Stage as PipelineStage
+from fedbandit.federated.state import State, Version
+from fedbandit.models.base import Freezing
 from fedbandit.objectives import DoublyRobust
-from fedbandit.policies import BUILT_IN, Policy, check_probabilities
+from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
 from fedbandit.rewards import Rewards
+from fedbandit.rewards.scenarios import Stage as RewardStage
 
 
 @dataclass(frozen=True)
@@ -33,27 +40,32 @@ class Broadcast:
     """What the server sends to every client of a round."""
 
     round: int
-    training: np.ndarray  # flat weights to train from
-    deployed: Mapping[int, np.ndarray]  # flat weights to act with, by version
+    received: Vectors  # by the algorithm: the weights to train from, and whatever else it needs
+    deployed: Mapping[int, Version]  # what to act with, by version
     clip_norm: float
     rewards: Rewards
     available: np.ndarray | None = None  # bool [K]: the actions that exist in this round; None: all
+    base: np.ndarray | None = None  # the whole model, where only a part of it is trained
 
 
 @dataclass(frozen=True)
 class ChunkResult:
-    """What a chunk of clients sends back: one clipped sum, and figures per client for the metrics."""
+    """What a chunk of clients sends back: sums by name, and figures per client for the metrics."""
 
-    update: UpdateSum
-    norms: np.ndarray  # float64 [clients], before clipping
+    sent: Contribution
     events: np.ndarray  # int64 [clients]: fresh events
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
     seconds: Mapping[str, float] = field(default_factory=dict)  # where the time went; no part of any result
 
+    @property
+    def norms(self) -> np.ndarray:
+        """float64 [clients], before clipping."""
+        return self.sent.norms
+
     def figures(self) -> "ChunkResult":
-        """The same without the update, which is as large as the model and needed only until it has been added."""
-        return replace(self, update=Nothing())
+        """The same without sums and memory, which are as large as the model and needed only until they are added."""
+        return replace(self, sent=replace(self.sent, sums={}, memory={}))
 
 
 @dataclass(frozen=True)
@@ -81,25 +93,50 @@ class ClientWork:
     plan: VisitPlan
     policy: Policy
     learner: Learner
+    algorithm: Algorithm
     seed: int
+    num_actions: int
+    stages: tuple[PipelineStage, ...] = ()  # what compresses an update
+    freezing: Freezing | None = None  # which parameters are not trained
+    heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
+    scaled: bool = False  # events weigh as the rule of their version says, in importance-weighted objectives
     supervised: bool = False  # log every action's reward, for full-information training
     doubly_robust: DoublyRobust | None = None  # log an estimate of every action's reward, for this objective
     recipe: Recipe | None = field(default=None, repr=False)  # None: it can only be done in this process
 
-    def __call__(self, clients: np.ndarray, broadcast: Broadcast) -> ChunkResult:
+    def __call__(
+        self, clients: np.ndarray, broadcast: Broadcast, memory: Mapping[int, Vectors] | None = None
+    ) -> ChunkResult:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)
+        pipeline = Pipeline(broadcast.clip_norm, self.stages, self.seed, broadcast.round)
+        learner = self.learner
+        if broadcast.base is not None:
+            learner = learner.over(broadcast.base)  # type: ignore[attr-defined] # only such learners freeze
         with watch("train"):
-            update, norms = self.learner.train(broadcast.training, events, broadcast.clip_norm)
+            taking_part = Clients(clients, events, broadcast.round, self.seed, memory or {})
+            sent = self.algorithm.train(learner, broadcast.received, taking_part, pipeline)
         counts, reward_sums, propensity_sums = fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
-        return ChunkResult(update, norms, counts, reward_sums, propensity_sums, watch.take())
+        return ChunkResult(sent, counts, reward_sums, propensity_sums, watch.take())
+
+    def broadcast(self, state: State, stage: RewardStage) -> Broadcast:
+        """What goes out in the round after this state."""
+        return Broadcast(
+            round=state.round + 1,
+            received=self.algorithm.broadcast(state.kept),
+            deployed=state.deployed,
+            clip_norm=state.clip_norm,
+            rewards=stage.rewards,
+            available=stage.available,
+            base=None if self.freezing is None else state.weights,
+        )
 
     @property
     def description(self) -> str:
         """What is computed, in words: equal for equal work, wherever it was made. The data is the recipe's to check."""
-        parts = (self.plan, self.policy, self.learner, self.seed, self.supervised, self.doubly_robust)
+        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("split", "recipe")}
         return re.sub(r" at 0x[0-9a-f]+", "", repr(parts))
 
     def chunks(self, cohort: np.ndarray) -> list[np.ndarray]:
@@ -125,22 +162,19 @@ class ClientWork:
         with watch("act"):
             return self._chosen(visits, contexts, labels, broadcast)
 
+    def rule(self, version: Version) -> Policy:
+        """The rule that ships with a deployed version."""
+        return rule_at(self.policy, version.progress)
+
     def _chosen(self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast) -> Events:
         """What the clients log when they meet these contexts."""
-        scores = self._scores(visits, contexts, broadcast)
-        try:
-            probabilities = self.policy.probabilities(scores, broadcast.available)
-        except ValueError:
-            self._check_finite(scores, visits, broadcast.round)
-            raise
-        if type(self.policy) not in BUILT_IN.values():  # what comes from outside is looked at, every time
-            self._check_probabilities(probabilities, scores, broadcast.round)
+        predicted, probabilities = self._explored(visits, contexts, broadcast)
         draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
         actions, propensities = draw_actions(probabilities, draws)
         rewards = broadcast.rewards.of(labels, actions, visits.clients)
         targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
         if self.doubly_robust is not None:
-            targets = self.doubly_robust.targets(scores, actions, rewards, propensities)
+            targets = self.doubly_robust.targets(predicted.mean, actions, rewards, propensities)
         return Events(
             bounds=visits.bounds,
             contexts=contexts,
@@ -150,33 +184,74 @@ class ClientWork:
             versions=visits.versions,
             fresh=visits.fresh,
             targets=targets,
+            weights=self._counts(visits, broadcast),
         )
 
-    def _check_probabilities(self, probabilities: np.ndarray, scores: np.ndarray, round_number: int) -> None:
-        try:
-            check_probabilities(probabilities, scores)
-        except ValueError as error:
-            raise ConfigError(
-                f"policy.name: {type(self.policy).__name__} gave {error}, in round {round_number}"
-            ) from None
-
-    def _check_finite(self, scores: np.ndarray, visits: Visits, round_number: int) -> None:
-        """Weights can be finite and still give scores that are not: that is divergence, too."""
-        bad = np.flatnonzero(~np.isfinite(scores).all(axis=1))
-        if len(bad):
-            name = self.split.client_id(int(visits.clients[bad[0]]))
-            raise Diverged(f"diverged at round {round_number}: the scores of client {name} are not finite")
-
-    def _scores(self, visits: Visits, contexts: Contexts, broadcast: Broadcast) -> np.ndarray:
-        """[n, K], each row from the model version that its client held at the time."""
+    def _explored(self, visits: Visits, contexts: Contexts, broadcast: Broadcast) -> tuple[Prediction, np.ndarray]:
+        """Prediction and probabilities [n, K], each row by the version that its client held at the time."""
         versions = np.unique(visits.versions)
         if len(versions) == 1:
-            return self.learner.scores(broadcast.deployed[int(versions[0])], contexts)
-        scores = np.zeros((len(visits.rows), broadcast.rewards.num_actions), broadcast.training.dtype)
+            return self._by_version(broadcast.deployed[int(versions[0])], contexts, visits, broadcast)
+        whole, probabilities = None, None
         for version in versions:
             rows = np.flatnonzero(visits.versions == version)
-            scores[rows] = self.learner.scores(broadcast.deployed[int(version)], contexts_at(contexts, rows))
-        return scores
+            some = contexts_at(contexts, rows)
+            found, chances = self._by_version(broadcast.deployed[int(version)], some, visits, broadcast, rows)
+            if whole is None or probabilities is None:
+                whole = found.like(len(visits.rows))
+                probabilities = np.zeros((len(visits.rows), self.num_actions), chances.dtype)
+            whole.put(rows, found)
+            probabilities[rows] = chances
+        if whole is None or probabilities is None:  # nobody has met anything
+            nothing = np.zeros((0, self.num_actions), next(iter(broadcast.received.values())).dtype)
+            return Prediction(nothing), nothing
+        return whole, probabilities
+
+    def _by_version(
+        self,
+        version: Version,
+        contexts: Contexts,
+        visits: Visits,
+        broadcast: Broadcast,
+        rows: np.ndarray | slice = slice(None),
+    ) -> tuple[Prediction, np.ndarray]:
+        prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
+        try:
+            probabilities = rule.probabilities(prediction, broadcast.available)
+        except ValueError:
+            self._check_finite(prediction, visits.clients[rows], broadcast.round)
+            raise
+        if not is_built_in(rule):  # what comes from outside is looked at, every time
+            self._check_probabilities(probabilities, prediction, rule, broadcast.round)
+        return prediction, probabilities
+
+    def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
+        """How much each event counts in training: [n], or [n, heads]; None: 1."""
+        if self.heads:
+            address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
+            return poisson(plain_uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
+        if not self.scaled:
+            return None
+        counts = np.ones(len(visits.rows))
+        for version in np.unique(visits.versions):
+            scale = importance_scale(self.rule(broadcast.deployed[int(version)]), self.num_actions)
+            counts[visits.versions == version] = scale
+        return counts
+
+    def _check_probabilities(
+        self, probabilities: np.ndarray, prediction: Prediction, rule: Policy, round_number: int
+    ) -> None:
+        try:
+            check_probabilities(probabilities, prediction)
+        except ValueError as error:
+            raise ConfigError(f"policy.name: {type(rule).__name__} gave {error}, in round {round_number}") from None
+
+    def _check_finite(self, prediction: Prediction, clients: np.ndarray, round_number: int) -> None:
+        """Weights can be finite and still give scores that are not: that is divergence, too."""
+        bad = np.flatnonzero(~prediction.finite())
+        if len(bad):
+            name = self.split.client_id(int(clients[bad[0]]))
+            raise Diverged(f"diverged at round {round_number}: the scores of client {name} are not finite")
 
 
 @numba.njit(nogil=True, cache=True)

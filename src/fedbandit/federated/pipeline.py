@@ -1,11 +1,20 @@
-"""What happens to a client's update on its way to the server: clipped, summed, screened."""
+"""What happens to a client's update on its way to the server: compressed, clipped, summed, screened.
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+Everything done to an update is a stage with a client's half and a server's half. Noise and secure sums come after the
+sum and see one vector: what is sent under several names is scaled per name, joined, and clipped to one joint norm.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
 
 import numpy as np
+
+from fedbandit.core.randomness import Purpose, generator
+
+Vectors = dict[str, np.ndarray]
+"""Named flat vectors: what a server keeps, what clients receive, send and remember."""
 
 
 class UpdateSum(Protocol):
@@ -63,9 +72,114 @@ class EntrySum:
         total[-len(self.bias) :] += self.bias
 
 
+@dataclass(frozen=True)
+class JoinedSum:
+    """Sums over consecutive parts of one vector, each part of the same length: the heads of an ensemble."""
+
+    parts: tuple[UpdateSum, ...]
+
+    def add_to(self, total: np.ndarray) -> None:
+        for part, place in zip(self.parts, np.split(total, len(self.parts)), strict=True):
+            part.add_to(place)
+
+
 def clip_factor(norm: float, clip_norm: float) -> float:
     """What a client's update is multiplied with so that its norm is at most the clip norm."""
     return min(1.0, clip_norm / norm) if norm > 0 else 1.0
+
+
+class Stage(Protocol):
+    """A way to write an update in fewer bytes. The client encodes, the server decodes; both halves are pure.
+
+    `rng` is addressed by (seed, round, client), so that the same update is always written the same way.
+    """
+
+    def encode(self, update: np.ndarray, rng: np.random.Generator) -> Vectors:
+        """The client's half: the arrays that are sent in place of an update [P]."""
+        ...
+
+    def decode(self, payload: Vectors, size: int) -> np.ndarray:
+        """The server's half: what it makes of them, [size]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a chunk of clients sends: sums by name, and figures per client."""
+
+    sums: Mapping[str, UpdateSum]
+    norms: np.ndarray  # float64 [clients]: of all that is clipped together, before clipping
+    memory: Mapping[int, Vectors] = field(default_factory=dict)  # what clients will remember, by client
+    bytes: np.ndarray | None = None  # int64 [clients] sent; None where nothing is compressed
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages that an update goes through in one round: encoded and decoded, then clipped, then summed.
+
+    Clipping comes last, because a stage may enlarge the norm that noise and accounting rest on.
+    """
+
+    clip_norm: float = inf
+    stages: tuple[Stage, ...] = ()
+    seed: int = 0
+    round: int = 0
+
+    @property
+    def only_clips(self) -> bool:
+        """Whether a learner may clip and sum by itself, in its fused loop."""
+        return not self.stages
+
+    def collect(
+        self,
+        sent: Iterable[Vectors | None],
+        clients: np.ndarray,
+        sends: Mapping[str, float | None],
+        memory: Mapping[int, Vectors] | None = None,
+    ) -> Contribution:
+        """The sum of what clients send, one update at a time; None for a client without events.
+
+        `sends` names the vectors with their scale in the joint norm; those without a scale are not clipped. A client
+        whose norm is not finite is left out of the sum.
+        """
+        totals: Vectors = {}
+        norms, sizes = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
+        for i, (client, vectors) in enumerate(zip(clients, sent, strict=True)):
+            if vectors is None:
+                continue
+            seen = {name: self._through_stages(vectors[name], int(client), k) for k, name in enumerate(sends)}
+            sizes[i] = sum(size for _, size in seen.values())
+            with np.errstate(over="ignore"):
+                norms[i] = joint_norm({name: vector for name, (vector, _) in seen.items()}, sends)
+            if not np.isfinite(norms[i]):
+                continue
+            for name, (vector, _) in seen.items():
+                factor = 1.0 if sends[name] is None else clip_factor(norms[i], self.clip_norm)
+                if name not in totals:
+                    totals[name] = np.zeros_like(vector)
+                totals[name] += vector.dtype.type(factor) * vector
+        sums = {name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends}
+        return Contribution(sums, norms, memory or {}, sizes if self.stages else None)
+
+    def _through_stages(self, vector: np.ndarray, client: int, name: int) -> tuple[np.ndarray, int]:
+        """What the server sees of a vector, and in how many bytes it came."""
+        size = vector.nbytes
+        for number, stage in enumerate(self.stages):
+            rng = generator(self.seed, Purpose.COMPRESSION, self.round, client, name, number)
+            payload = stage.encode(vector, rng)
+            size = sum(array.nbytes for array in payload.values())
+            vector = np.asarray(stage.decode(payload, len(vector)), vector.dtype)
+        return vector, size
+
+
+def joint_norm(vectors: Mapping[str, np.ndarray], scales: Mapping[str, float | None]) -> float:
+    """The norm of the vectors joined, each scaled by its own scale; those without one do not count."""
+    squares = (
+        float(scale * np.linalg.norm(vectors[name].astype(np.float64, copy=False))) ** 2
+        for name, scale in scales.items()
+        if scale is not None
+    )
+    return float(np.sqrt(sum(squares)))
 
 
 class Clipping(Protocol):

@@ -10,20 +10,28 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbandit.core.errors import Diverged
+from fedbandit.core.prediction import Progress
 from fedbandit.core.timing import Stopwatch
 from fedbandit.data.dataset import Split
+from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.cohorts import Cohorts
-from fedbandit.federated.pipeline import Clipping
-from fedbandit.federated.server import Aggregation, PlainMean, ServerOptimizer, Stepping
-from fedbandit.federated.state import State
+from fedbandit.federated.memory import Memory
+from fedbandit.federated.pipeline import Clipping, Vectors
+from fedbandit.federated.server import Aggregation, PlainMean, Server
+from fedbandit.federated.state import State, Version
 from fedbandit.rewards.scenarios import Scenario
 
 
 class Engine(Protocol):
-    """Runs the work of a round; yields the chunks' results in the order of the chunks."""
+    """Runs the work of a round; yields the chunks' results in the order of the chunks.
 
-    def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]: ...
+    It decides where chunks run, never what they are or what they compute. `memory` is what clients remember.
+    """
+
+    def run(
+        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+    ) -> Iterator[ChunkResult]: ...
 
     def close(self) -> None: ...
 
@@ -38,9 +46,9 @@ class Verdict(Protocol):
 
 
 class Gate(Protocol):
-    """Decides whether a candidate may replace the newest deployed model."""
+    """Decides whether a candidate, weights and rule, may replace the newest deployed version."""
 
-    def judge(self, work: ClientWork, broadcast: Broadcast, candidate: np.ndarray, cohort: np.ndarray) -> Verdict: ...
+    def judge(self, work: ClientWork, broadcast: Broadcast, candidate: Version, cohort: np.ndarray) -> Verdict: ...
 
 
 @dataclass(frozen=True)
@@ -50,59 +58,66 @@ class Phase:
     work: ClientWork
     cohorts: Cohorts
     scenario: Scenario
-    optimizer: ServerOptimizer
     clipping: Clipping
     deploy_every: int
     aggregation: Aggregation = field(default_factory=PlainMean)
     gate: Gate | None = None  # decides whether a new model is deployed; None: always
+    planned_events: int | None = None  # a round; under privacy they stand for those that were logged
 
     def start(self, weights: np.ndarray) -> State:
-        """The state before the first round, from initial weights."""
+        """The state before the first round, from the initial weights of the whole model."""
+        freezing = self.work.freezing
         return State(
             round=0,
             weights=weights,
-            deployed={0: weights},
-            optimizer=self.optimizer.init(weights),
+            deployed={0: Version(weights, Progress(actions=self.work.num_actions))},
+            kept=self.work.algorithm.init(weights if freezing is None else freezing.pick(weights)),
             clip_norm=self.clipping.initial,
         )
 
+    def progress(self, number: int, events: int) -> Progress:
+        """How far the run has come at the end of a round: what the rule of a version deployed then depends on."""
+        counted = events if self.planned_events is None else number * self.planned_events
+        return Progress(number // self.deploy_every, number, counted, self.work.num_actions)
 
-def play_round(phase: Phase, state: State, engine: Engine, watch: Stopwatch) -> tuple[State, dict[str, Any]]:
+
+def play_round(
+    phase: Phase, state: State, engine: Engine, watch: Stopwatch, memory: Memory | None = None
+) -> tuple[State, dict[str, Any]]:
     """One round: the next state and the round's metrics."""
-    number = state.round + 1
-    stage = phase.scenario.stage(number)
-    broadcast = Broadcast(number, state.weights, state.deployed, state.clip_norm, stage.rewards, stage.available)
+    number, work = state.round + 1, phase.work
+    broadcast = work.broadcast(state, phase.scenario.stage(number))
 
     with watch("sample"):
         cohort = phase.cohorts.draw(number)
-    results, total = _collect(engine.run(phase.work, phase.work.chunks(cohort), broadcast), state.weights, watch)
+    results, totals = _collect(engine.run(work, work.chunks(cohort), broadcast, memory), broadcast, work, memory, watch)
     with watch("step"), np.errstate(over="ignore", invalid="ignore"):  # looked for below, and reported once
-        norms = np.concatenate([result.norms for result in results]) if results else np.zeros(0)
+        norms = _joined(results, "norms")
         accepted = np.isfinite(norms)
         if len(norms) and 2 * accepted.sum() <= len(norms):
             lost = len(norms) - int(accepted.sum())
             raise Diverged(f"diverged at round {number}: {lost} of {len(norms)} updates are not finite")
         below = norms[accepted] <= state.clip_norm
-        unclipped = float(below.mean()) if len(below) else None
-        step = Stepping(phase.optimizer, phase.clipping, phase.aggregation).step(
-            number, state.weights, state.optimizer, state.clip_norm, total, len(below), int(below.sum())
-        )
-        weights = step.weights
+        facts = RoundFacts(number, phase.aggregation.counted(len(below)), len(phase.cohorts.pool))
+        server = Server(work.algorithm, phase.clipping, phase.aggregation)
+        step = server.step(facts, state.kept, state.clip_norm, totals, len(below), int(below.sum()))
+        weights = step.weights if work.freezing is None else work.freezing.join(step.weights, state.weights)
 
+    metrics = round_metrics(work.split, cohort, results, state, below, step.update)
     deployed, verdict = state.deployed, None
     deploys = number % phase.deploy_every == 0
     if deploys:
+        candidate = Version(weights, phase.progress(number, state.events + metrics["events"]))
         if phase.gate is not None:
             with watch("gate"):
-                verdict = phase.gate.judge(phase.work, broadcast, weights, cohort)
-        needed_from = phase.work.plan.oldest_version(number + 1)
+                verdict = phase.gate.judge(work, broadcast, candidate, cohort)
+        needed_from = work.plan.oldest_version(number + 1)
         deployed = {version: kept for version, kept in deployed.items() if version >= needed_from}
-        # Versions count periods: a refused model leaves its number to the weights that are out already.
+        # Versions count periods: a refused model leaves its number to the version that is out already.
         refused = verdict is not None and not verdict.passes
-        deployed[number // phase.deploy_every] = state.deployed[max(state.deployed)] if refused else weights
+        deployed[number // phase.deploy_every] = state.deployed[max(state.deployed)] if refused else candidate
 
-    metrics = round_metrics(number, phase.work.split, cohort, results, state, unclipped, step.update)
-    following = state.after(step, deployed, metrics["reward"])
+    following = state.after(step, weights, deployed, metrics["reward"], metrics["events"])
     metrics["running_reward"] = following.running_reward
     metrics |= phase.aggregation.metrics(number, deploys)
     if verdict is not None:
@@ -111,20 +126,24 @@ def play_round(phase: Phase, state: State, engine: Engine, watch: Stopwatch) -> 
 
 
 def _collect(
-    results: Iterable[ChunkResult], like: np.ndarray, watch: Stopwatch
-) -> tuple[list[ChunkResult], np.ndarray]:
-    """The chunks' figures, and the sum of their updates added in the order of the chunks."""
-    total = np.zeros_like(like)
+    results: Iterable[ChunkResult], broadcast: Broadcast, work: ClientWork, memory: Memory | None, watch: Stopwatch
+) -> tuple[list[ChunkResult], Vectors]:
+    """The chunks' figures, and the sums of what they sent added in the order of the chunks."""
+    like = broadcast.received["weights"]
+    totals = {name: np.zeros_like(broadcast.received.get(name, like)) for name in work.algorithm.sends}
     kept = []
     here = Stopwatch()
     with here("all"):
         for result in results:
             with here("aggregate"):
-                result.update.add_to(total)
+                for name, total in totals.items():
+                    result.sent.sums[name].add_to(total)
+                if memory is not None:
+                    memory.write(broadcast.round, result.sent.memory)
             kept.append(result.figures())
     aggregate = here.seconds["aggregate"]
     watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})
-    return kept, total
+    return kept, totals
 
 
 def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:
@@ -136,43 +155,49 @@ def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:
     return {name: waited * seconds / whole for name, seconds in worked.seconds.items()} if whole else {}
 
 
+def _joined(results: list[ChunkResult], name: str) -> np.ndarray:
+    return np.concatenate([getattr(result, name) for result in results]) if results else np.zeros(0)
+
+
 _PERCENTS = (10, 25, 50, 75, 90)
 
 
 def round_metrics(
-    number: int,
     split: Split,
     cohort: np.ndarray,
     results: list[ChunkResult],
     state: State,
-    unclipped: float | None,
+    below: np.ndarray,
     update: np.ndarray,
 ) -> dict[str, Any]:
-    """One line of `metrics.jsonl`. Everything in it is a function of the run's configuration, never of the machine."""
+    """One line of `metrics.jsonl`. Everything in it is a function of the run's configuration, never of the machine.
 
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(result, name) for result in results]) if results else np.zeros(0)
-
-    events, norms = joined("events"), joined("norms")
+    `below` says for each accepted client whether its update was not clipped.
+    """
+    events, norms = _joined(results, "events"), _joined(results, "norms")
     count = int(events.sum())
     had_events = events > 0
-    client_rewards = joined("reward_sums")[had_events] / events[had_events]
-    rejected = np.flatnonzero(~np.isfinite(norms))
-    return {
-        "round": number,
-        "reward": float(joined("reward_sums").sum() / count) if count else None,
+    client_rewards = _joined(results, "reward_sums")[had_events] / events[had_events]
+    finite = np.isfinite(norms)
+    metrics = {
+        "round": state.round + 1,
+        "reward": float(_joined(results, "reward_sums").sum() / count) if count else None,
         "running_reward": None,
-        "propensity": float(joined("propensity_sums").sum() / count) if count else None,
+        "propensity": float(_joined(results, "propensity_sums").sum() / count) if count else None,
         "events": count,
         "clients": len(cohort),
         "clip_norm": state.clip_norm if np.isfinite(state.clip_norm) else None,
-        "unclipped": unclipped,
+        "unclipped": float(below.mean()) if len(below) else None,
         "update_norm": float(np.linalg.norm(update)),
-        "client_norm_median": float(np.median(norms[np.isfinite(norms)])) if np.isfinite(norms).any() else None,
+        "client_norm_median": float(np.median(norms[finite])) if finite.any() else None,
         "client_reward": _spread(client_rewards),
         "model_version": max(state.deployed),
-        "rejected": [split.client_id(int(cohort[i])) for i in rejected],
+        "rejected": [split.client_id(int(cohort[i])) for i in np.flatnonzero(~finite)],
     }
+    sizes = [result.sent.bytes for result in results if result.sent.bytes is not None]
+    if sizes:
+        metrics["sent_bytes"] = int(np.concatenate(sizes).sum())
+    return metrics
 
 
 def _spread(rewards: np.ndarray) -> dict[str, float] | None:

@@ -3,7 +3,7 @@
 The simulator and the deployment both call it, so that they cannot come to differ. Knows nothing of clients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Protocol
@@ -12,7 +12,8 @@ import numba
 import numpy as np
 
 from fedbandit.core.errors import Diverged
-from fedbandit.federated.pipeline import Clipping
+from fedbandit.federated.algorithm import Algorithm, RoundFacts
+from fedbandit.federated.pipeline import Clipping, Vectors
 
 OptimizerState = dict[str, np.ndarray]
 
@@ -191,6 +192,10 @@ class Aggregation(Protocol):
         """The share of clients whose update was not clipped, to move the clip norm by; None: leave it."""
         ...
 
+    def counted(self, accepted: int) -> int:
+        """How many clients the mean counts: those that were accepted, or those that were expected."""
+        ...
+
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
         """What to add to the round's metrics."""
         ...
@@ -206,6 +211,9 @@ class PlainMean:
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
         return below / accepted if accepted else None
 
+    def counted(self, accepted: int) -> int:
+        return accepted
+
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
         return {}
 
@@ -214,35 +222,49 @@ class PlainMean:
 class Step:
     """What a round's updates come to."""
 
-    weights: np.ndarray
-    optimizer: OptimizerState
+    kept: Vectors
+    weights: np.ndarray  # the model that would be deployed now
     clip_norm: float
-    update: np.ndarray  # the mean by which the optimizer stepped
+    update: np.ndarray  # the mean change of the weights that clients sent
 
 
 @dataclass(frozen=True)
-class Stepping:
-    """How the server learns from a sum."""
+class Server:
+    """How the server learns from sums."""
 
-    optimizer: ServerOptimizer
+    algorithm: Algorithm
     clipping: Clipping
     aggregation: Aggregation
 
     def step(
-        self,
-        number: int,
-        weights: np.ndarray,
-        optimizer: OptimizerState,
-        clip_norm: float,
-        total: np.ndarray,
-        accepted: int,
-        below: int,
+        self, facts: RoundFacts, kept: Vectors, clip_norm: float, totals: Vectors, accepted: int, below: int
     ) -> Step:
-        """Round `number`'s step from the sum over `accepted` clients, `below` of which were not clipped."""
-        update = self.aggregation.mean(total, accepted, number, clip_norm)
-        state, moved = self.optimizer.step(optimizer, weights, update)
-        if not np.isfinite(moved).all():
-            raise Diverged(f"diverged at round {number}: the model's weights are not finite")
-        learned = self.aggregation.unclipped(below, accepted, number)
+        """The round's step from the sums over `accepted` clients, `below` of which were not clipped."""
+        joined, scales = _joined(totals, self.algorithm.sends)
+        mean = self.aggregation.mean(joined, accepted, facts.round, clip_norm)
+        means = _split(mean, totals, scales)
+        moved = self.algorithm.step(kept, means, facts)
+        weights = self.algorithm.model(moved)
+        if not np.isfinite(weights).all():
+            raise Diverged(f"diverged at round {facts.round}: the model's weights are not finite")
+        learned = self.aggregation.unclipped(below, accepted, facts.round)
         following = clip_norm if learned is None else self.clipping.following(clip_norm, learned)
-        return Step(moved, state, following, update)
+        return Step(moved, weights, following, means[next(iter(means))])
+
+
+def _joined(totals: Vectors, sends: Mapping[str, float | None]) -> tuple[np.ndarray, dict[str, float]]:
+    """All sums as one vector, each scaled as in the joint norm: what noise is added to."""
+    scales = {name: 1.0 if scale is None else scale for name, scale in sends.items()}
+    if len(totals) == 1:
+        ((name, total),) = totals.items()
+        return (total if scales[name] == 1 else total.dtype.type(scales[name]) * total), scales
+    return np.concatenate([total.dtype.type(scales[name]) * total for name, total in totals.items()]), scales
+
+
+def _split(mean: np.ndarray, like: Vectors, scales: Mapping[str, float]) -> Vectors:
+    parts, start = {}, 0
+    for name, total in like.items():
+        part = mean[start : start + len(total)]
+        parts[name] = part if scales[name] == 1 else part / part.dtype.type(scales[name])
+        start += len(total)
+    return parts

@@ -3,13 +3,15 @@
 Initial weights have the forms of Keras, since the published learning rates were tuned with them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.parts import nearest
 from fedbandit.data.dataset import Header
 
 if TYPE_CHECKING:
@@ -35,12 +37,14 @@ class DataSpec:
 class Model:
     """`init(seed)` makes named arrays; `scores(params, x)` scores all actions with tensors of the same names.
 
-    `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it.
+    `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it. A model
+    with `heads` is an ensemble: its scores are [n, heads, K].
     """
 
     init: Callable[[int], dict[str, np.ndarray]]
     scores: Callable[[Params, Any], "torch.Tensor"]
     kernel: Literal["sparse-linear", "cnn"] | None = None
+    heads: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,45 @@ class Layout:
             views[name] = vector[start:stop].reshape(shape)
             start = stop
         return views
+
+
+@dataclass(frozen=True)
+class Freezing:
+    """Which parameters stay as they are: the others make up a shorter vector, which is all that is trained and sent."""
+
+    layout: Layout
+    frozen: frozenset[str]
+
+    @classmethod
+    def of(cls, layout: Layout, names: Iterable[str]) -> "Freezing":
+        """Freeze parameters by name; a layer's name freezes its bias, too."""
+        known, frozen = [name for name, _ in layout.shapes], set()
+        for name in names:
+            if name not in known:
+                raise ConfigError(f"model.freeze: the model has no parameter {name!r}{nearest(name, known)}")
+            frozen |= {name, f"{name}_bias"} & set(known)
+        if frozen == set(known):
+            raise ConfigError("model.freeze: nothing would be left to train")
+        return cls(layout, frozenset(frozen))
+
+    @property
+    def trainable(self) -> Layout:
+        """How the parameters that are trained lie in their vector."""
+        return Layout(tuple((name, shape) for name, shape in self.layout.shapes if name not in self.frozen))
+
+    def pick(self, whole: np.ndarray) -> np.ndarray:
+        """The trainable part of a whole vector."""
+        views = self.layout.split(whole)
+        return np.concatenate([views[name].reshape(-1) for name, _ in self.trainable.shapes])
+
+    def join(self, part: np.ndarray, whole: np.ndarray | None) -> np.ndarray:
+        """The whole vector with this trainable part."""
+        assert whole is not None
+        joined = whole.astype(part.dtype)
+        views, parts = self.layout.split(joined), self.trainable.split(part)
+        for name, values in parts.items():
+            views[name][...] = values
+        return joined
 
 
 # The standard deviation of a unit normal cut off at two standard deviations; Keras divides by it.

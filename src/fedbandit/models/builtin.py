@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import construct, resolve
-from fedbandit.core.randomness import Purpose, generator
+from fedbandit.core.randomness import Purpose, bits, generator
 from fedbandit.data.dataset import Contexts
 from fedbandit.models.base import DataSpec, Model, Params, glorot_normal, glorot_uniform
 
@@ -52,6 +52,26 @@ def _sparse(data: DataSpec) -> Model:
         return summed + params["bias"]
 
     return Model(init, scores, kernel="sparse-linear")
+
+
+def linear_heads(data: DataSpec, heads: int = 10) -> Model:
+    """An ensemble of linear models: in training each event counts Poisson(1) times for each head, so heads differ."""
+    if heads < 2:
+        raise ConfigError(f"model.heads: an ensemble has at least 2, not {heads}")
+    one = linear(data)
+
+    def init(seed: int) -> dict[str, np.ndarray]:
+        seeds = [seed, *(int(bits(seed, Purpose.HEADS, head)) >> 1 for head in range(1, heads))]
+        arrays = [one.init(own) for own in seeds]
+        return {f"{name}{head}": array for head, own in enumerate(arrays) for name, array in own.items()}
+
+    def scores(params: Params, x: Any) -> Any:
+        import torch
+
+        names = ("weight", "bias")
+        return torch.stack([one.scores({n: params[f"{n}{h}"] for n in names}, x) for h in range(heads)], dim=1)
+
+    return Model(init, scores, kernel=one.kernel, heads=heads)
 
 
 def cnn(data: DataSpec) -> Model:
@@ -118,7 +138,7 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
     return Model(init, scores)
 
 
-BUILT_IN = {"linear": linear, "cnn": cnn, "mlp": mlp}
+BUILT_IN = {"linear": linear, "linear-heads": linear_heads, "cnn": cnn, "mlp": mlp}
 
 
 def build_model(name: str, data: DataSpec, parameters: Mapping[str, Any] | None = None) -> Model:

@@ -1,4 +1,4 @@
-"""Exploration: scores of the actions in, a probability for every action out.
+"""Exploration rules that look at the mean of a prediction alone.
 
 A policy is a small frozen value. It knows nothing of models, clients or sampling; numpy is all it needs, so the same
 code runs in a simulation and on a device.
@@ -9,14 +9,18 @@ from typing import Protocol
 
 import numpy as np
 
-_ROUNDING = 1e-3  # what the sum of a thousand float32 probabilities may be off
+from fedbandit.core.prediction import Prediction
 
 
 class Policy(Protocol):
-    """Anything with `probabilities`. Your own policy is a class of your own with this one method."""
+    """Anything with `probabilities`. Your own policy is a class of your own with this one method.
 
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        """Probabilities [..., K] for scores [..., K]; where `available` [..., K] is False the probability is 0."""
+    A policy with a schedule also has `at(progress) -> Policy`: asked once per deployment, it returns the concrete rule
+    that ships with that version of the model.
+    """
+
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        """Probabilities [..., K] for a prediction; where `available` [..., K] is False the probability is 0."""
         ...
 
 
@@ -24,9 +28,18 @@ class Policy(Protocol):
 class Greedy:
     """Always the action with the best score."""
 
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        scores, available = _checked(scores, available)
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(prediction, available)
         return _one_hot(_best(scores, available), scores)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every available action, each as likely as the next."""
+
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(prediction, available)
+        return _normalised(np.ones_like(scores) if available is None else available.astype(scores.dtype))
 
 
 @dataclass(frozen=True)
@@ -38,8 +51,8 @@ class EpsilonGreedy:
     def __post_init__(self) -> None:
         _require("epsilon", self.epsilon, 0 <= self.epsilon <= 1, "between 0 and 1")
 
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        scores, available = _checked(scores, available)
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(prediction, available)
         p = (1 - self.epsilon) * _one_hot(_best(scores, available), scores)
         if available is None:
             p += self.epsilon / scores.shape[-1]
@@ -61,8 +74,8 @@ class Softmax:
     def __post_init__(self) -> None:
         _require("beta", self.beta, self.beta > 0, "positive")
 
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        scores, available = _checked(scores, available)
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(prediction, available)
         if available is not None:
             scores = np.where(available, scores, -np.inf)
         with np.errstate(over="ignore"):  # a gap beyond all numbers is one of probability 0
@@ -83,8 +96,8 @@ class Falcon:
         _require("mu", self.mu, self.mu > 0, "positive")
         _require("gamma", self.gamma, self.gamma >= 0, "not negative")
 
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        scores, available = _checked(scores, available)
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        scores, available = _checked(prediction, available)
         best = _best(scores, available)[..., None]
         with np.errstate(over="ignore"):  # a gap beyond all numbers is one of probability 0, unless gamma is 0
             gap = np.take_along_axis(scores, best, axis=-1) - scores
@@ -100,33 +113,15 @@ class Falcon:
         return _normalised(p)  # also rescales the others to 1 where they sum to more
 
 
-BUILT_IN = {"greedy": Greedy, "epsilon-greedy": EpsilonGreedy, "softmax": Softmax, "falcon": Falcon}
-
-
-def importance_scale(policy: Policy, num_actions: int) -> float:
-    """What importance weights 1/ρ are multiplied with for this policy; 1 unless the policy says otherwise."""
-    scale = getattr(policy, "importance_scale", None)
-    return 1.0 if scale is None else float(scale(num_actions))
-
-
-def check_probabilities(probabilities: np.ndarray, like: np.ndarray) -> None:
-    """Raise `ValueError` unless these are probabilities, one row for each row of scores `like` [n, K]."""
-    if np.shape(probabilities) != like.shape:
-        raise ValueError(f"probabilities of shape {np.shape(probabilities)} for scores of shape {like.shape}")
-    if not (np.isfinite(probabilities).all() and np.min(probabilities, initial=0) >= 0):
-        raise ValueError("probabilities that are negative or not numbers")
-    sums = np.sum(probabilities, axis=-1)
-    if len(sums) and np.abs(sums - 1).max() > _ROUNDING:
-        raise ValueError(f"probabilities that sum to {sums[np.abs(sums - 1).argmax()]:.6g}")
-
-
 def _require(name: str, value: float, holds: bool, what: str) -> None:
     if not (holds and np.isfinite(value)):
         raise ValueError(f"{name} must be {what}, not {value}")
 
 
-def _checked(scores: np.ndarray, available: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-    scores = np.asarray(scores)
+def _checked(prediction: Prediction, available: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+    if not isinstance(prediction, Prediction):
+        raise TypeError(f"a policy takes a Prediction, not {type(prediction).__name__}: Prediction(scores)")
+    scores = np.asarray(prediction.mean)
     if scores.dtype.kind != "f":
         scores = scores.astype(np.float64)
     if available is None:

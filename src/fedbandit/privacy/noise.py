@@ -122,5 +122,8 @@ class PrivateMean:
             total += self.plan.count_deviation * self.noise.count(number)
         return total / self.plan.clients_per_round + 0.5
 
+    def counted(self, accepted: int) -> int:
+        return self.plan.clients_per_round
+
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
         return {} if self.ledger is None else self.ledger.metrics(number, deploys)

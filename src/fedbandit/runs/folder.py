@@ -19,6 +19,8 @@ from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.files import read_json, read_lines, write_json, write_text
 from fedbandit.data.dataset import Header
+from fedbandit.federated.algorithm import Algorithm, remembers
+from fedbandit.federated.memory import Memory
 from fedbandit.federated.state import State, load_state, save_state
 
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
@@ -49,6 +51,7 @@ class RunFolder:
             leftover.unlink(missing_ok=True)  # of an atomic write that was killed; nobody else writes here now
         self._files: dict[str, IO[str]] = {}
         self._flushed_at = 0.0
+        self.seconds = 0.0  # of all rounds so far, over every time the run was started
 
     def __enter__(self) -> Self:
         return self
@@ -89,19 +92,33 @@ class RunFolder:
             write_text(self.path / "config.toml", self.config.to_toml())
         for name in ("metrics.jsonl", "timings.jsonl"):
             self._files[name] = _cut_to_round(self.path / name, state.round if state else 0)
+        with open(self.path / "timings.jsonl", encoding="utf-8") as lines:
+            self.seconds = sum(json.loads(line)["seconds"] for line in lines)
         return state
 
     def record(self, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         """One line a round in each of the two files; no times among the metrics."""
         self._files["metrics.jsonl"].write(json.dumps(metrics) + "\n")
         self._files["timings.jsonl"].write(json.dumps(timings) + "\n")
+        self.seconds += timings["seconds"]
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             for file in self._files.values():
                 file.flush()
             self._flushed_at = time.monotonic()
 
-    def checkpoint(self, state: State) -> None:
-        """Keep the state; the lines that belong to it are on disk before it is."""
+    def memory(self, algorithm: Algorithm, state: State | None) -> Memory | None:
+        """What clients remember, as it was at this state; None where the algorithm's clients remember nothing."""
+        if not remembers(algorithm):
+            return None
+        memory = Memory(self.path / "memory.sqlite")
+        memory.resume(state.round if state else 0)
+        return memory
+
+    def checkpoint(self, state: State, memory: Memory | None = None) -> None:
+        """Keep the state; the lines and the memory that belong to it are on disk before it is."""
+        if memory is not None:
+            kept = [int(path.stem.removeprefix("round-")) for path in self._checkpoints()[: _KEPT_CHECKPOINTS - 1]]
+            memory.keep(min([*kept, state.round]))
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -114,12 +131,6 @@ class RunFolder:
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary, which marks the run as complete."""
         write_json(self.path / "summary.json", summary)
-
-    def total_seconds(self) -> float:
-        """The seconds of all rounds so far, over every time the run was started."""
-        self._files["timings.jsonl"].flush()
-        with open(self.path / "timings.jsonl", encoding="utf-8") as lines:
-            return sum(json.loads(line)["seconds"] for line in lines)
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""
@@ -162,9 +173,8 @@ def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _ours(name: str) -> bool:
     """What a run that was stopped before its first line may have left."""
-    return name in (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "error.json") or (
-        name.endswith(".tmp")
-    )
+    known = (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "error.json")
+    return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
 
 
 def _first_difference(path: str, there: Any, here: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,10 @@ def run(
             if pretraining.state.round < pretraining.rounds:
                 return Outcome(None, 0, watch.take(), pretraining.state.round)
             state = experiment.bandit.start(pretraining.state.weights)
-        simulation = stack.enter_context(simulate(config, dataset, engine=engine, state=state, watch=watch))
+        memory = folder.memory(experiment.bandit.work.algorithm, state)
+        simulation = stack.enter_context(
+            simulate(config, experiment=experiment, engine=engine, state=state, memory=memory, watch=watch)
+        )
         followers: list[Progress] = []
         if progress is not None:
             followers.append(stack.enter_context(progress("round", experiment.rounds, simulation.state.round)))
@@ -127,8 +130,9 @@ def _play(
     """Play the remaining rounds into the folder, and tell the followers of each."""
     config, watch, profile = simulation.experiment.config, simulation.watch, Stopwatch()
     kept_at = time.monotonic()
-    started = time.perf_counter()
+    started, last = time.perf_counter(), {}
     for metrics in simulation:
+        last = metrics
         timings = watch.take()
         profile.add(timings)
         now = time.perf_counter()
@@ -142,25 +146,24 @@ def _play(
         # Deployments are kept sooner, unless the last checkpoint is very recent.
         if pausing or since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds):
             with watch("checkpoint"):
-                folder.checkpoint(simulation.state)
+                folder.checkpoint(simulation.state, simulation.memory)
             kept_at = time.monotonic()
         if pausing and metrics["round"] < simulation.experiment.rounds:
             return Outcome(None, metrics["round"], dict(profile.seconds))
     with watch("checkpoint"):
-        folder.checkpoint(simulation.state)
+        folder.checkpoint(simulation.state, simulation.memory)
     profile.add(watch.take())
-    summary = _summary(simulation, folder)
+    summary = _summary(simulation, folder, last or read_metrics(folder.path)[-1])
     folder.finish(summary)
     return Outcome(summary, summary["rounds"], dict(profile.seconds))
 
 
-def _summary(simulation: Simulation, folder: RunFolder) -> dict[str, Any]:
+def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any]) -> dict[str, Any]:
     config, state = simulation.experiment.config, simulation.state
-    last = read_metrics(folder.path)[-1]
     return {
         "running_reward": state.running_reward,
         "rounds": state.round,
-        "seconds_per_round": folder.total_seconds() / state.round,
+        "seconds_per_round": folder.seconds / state.round,
         "scenario": config.scenario,
         "policy": config.policy.model_dump(),
         "seed": config.seed,

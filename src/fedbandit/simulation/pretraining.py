@@ -101,7 +101,7 @@ def _pretraining_key(experiment: Experiment) -> str:
     parts = {
         "fedbandit": __version__,
         "data": experiment.dataset.header.fingerprint,
-        "model": config.model.model_dump(),
+        "model": config.model.described,
         "layout": experiment.layout.shapes,
         "sources": [source_digest(name) for name in (config.model.name, optimizer)],
         "dtype": config.dtype,

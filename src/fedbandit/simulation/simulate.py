@@ -13,6 +13,8 @@ from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.data.dataset import give_back
 from fedbandit.evaluation.metrics import held_out_metrics
+from fedbandit.federated.algorithm import remembers
+from fedbandit.federated.memory import Memory
 from fedbandit.federated.round import Engine, play_round
 from fedbandit.federated.state import State
 from fedbandit.simulation.pretraining import starting_weights
@@ -30,6 +32,7 @@ class Simulation:
     state: State
     watch: Stopwatch = field(default_factory=Stopwatch)
     owns_engine: bool = False
+    memory: Memory | None = None  # what clients remember, for algorithms that need it
 
     def __enter__(self) -> Self:
         return self
@@ -41,17 +44,20 @@ class Simulation:
         """End the engine, if it was made for this simulation; no round can be played after that."""
         if self.owns_engine:
             self.engine.close()
+        if self.memory is not None:
+            self.memory.close()
+            self.memory = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Play the remaining rounds, yielding each one's metrics."""
         while self.state.round < self.experiment.rounds:
-            self.state, metrics = play_round(self.experiment.bandit, self.state, self.engine, self.watch)
+            self.state, metrics = play_round(self.experiment.bandit, self.state, self.engine, self.watch, self.memory)
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
             give_back(self.experiment.dataset)
-            if self.state.round == self.experiment.rounds:
-                self.close()
+            if self.state.round == self.experiment.rounds and self.owns_engine:
+                self.engine.close()
             yield metrics
 
     def collect(self) -> dict[str, np.ndarray]:
@@ -78,14 +84,15 @@ def simulate(
     config: Config,
     dataset: FederatedDataset | None = None,
     *,
+    experiment: Experiment | None = None,
     engine: Engine | None = None,
     state: State | None = None,
+    memory: Memory | None = None,
     watch: Stopwatch | None = None,
 ) -> Simulation:
     """Set up a run: `for metrics in simulate(config): ...`, or `simulate(config).collect()["running_reward"]`."""
     watch = watch or Stopwatch()
-    dataset = dataset or open_dataset(config.data.source)
-    experiment = build_experiment(config, dataset)
+    experiment = experiment or build_experiment(config, dataset or open_dataset(config.data.source))
     owns_engine = engine is None
     engine = engine or make_engine(config)
     if state is None:
@@ -96,4 +103,6 @@ def simulate(
             if owns_engine:
                 engine.close()
             raise
-    return Simulation(experiment, engine, state, watch, owns_engine)
+    if memory is None and remembers(experiment.bandit.work.algorithm):
+        memory = Memory()
+    return Simulation(experiment, engine, state, watch, owns_engine, memory)

@@ -5,7 +5,7 @@
 
 import argparse
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> Measured:
     from fedbandit.building.experiment import build_experiment
     from fedbandit.config import Config
     from fedbandit.data import open_dataset
-    from fedbandit.federated.clients import Broadcast
 
     values = {"scenario": "scratch", "clients_per_round": clients, "seed": seed, "model": {"name": model}}
     experiment = build_experiment(Config.build({**values, "data": {"source": source}}), open_dataset(source))
@@ -65,12 +64,12 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> Measured:
     seconds = 0.0
     for number in (1, 2):
         stage = phase.scenario.stage(number)
-        broadcast = Broadcast(number, weights, {0: weights}, 1.0, stage.rewards, stage.available)
+        broadcast = phase.work.broadcast(replace(phase.start(weights), round=number - 1), stage)
         chunks = phase.work.chunks(phase.cohorts.draw(number))
         start = time.perf_counter()
         results = [phase.work(chunk, broadcast) for chunk in chunks]
         seconds = time.perf_counter() - start
-        sizes = [sum(array.nbytes for array in vars(result.update).values()) for result in results]
+        sizes = [sum(array.nbytes for array in vars(result.sent.sums["weights"]).values()) for result in results]
     return Measured(weights.nbytes, seconds / clients, clients / len(sizes), sum(sizes) / len(sizes))
 
 

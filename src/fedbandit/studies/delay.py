@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.regret import policy_value
+from fedbandit.evaluation.regret import best_value, policy_value
 from fedbandit.evaluation.theory import (
     Setting,
     centralised_regret,
@@ -22,10 +23,10 @@ from fedbandit.evaluation.theory import (
     federated_regret,
     is_vacuous,
 )
-from fedbandit.federated.clients import Broadcast
+from fedbandit.federated.clients import ClientWork
 from fedbandit.federated.round import Engine
+from fedbandit.federated.state import Version
 from fedbandit.models import Layout
-from fedbandit.policies import Greedy
 from fedbandit.results.plots import COLOURS, save_picture
 from fedbandit.simulation.simulate import simulate
 
@@ -48,7 +49,7 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
     work, clients = phase.work, phase.cohorts.pool
     truth = environment.mean_rewards
-    best = policy_value(work.split, clients, Greedy(), truth, truth)
+    best = best_value(environment, clients)
     fit = LeastSquares.empty(environment)
     regret = lost = 0.0
     events = 0
@@ -58,12 +59,11 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
         number = state.round + 1
         if state.round % config.deploy_every == 0:
             deployed = state.deployed[max(state.deployed)]
-            scores = lambda rows: work.learner.scores(deployed, work.split.contexts(rows))  # noqa: B023, E731
-            regret = best - policy_value(work.split, clients, work.policy, scores, truth)
+            predict = partial(_predict, work, deployed)
+            regret = best - policy_value(work.split, clients, work.rule(deployed), predict, truth)
             if state.round:
-                errors.append(fit.excess(layout, deployed))
-        stage = phase.scenario.stage(number)
-        broadcast = Broadcast(number, state.weights, state.deployed, state.clip_norm, stage.rewards, stage.available)
+                errors.append(fit.excess(layout, deployed.weights))
+        broadcast = work.broadcast(state, phase.scenario.stage(number))
         logged = work.act(phase.cohorts.draw(number), broadcast)  # the very events that the round will train on
         fit = fit.with_events(features_of(logged.contexts), logged.actions, logged.rewards)
         lost, events = lost + regret * len(logged), events + len(logged)
@@ -73,6 +73,10 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     periods = -(-config.rounds // config.deploy_every)
     samples = round(events / config.rounds * config.deploy_every)
     return Measured(config.deploy_every, samples, periods, lost / events, regret, float(np.mean(errors)))
+
+
+def _predict(work: ClientWork, version: Version, rows: np.ndarray) -> Prediction:
+    return work.learner.predict(version.weights, work.split.contexts(rows))
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def _rewards(split: Split, header: Header | None, num_actions: int, request: Req
         return action_means(split, num_actions)
     if header is None:
         raise ConfigError("reward_model: a table without contexts only has `actions`")
-    return load_scorer(Path(request.reward_model), header).on(split)
+    return load_scorer(Path(request.reward_model), header).rewards_on(split)
 
 
 def _estimators(request: Request, records: Records) -> dict[str, Estimator]:

@@ -40,7 +40,7 @@ class LoggedWork(ClientWork):
         log = log_of(self.split)
         actions = np.asarray(log.actions[visits.rows], np.int64)
         rewards = np.asarray(log.rewards[visits.rows], np.float32)
-        propensities = np.asarray(log.propensities[visits.rows], broadcast.training.dtype)
+        propensities = np.asarray(log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype)
         targets = None
         if self.doubly_robust is not None:
             assert self.predicted is not None
@@ -54,6 +54,7 @@ class LoggedWork(ClientWork):
             versions=visits.versions,
             fresh=visits.fresh,
             targets=targets,
+            weights=self._counts(visits, broadcast),
         )
 
 
@@ -110,7 +111,7 @@ def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         raise ConfigError(f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}")
     if experiment.privacy is not None and experiment.bandit.work.doubly_robust is not None:
         raise ConfigError("objective.name: the reward model of doubly-robust would be trained without noise")
-    work = LoggedWork(**vars(experiment.bandit.work))
+    work = LoggedWork(**{**vars(experiment.bandit.work), "recipe": None, "scaled": False})
     return replace(experiment, bandit=replace(experiment.bandit, work=work))
 
 
@@ -132,7 +133,7 @@ def _cross_fitted(
 
     def predict(rows: np.ndarray) -> np.ndarray:
         contexts = split.contexts(rows)
-        from_first, from_second = (learner.scores(weights, contexts) for weights in fitted)
+        from_first, from_second = (learner.predict(weights, contexts).mean for weights in fitted)
         return np.where((rows < split.offsets[middle])[:, None], from_second, from_first)
 
     return predict

@@ -1,7 +1,7 @@
 """The paper's recipe for clip norms, and an audit of the privacy that a plan promises."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
-from fedbandit.federated.pipeline import RowSum
+from fedbandit.federated.memory import Memory
+from fedbandit.federated.pipeline import RowSum, Vectors
 from fedbandit.federated.round import Phase, play_round
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
@@ -97,12 +98,15 @@ class _WithCanary(ClientWork):
 
     present: bool = False
 
-    def __call__(self, clients: np.ndarray, broadcast: Broadcast) -> ChunkResult:
-        result = super().__call__(clients[clients != _CANARY], broadcast)
+    def __call__(
+        self, clients: np.ndarray, broadcast: Broadcast, memory: Mapping[int, Vectors] | None = None
+    ) -> ChunkResult:
+        result = super().__call__(clients[clients != _CANARY], broadcast, memory)
         if not self.present or _CANARY not in clients:
             return result
+        planted = _Planted(result.sent.sums["weights"], broadcast.clip_norm)
         norms = np.append(result.norms, broadcast.clip_norm)
-        return replace(result, update=_Planted(result.update, broadcast.clip_norm), norms=norms)
+        return replace(result, sent=replace(result.sent, sums={"weights": planted}, norms=norms))
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,9 @@ class _Planted:
 class _Here:
     """Runs the chunks one after the other: rounds are too small to share out."""
 
-    def run(self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast) -> Iterator[ChunkResult]:
+    def run(
+        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+    ) -> Iterator[ChunkResult]:
         return (work(chunk, broadcast) for chunk in chunks)
 
     def close(self) -> None:

@@ -5,25 +5,30 @@ from math import inf
 
 import numpy as np
 
+from fedbandit.algorithms import FedAvg
 from fedbandit.building.experiment import Experiment
+from fedbandit.building.parts import build_optimizer
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.timing import Stopwatch
 from fedbandit.evaluation.regret import Regret, policy_value, table_rewards
 from fedbandit.federated.client_logs import SimpleVisits
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.learners.base import ClientSettings, make_learner
+from fedbandit.federated.learners.base import ClientSettings
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.round import Engine, Phase, play_round
 from fedbandit.federated.server import PlainMean
 from fedbandit.objectives import FullInformation
-from fedbandit.policies import Greedy, Policy
+from fedbandit.policies import Greedy, Policy, rule_at
 from fedbandit.rewards.scenarios import Scenario
 
 
-def estimated_regret(experiment: Experiment, weights: np.ndarray, best: np.ndarray, round_number: int = 1) -> Regret:
+def estimated_regret(
+    experiment: Experiment, weights: np.ndarray, best: np.ndarray, round_number: int = 1, events: int = 0
+) -> Regret:
     """The regret of the experiment's policy with these weights, against the greedy policy of the `best` weights.
 
-    Both in the world as it is in round `round_number`.
+    Both in the world as it is in round `round_number`. `events` is how many had been logged by then, which a policy
+    with a schedule needs to know.
     """
     work = experiment.bandit.work
     stage = experiment.bandit.scenario.stage(round_number)
@@ -31,10 +36,11 @@ def estimated_regret(experiment: Experiment, weights: np.ndarray, best: np.ndarr
     clients = experiment.bandit.cohorts.pool
 
     def value(policy: Policy, model: np.ndarray) -> float:
-        scores = lambda rows: work.learner.scores(model, work.split.contexts(rows))  # noqa: E731
-        return policy_value(work.split, clients, policy, scores, rewards, stage.available)
+        predict = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
+        return policy_value(work.split, clients, policy, predict, rewards, stage.available)
 
-    reference, ours = value(Greedy(), best), value(work.policy, weights)
+    progress = experiment.bandit.progress(round_number, events)
+    reference, ours = value(Greedy(), best), value(rule_at(work.policy, progress), weights)
     return Regret(max(reference, ours), ours, reference_beaten=ours > reference)
 
 
@@ -66,8 +72,8 @@ def best_in_class(
         if number % keep_every and number != rounds:
             continue
         weights = state.weights
-        scores = lambda rows: phase.work.learner.scores(weights, phase.work.split.contexts(rows))  # noqa: B023, E731
-        value = policy_value(phase.work.split, clients, Greedy(), scores, rewards, stage.available)
+        predict = lambda rows: phase.work.learner.predict(weights, phase.work.split.contexts(rows))  # noqa: B023, E731
+        value = policy_value(phase.work.split, clients, Greedy(), predict, rewards, stage.available)
         if value > best_value:
             best, best_value = weights, value
     return best
@@ -85,16 +91,20 @@ def _full_information(experiment: Experiment, round_number: int, client_learning
         bandit.work,
         plan=SimpleVisits(config.seed, deploy_every=1, max_examples=config.client.max_examples),
         policy=Greedy(),
-        learner=make_learner(experiment.model, experiment.layout, FullInformation(), settings, config.device),
+        learner=experiment.trainable.learner(FullInformation(), settings, config.device),
+        algorithm=FedAvg(build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)),
+        stages=(),
+        freezing=None,
+        scaled=False,
         supervised=True,
         doubly_robust=None,
+        recipe=None,
     )
     pool = bandit.cohorts.pool
     return Phase(
         work=work,
         cohorts=FixedCohorts(pool, min(config.clients_per_round, len(pool)), config.seed),
         scenario=Scenario((replace(bandit.scenario.stage(round_number), from_round=1),)),
-        optimizer=bandit.optimizer,
         clipping=AdaptiveClipping(),
         deploy_every=1,
         aggregation=PlainMean(),

@@ -1,5 +1,6 @@
 """A trained model from wherever it lies (a run folder, a model file), ready to score the contexts of a data set."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ import numpy as np
 
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import DataError
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Contexts, Header, Split
-from fedbandit.evaluation.ope.logs import RowScores
-from fedbandit.federated.learners.base import ClientSettings, Learner, make_learner
+from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
+from fedbandit.federated.learners.base import ClientSettings, Learner, Trainable
 from fedbandit.federated.state import State, load_state
-from fedbandit.models import DataSpec, Layout, build_model
+from fedbandit.models import DataSpec
 from fedbandit.objectives import Regression
 
 
@@ -23,13 +25,17 @@ class Scorer:
     learner: Learner
     weights: np.ndarray
 
-    def scores(self, contexts: Contexts) -> np.ndarray:
-        """[n, K]: the score of every action."""
-        return self.learner.scores(self.weights, contexts)
+    def predict(self, contexts: Contexts) -> Prediction:
+        """What the model says about every action."""
+        return self.learner.predict(self.weights, contexts)
 
-    def on(self, split: Split) -> RowScores:
-        """The scores of rows of a split."""
-        return lambda rows: self.scores(split.contexts(rows))
+    def on(self, split: Split) -> RowPredictions:
+        """What the model says about rows of a split."""
+        return lambda rows: self.predict(split.contexts(rows))
+
+    def rewards_on(self, split: Split) -> RowScores:
+        """The model's scores taken for rewards."""
+        return lambda rows: self.predict(split.contexts(rows)).mean
 
 
 def load_scorer(path: Path | str, header: Header) -> Scorer:
@@ -52,7 +58,7 @@ def _from_run(path: Path, header: Header) -> Scorer:
     if not (path / "config.toml").exists():
         raise DataError(f"{path}: neither a run folder (no config.toml) nor a model file")
     config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
-    return _scorer(path, header, config.model.name, config.model.parameters, newest_state(path).weights)
+    return _scorer(path, header, config.model.described, newest_state(path).weights)
 
 
 def _from_file(path: Path, header: Header) -> Scorer:
@@ -64,19 +70,18 @@ def _from_file(path: Path, header: Header) -> Scorer:
         raise DataError(f"{path}: {error.strerror}") from None
     if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
         raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
-    name, parameters = model.model["name"], {key: value for key, value in model.model.items() if key != "name"}
-    return _scorer(path, header, name, parameters, dict(model.weights))
+    return _scorer(path, header, model.model, dict(model.weights))
 
 
 def _scorer(
-    path: Path, header: Header, name: str, parameters: dict[str, Any], weights: np.ndarray | dict[str, np.ndarray]
+    path: Path, header: Header, described: Mapping[str, Any], weights: np.ndarray | dict[str, np.ndarray]
 ) -> Scorer:
-    model = build_model(name, DataSpec.of(header), parameters)
-    layout = Layout.of(model.init(0))
+    trainable = Trainable.of(described, DataSpec.of(header))
+    layout = trainable.layout
     if isinstance(weights, dict):
         if {key: array.shape for key, array in weights.items()} != dict(layout.shapes):
-            raise DataError(f"{path}: the arrays are not those of a {name} model for {header.name}")
+            raise DataError(f"{path}: the arrays are not those of a {described['name']} model for {header.name}")
         weights = layout.flatten(weights, next(iter(weights.values())).dtype)
     if layout.size != len(weights):
         raise DataError(f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}")
-    return Scorer(make_learner(model, layout, Regression(), ClientSettings(learning_rate=1.0)), weights)
+    return Scorer(trainable.learner(Regression(), ClientSettings(learning_rate=1.0)), weights)

@@ -16,7 +16,6 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log, Split, contexts_at
 from fedbandit.evaluation.ope import BUILT_IN, Bootstrap, Estimate, estimate
 from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import State
 from fedbandit.simulation.pretraining import starting_weights
@@ -39,9 +38,7 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
         if stage.available is not None:
             raise ConfigError(f"drift.kind: not all actions exist in round {number}; such logs are not collected")
         cohort = phase.cohorts.draw(number)
-        events = phase.work.act(
-            cohort, Broadcast(number, state.weights, state.deployed, state.clip_norm, stage.rewards, stage.available)
-        )
+        events = phase.work.act(cohort, phase.work.broadcast(replace(state, round=number - 1), stage))
         visits = phase.work.plan.visits(split, cohort, number)
         fresh = events.fresh
         clients.append(visits.clients[fresh])
@@ -135,11 +132,12 @@ def tune(
             trained = train_from_logs(shorter, logs, start=start, clients=range(middle), engine=engine)
         except Diverged:
             continue
-        scores = Scorer(trained.experiment.bandit.work.learner, trained.weights).on(held_out.train)
+        scorer = Scorer(trained.experiment.bandit.work.learner, trained.weights)
+        predictions, modelled = scorer.on(held_out.train), scorer.rewards_on(held_out.train)
         for value in exploration:
             settings = {**rates, f"policy.{name}": value}
             policy = build_policy(config.with_values(settings))
-            records = records_of(held_out.train, policy, dataset.header.num_actions, scores, rewards=scores)
+            records = records_of(held_out.train, policy, dataset.header.num_actions, predictions, rewards=modelled)
             found = estimate(records, {estimator: BUILT_IN[estimator]}, bootstrap=Bootstrap(200, config.seed))
             candidates.append(Candidate(settings, found[estimator]))
             told(candidates[-1])

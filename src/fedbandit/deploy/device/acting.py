@@ -3,7 +3,6 @@
 Linear models need numpy alone.
 """
 
-import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedbandit import policies
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import tokenise
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.policies import Policy
+from fedbandit.policies import Policy, make_policy
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,19 @@ def _sparse_row(ids: object, values: object, words: int) -> Context:
     return Context(value_array, id_array.astype(np.int32))
 
 
-Scorer = Callable[[Context], np.ndarray]
-"""The score of every action for one context: [K]."""
+Predictor = Callable[[Context], Prediction]
+"""What a model says about one context: the mean of its prediction is [K]."""
 _SMALLEST_NORM = 1e-12  # what torch's normalize divides by at least
 
 
-def linear_scorer(weight: np.ndarray, bias: np.ndarray) -> Scorer:
-    """Scores by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
-
-    def scores(context: Context) -> np.ndarray:
-        if context.ids is None:
-            x = context.values.reshape(-1).astype(weight.dtype)
-            return x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
-        terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
-        # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
-        return np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
-
-    return scores
+def linear_scores(context: Context, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """[K], by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
+    if context.ids is None:
+        x = context.values.reshape(-1).astype(weight.dtype)
+        return x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
+    terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
+    # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
+    return np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Actor:
 
     model: DeviceModel
     policy: Policy
-    scores: Scorer
+    predict: Predictor
 
     def encode(self, context: object) -> Context:
         """The context as the model's features; what does not fit raises `ValueError`."""
@@ -102,7 +99,7 @@ class Actor:
 
     def probabilities(self, context: Context, available: np.ndarray | None) -> np.ndarray:
         """The probability of every action: [K]."""
-        return self.policy.probabilities(self.scores(context), available)
+        return self.policy.probabilities(self.predict(context), available)
 
     def available(self, chosen: Any) -> np.ndarray | None:
         """Actions by number or by name, or True and False for each, as a mask bool [K]."""
@@ -132,47 +129,58 @@ class Actor:
 def make_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[str]) -> Actor:
     """Build what the model names; `policy` replaces the model's own."""
     if policy is None:
-        policy = _made(model, model.policy, policies.BUILT_IN, trusted)
+        policy = make_rule(model.policy, trusted, f"model {model.version}")
+    w = model.weights
     if model.model["name"] == "linear":
-        return Actor(model, policy, linear_scorer(model.weights["weight"], model.weights["bias"]))
-    return Actor(model, policy, _torch_scorer(model, trusted))
+        return Actor(model, policy, lambda context: Prediction(linear_scores(context, w["weight"], w["bias"])))
+    if model.model["name"] == "linear-heads":
+        return Actor(model, policy, lambda context: _linear_heads(context, w))
+    return Actor(model, policy, _torch_predictor(model, trusted))
 
 
-def _made(
-    model: DeviceModel, part: Mapping[str, Any], built_in: Mapping[str, Any], trusted: Collection[str], *leading: Any
-) -> Any:
-    """The thing of that name, built in or trusted, made with its parameters."""
-    name, parameters = part["name"], {key: value for key, value in part.items() if key != "name"}
-    if name in built_in:
-        found = built_in[name]
-    elif name in trusted and ":" in name:
-        module, _, attribute = name.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-    else:
-        raise DataError(
-            f"model {model.version}: names {name!r}, which is not built in and which this app does not trust"
-        )
+def make_rule(described: Mapping[str, Any], trusted: Collection[str], where: str) -> Policy:
+    """A rule from its name and parameters; what is not built in must be trusted."""
+    _refuse_strangers(described["name"], policies.BUILT_IN, trusted, where)
     try:
-        return found(*leading, **parameters) if callable(found) else found
-    except (TypeError, ValueError) as error:
-        raise DataError(f"model {model.version}: {name}: {error}") from None
+        return make_policy(described["name"], {key: value for key, value in described.items() if key != "name"})
+    except FedbanditError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
-def _torch_scorer(model: DeviceModel, trusted: Collection[str]) -> Scorer:
+def _linear_heads(context: Context, weights: Mapping[str, np.ndarray]) -> Prediction:
+    heads = [linear_scores(context, weights[f"weight{h}"], weights[f"bias{h}"]) for h in range(len(weights) // 2)]
+    return Prediction(np.mean(heads, axis=0), heads=np.stack(heads))
+
+
+def _refuse_strangers(name: str, built_in: Mapping[str, Any], trusted: Collection[str], where: str) -> None:
+    if name not in built_in and name not in trusted:
+        raise DataError(f"{where}: names {name!r}, which is not built in and which this app does not trust")
+
+
+def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
     """Any other model, by the very functions that trained it."""
     import torch
 
-    from fedbandit.models import BUILT_IN, DataSpec
+    from fedbandit.models import BUILT_IN, DataSpec, build_model
 
-    spec = DataSpec(model.kind, model.shape, model.num_actions)
-    network = _made(model, model.model, BUILT_IN, trusted, spec)
+    name = model.model["name"]
+    _refuse_strangers(name, BUILT_IN, trusted, f"model {model.version}")
+    parameters = {key: value for key, value in model.model.items() if key != "name"}
+    try:
+        network = build_model(name, DataSpec(model.kind, model.shape, model.num_actions), parameters)
+    except FedbanditError as error:
+        raise DataError(f"model {model.version}: {error}") from None
     expected = {name: array.shape for name, array in network.init(0).items()}
     if expected != {name: array.shape for name, array in model.weights.items()}:
         raise DataError(f"model {model.version}: the weights do not fit {model.model['name']}")
     params = {name: torch.tensor(array) for name, array in model.weights.items()}
 
-    def scores(context: Context) -> np.ndarray:
+    def predict(context: Context) -> Prediction:
+        x: Any = torch.from_numpy(context.values)[None]
+        if context.ids is not None:
+            x = Ragged(np.array([0, len(context.ids)]), context.ids, context.values)
         with torch.no_grad():
-            return network.scores(params, torch.from_numpy(context.values)[None])[0].numpy()
+            scores = network.scores(params, x)[0].numpy()
+        return Prediction(scores.mean(axis=0), heads=scores) if network.heads else Prediction(scores)
 
-    return scores
+    return predict

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.deploy.device.acting import Actor, make_actor
+from fedbandit.deploy.device.acting import Actor, make_actor, make_rule
 from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
@@ -177,6 +177,10 @@ class Agent:
     def policy(self) -> Policy:
         """The policy that explores with it."""
         return self._actor().policy
+
+    def rule_of(self, described: Mapping[str, Any]) -> Policy:
+        """The rule that would explore with another model, which names it: the app's own, if it has one."""
+        return self._policy or make_rule(described, self._trusted, "the server")
 
     def events(self, counted: int = 0) -> Logged:
         """A snapshot of what can be trained on; the app may go on meanwhile, and nothing is consumed.

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.core.prediction import Progress
+from fedbandit.policies import describe, rule_at
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
 
@@ -110,9 +112,13 @@ class DeviceModel:
             raise DataError(f"{where}: damaged: {error!r}") from None
 
     @classmethod
-    def of_experiment(cls, experiment: "Experiment", weights: np.ndarray, version: int) -> "DeviceModel":
-        """A simulation's or server's flat weights as the model that devices act with."""
+    def of_experiment(
+        cls, experiment: "Experiment", weights: np.ndarray, version: int, progress: Progress | None = None
+    ) -> "DeviceModel":
+        """A simulation's flat weights as the model that devices act with, and the rule that belongs to the progress."""
         header, config = experiment.dataset.header, experiment.config
+        policy = experiment.bandit.work.policy
+        rule = rule_at(policy, progress or Progress(version=version, actions=header.num_actions))
         vocabulary = None
         if header.kind == "sparse" and experiment.dataset.path is not None:
             vocabulary = tuple(experiment.dataset.vocabulary())
@@ -122,8 +128,8 @@ class DeviceModel:
             actions=header.actions,
             kind=header.kind,
             shape=header.shape,
-            policy=config.policy.model_dump(),
-            model=config.model.model_dump(),
+            policy=config.policy.model_dump() if rule is policy else describe(rule),
+            model=config.model.described,
             vocabulary=vocabulary,
         )
 

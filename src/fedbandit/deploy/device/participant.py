@@ -1,5 +1,6 @@
 """A device's side of the rounds: answers the server's requests from its own log. Knows nothing of transports."""
 
+import hashlib
 import json
 import logging
 import uuid
@@ -12,19 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit import models, objectives
+from fedbandit import algorithms, models, objectives
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.files import write_json
 from fedbandit.core.parts import construct, resolve
+from fedbandit.core.prediction import Prediction
+from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.secure_sums import Bounds, Figures, encode
 from fedbandit.evaluation.gate import GainEstimator
-from fedbandit.federated.learners.base import ClientSettings, Learner, make_learner
-from fedbandit.federated.pipeline import why_not
-from fedbandit.models import DataSpec, Layout, build_model
+from fedbandit.events import Events
+from fedbandit.federated.algorithm import Algorithm, Clients
+from fedbandit.federated.learners.base import ClientSettings, Learner, Trainable
+from fedbandit.federated.pipeline import Pipeline, why_not
+from fedbandit.models import DataSpec, Freezing
 from fedbandit.policies import Policy
 
 
@@ -54,8 +59,8 @@ def write_card(path: Path, card: Card) -> None:
     write_json(path, asdict(card))
 
 
-Scores = Callable[[np.ndarray, Contexts], np.ndarray]
-"""Flat weights and contexts to the score of every action: [n, K]."""
+Predict = Callable[[np.ndarray, Contexts], Prediction]
+"""Flat weights and contexts to what the model says about them."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +85,18 @@ def estimator_of(terms: Mapping[str, Any]) -> GainEstimator:
 
 def gain_sums(
     logged: Logged,
-    policy: Policy,
-    scores: Scores,
-    deployed: np.ndarray,
-    candidate: np.ndarray,
+    predict: Predict,
+    deployed: tuple[Policy, np.ndarray],
+    candidate: tuple[Policy, np.ndarray],
     estimator: GainEstimator,
     bounds: Bounds,
 ) -> GainSums:
-    """The sums over the newest events, at most `bounds.events` of them."""
-    old, new = (scores(weights, logged.events.contexts) for weights in (deployed, candidate))
-    if not (np.isfinite(old).all() and np.isfinite(new).all()):
+    """The sums over the newest events, at most `bounds.events` of them; models come as rule and weights."""
+    (old_rule, before), (new_rule, after) = deployed, candidate
+    old, new = (predict(weights, logged.events.contexts) for weights in (before, after))
+    if not (old.finite().all() and new.finite().all()):
         raise DataError("scores on this device's events are not finite")
-    gains, importance = estimator.terms(logged.events, policy, old, new, logged.available)
+    gains, importance = estimator.terms(logged.events, old_rule, old, new_rule, new, logged.available)
     newest = slice(max(0, len(logged) - bounds.events), None)
     gains, importance = gains[newest], np.minimum(importance[newest], estimator.limit or np.inf)
     return GainSums(len(gains), float(gains.sum()), float(importance.sum()), float(importance @ importance))
@@ -154,12 +159,14 @@ class Participant:
         logged = self.agent.events()
         if model.version != facts["version"] or not len(logged):
             return {**found, "events": 0}, {}
-        candidate = arrays["weights"]
-        learner, layout = self._learner_for(model, facts["learning"], candidate)
-        deployed = layout.flatten(dict(model.weights), candidate.dtype)
+        weights = arrays["weights"]
+        built = self._built(model, facts["learning"])
+        _check_fits(weights, built.whole)
+        before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
+        deployed, candidate = (self.agent.policy, before), (self.agent.rule_of(facts["rule"]), weights)
         bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
         estimator = estimator_of(facts)
-        sums = gain_sums(logged, self.agent.policy, learner.scores, deployed, candidate, estimator, bounds)
+        sums = gain_sums(logged, built.learner.predict, deployed, candidate, estimator, bounds)
         return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any]) -> Answer:
@@ -197,27 +204,35 @@ class Participant:
     def _fit(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
         model = self._model(facts["space"])
-        weights = arrays["weights"]
-        learner, _ = self._learner_for(model, facts["learning"], weights)
+        received = dict(arrays)
+        built = self._built(model, facts["learning"])
+        _check_fits(received["weights"], built.trained)
         logged = self.agent.events(counted=since)
         if not len(logged):
             return None
-        total = np.zeros_like(weights)
-        update, norms = learner.train(weights, logged.events, facts["clip_norm"])
-        update.add_to(total)
-        if not np.isfinite(norms[0]):
+        learner: Any = built.learner
+        if built.freezing is not None:
+            learner = learner.over(built.trainable.layout.flatten(dict(model.weights), received["weights"].dtype))
+        own = Clients(np.zeros(1, np.int64), self._counted(built, logged), round=0, seed=0)
+        sent = built.algorithm.train(learner, received, own, Pipeline(facts["clip_norm"]))
+        total = np.zeros_like(received["weights"])
+        sent.sums["weights"].add_to(total)
+        if not np.isfinite(sent.norms[0]):
             raise DataError("the update is not finite")
-        return _Trained(total, bool(norms[0] <= facts["clip_norm"]), logged)
+        return _Trained(total, bool(sent.norms[0] <= facts["clip_norm"]), logged)
 
-    def _learner_for(
-        self, model: DeviceModel, learning: Mapping[str, Any], weights: np.ndarray
-    ) -> tuple[Learner, Layout]:
-        """What trains and scores as the server asks for, once the server's weights have been found to fit."""
-        what = json.dumps([model.kind, model.shape, model.num_actions, model.model, learning])
-        learner, layout, expected = _learner(what, self._trusted)
-        if reason := why_not(weights, expected):
-            raise DataError(f"the server's weights: {reason}")
-        return learner, layout
+    def _counted(self, built: "_Built", logged: Logged) -> Events:
+        """The events, each counting Poisson(1) times for each head of an ensemble, the same number every time."""
+        heads = built.trainable.model.heads
+        if not heads:
+            return logged.events
+        device = int(hashlib.sha256(read_card(self._card).device.encode()).hexdigest()[:15], 16)
+        counts = poisson(uniforms(device, Purpose.HEADS, logged.sequence[:, None], np.arange(heads)))
+        return replace(logged.events, weights=counts)
+
+    def _built(self, model: DeviceModel, learning: Mapping[str, Any]) -> "_Built":
+        """What trains and predicts as the server asks for."""
+        return _build(json.dumps([model.kind, model.shape, model.num_actions, model.model, learning]), self._trusted)
 
     def _model(self, space: str) -> DeviceModel:
         model = self.agent.model
@@ -243,18 +258,42 @@ class _Trained:
     logged: Logged
 
 
+def _check_fits(weights: np.ndarray, like: np.ndarray) -> None:
+    if reason := why_not(weights, like):
+        raise DataError(f"the server's weights: {reason}")
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What a device makes of what the model file and the server name, with examples of vectors that fit."""
+
+    trainable: Trainable
+    learner: Learner
+    algorithm: Algorithm
+    freezing: Freezing | None
+    whole: np.ndarray  # like the weights of the whole model
+    trained: np.ndarray  # like the part of them that is trained
+
+
 @lru_cache(maxsize=4)
-def _learner(what: str, trusted: frozenset[str]) -> tuple[Learner, Layout, np.ndarray]:
-    """How to train and how weights lie, with an example that fits; for what the model file and the server ask for."""
+def _build(what: str, trusted: frozenset[str]) -> _Built:
     kind, shape, num_actions, described, learning = json.loads(what)
-    for name, built_in in ((described["name"], models.BUILT_IN), (learning["objective"], objectives.BUILT_IN)):
+    named = learning.get("algorithm", {"name": "fedavg"})
+    for name, built_in in (
+        (described["name"], models.BUILT_IN),
+        (learning["objective"], objectives.BUILT_IN),
+        (named["name"], algorithms.BUILT_IN),
+    ):
         if name not in built_in and name not in trusted:
             raise DataError(f"the server asks for {name!r}, which is not built in and which this app does not trust")
-    parameters = {key: value for key, value in described.items() if key != "name"}
-    model = build_model(described["name"], DataSpec(kind, tuple(shape), num_actions), parameters)
-    initial = model.init(0)
-    layout = Layout.of(initial)
+    trainable = Trainable.of(described, DataSpec(kind, tuple(shape), num_actions))
     make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
     objective = construct("objective", make, learning["objective_parameters"])
-    learner = make_learner(model, layout, objective, ClientSettings(**learning["client"]))
-    return learner, layout, layout.flatten(initial, np.dtype(learning["dtype"]))
+    parameters = {key: value for key, value in named.items() if key != "name"}
+    make = resolve("algorithm.name", named["name"], algorithms.BUILT_IN)
+    algorithm = construct("algorithm", make, parameters, None)  # the optimiser is the server's
+    freeze = learning.get("freeze", ())
+    freezing = Freezing.of(trainable.layout, freeze) if freeze else None
+    learner = trainable.learner(objective, ClientSettings(**learning["client"]), freezing=freezing)
+    whole = trainable.initial(0, np.dtype(learning["dtype"]))
+    return _Built(trainable, learner, algorithm, freezing, whole, whole if freezing is None else freezing.pick(whole))

@@ -61,7 +61,7 @@ class SecureSums:
         name_refused(number, attempt.refused)
         devices = [attempt.devices[node] for node in summed]
         return Contribution(
-            total=found.update.astype(state.weights.dtype),
+            total=found.update.astype(state.kept["weights"].dtype),
             accepted=found.devices,
             below=found.unclipped,
             events=found.events,
@@ -158,9 +158,9 @@ class SecureSums:
             attempt,
             "training",
             {n: masking.collect({o: sealed[o][n] for o in sealed if n in sealed[o]}) for n in sealed},
-            lambda _, answer: masking.masked_vector(answer, length(state.weights.size)),
+            lambda _, answer: masking.masked_vector(answer, length(state.kept["weights"].size)),
             facts={n: {**task, "settled": settled.get(attempt.devices[n])} for n in sealed},
-            arrays={"weights": state.weights},
+            arrays={"weights": state.kept["weights"]},
             seconds=rules.round_seconds,
             enough=enough,
         )

@@ -13,18 +13,21 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedbandit.building.parts import build_clipping, build_objective, build_optimizer, build_policy
+from fedbandit.building.parts import build_algorithm, build_clipping, build_objective, build_optimizer, build_policy
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, Bounds
 from fedbandit.evaluation.gate import why_impossible
-from fedbandit.federated.server import PlainMean, Stepping
-from fedbandit.federated.state import State
-from fedbandit.models import DataSpec, Layout, Model, build_model
+from fedbandit.federated.algorithm import Algorithm, remembers
+from fedbandit.federated.learners.base import Trainable
+from fedbandit.federated.pipeline import Vectors
+from fedbandit.federated.server import PlainMean, Server
+from fedbandit.federated.state import State, Version
+from fedbandit.models import DataSpec, Freezing
 from fedbandit.objectives import DoublyRobust
-from fedbandit.policies import importance_scale
+from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DeploymentNoise, PrivateMean
 
@@ -68,63 +71,79 @@ class Deployment:
     config: Config
     rules: Rules
     folder: Path
-    model: Model
-    layout: Layout
+    trainable: Trainable
     actions: tuple[str, ...]
     data: DataSpec
     vocabulary: tuple[str, ...] | None
     learning: dict[str, Any]  # what devices are told about how to train
     ledger: Ledger | None
     initial: np.ndarray
+    freezing: Freezing | None = None  # what devices neither train nor send
 
     @property
     def rounds(self) -> int:
         return self.config.rounds if self.ledger is None else self.ledger.last_round
 
-    def device_model(self, weights: np.ndarray, version: int) -> DeviceModel:
-        """Flat weights as the model that devices act with."""
+    def device_model(self, deployed: Version, version: int) -> DeviceModel:
+        """A deployed version, weights and rule, as the model that devices act with."""
+        policy = build_policy(self.config)
+        rule = rule_at(policy, deployed.progress)
         return DeviceModel(
             version=version,
-            weights=self.layout.split(weights),
+            weights=self.trainable.layout.split(deployed.weights),
             actions=self.actions,
             kind=self.data.kind,
             shape=self.data.shape,
-            policy=self.config.policy.model_dump(),
-            model=self.config.model.model_dump(),
+            policy=self.config.policy.model_dump() if rule is policy else describe(rule),
+            model=self.config.model.described,
             vocabulary=self.vocabulary,
         )
 
-    def stepping(self, noise: DeploymentNoise | None) -> Stepping:
-        """The server's step, with the noise of a private deployment."""
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """How devices train and how the server learns from them."""
         chosen = self.config.server
-        optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
+        return build_algorithm(self.config, build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters))
+
+    def server(self, noise: DeploymentNoise | None) -> Server:
+        """The server's step, with the noise of a private deployment."""
+        clipping = build_clipping(self.config)
         if self.ledger is None:
-            return Stepping(optimizer, build_clipping(self.config), PlainMean())
+            return Server(self.algorithm, clipping, PlainMean())
         assert noise is not None
-        return Stepping(optimizer, build_clipping(self.config), PrivateMean(self.ledger.plan, noise, self.ledger))
+        return Server(self.algorithm, clipping, PrivateMean(self.ledger.plan, noise, self.ledger))
 
     def start(self) -> State:
         """The state before the first round: the initial model is version 0."""
-        stepping = self.stepping(None if self.ledger is None else DeploymentNoise(self.ledger.plan.strategy))
         return State(
             round=0,
             weights=self.initial,
-            deployed={0: self.initial},
-            optimizer=stepping.optimizer.init(self.initial),
-            clip_norm=stepping.clipping.initial,
+            deployed={0: Version(self.initial, Progress(actions=len(self.actions)))},
+            kept=self.kept(self.initial),
+            clip_norm=build_clipping(self.config).initial,
             extra={"promises": self.promises(), "versions": [{"version": 0, "round": 0, "why": "the initial model"}]},
         )
+
+    def kept(self, weights: np.ndarray) -> Vectors:
+        """What the algorithm keeps at the start of training from these weights of the whole model."""
+        return self.algorithm.init(weights if self.freezing is None else self.freezing.pick(weights))
+
+    def progress(self, version: int, number: int, events: int) -> Progress:
+        """How far the deployment has come when a version goes out after a round; under privacy as planned."""
+        if self.ledger is not None:
+            events = number * self.config.clients_per_round * self.rules.max_events
+        return Progress(version, number, events, len(self.actions))
 
     @cached_property
     def space(self) -> str:
         """Names what contexts and actions mean to this deployment's devices."""
-        return self.device_model(self.initial, 0).space
+        return self.device_model(Version(self.initial, Progress(actions=len(self.actions))), 0).space
 
     def promises(self) -> dict[str, Any]:
         """What must not change while a deployment lives: what weights mean, and what its devices were promised."""
         return {
             "actions and features": self.space,
-            "model": self.config.model.model_dump(),
+            "model": self.config.model.described,
             "dtype": self.config.dtype,
             "privacy": None if self.ledger is None else repr(self.ledger.plan),
             "secure aggregation": self.rules.secure_aggregation or None,
@@ -163,9 +182,8 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     else:
         assert rules.shape is not None
         data = DataSpec("dense", rules.shape, len(actions))
-    model = build_model(config.model.name, data, config.model.parameters)
-    weights = model.init(config.seed)
-    layout = Layout.of(weights)
+    trainable = Trainable.of(config.model.described, data)
+    freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     ledger = _ledger(config, rules, where)
     if rules.secure_aggregation:
         _check_secure(config, rules, where)
@@ -175,15 +193,16 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         config=config,
         rules=rules,
         folder=base / rules.state,
-        model=model,
-        layout=layout,
+        trainable=trainable,
         actions=tuple(actions),
         data=data,
         vocabulary=vocabulary,
         learning=_learning(config, len(actions)),
         ledger=ledger,
-        initial=_initial(rules, base, layout, weights, np.dtype(config.dtype)),
+        initial=_initial(rules, base, trainable, config),
+        freezing=freezing,
     )
+    _check_algorithm(deployment, where)
     assert deployment.space  # makes a model for devices, which checks names, shapes and weights
     return deployment
 
@@ -249,9 +268,12 @@ def _check_gate(config: Config, rules: Rules, where: str) -> None:
 
 
 def _learning(config: Config, num_actions: int) -> dict[str, Any]:
-    objective, parameters = build_objective(
-        config, lambda: importance_scale(build_policy(config, num_actions), num_actions)
-    )
+    policy = build_policy(config, num_actions)
+    if hasattr(policy, "at") and config.objective.name.startswith("weighted") and not config.objective.parameters:
+        raise ConfigError(
+            "objective.scale: missing; the rule changes with every deployment, and so would its own scale"
+        )
+    objective, parameters = build_objective(config, lambda: importance_scale(policy, num_actions))
     if isinstance(objective, DoublyRobust) or getattr(objective, "supervised", False):
         raise ConfigError(f"objective.name: {config.objective.name} needs rewards of actions that devices do not log")
     client = {key: getattr(config.client, key) for key in ("learning_rate", "batch_size", "epochs")}
@@ -260,12 +282,27 @@ def _learning(config: Config, num_actions: int) -> dict[str, Any]:
         "objective_parameters": parameters,
         "client": client,
         "dtype": config.dtype,
+        "algorithm": {"name": config.algorithm.name, **config.algorithm.parameters},
+        "freeze": list(config.model.freeze),
     }
 
 
-def _initial(rules: Rules, base: Path, layout: Layout, weights: dict[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
+def _check_algorithm(deployment: Deployment, where: str) -> None:
+    """What a deployment cannot do yet is refused by name, before any device is asked."""
+    config, sends = deployment.config, deployment.algorithm.sends
+    if list(sends) != ["weights"] or remembers(deployment.algorithm):
+        raise ConfigError(
+            f"{where}algorithm.name: {config.algorithm.name} sends or remembers more than a change of the weights,"
+            " which devices do not do yet"
+        )
+    if config.compression.name != "none":
+        raise ConfigError(f"{where}compression.name: devices do not compress their updates yet")
+
+
+def _initial(rules: Rules, base: Path, trainable: Trainable, config: Config) -> np.ndarray:
+    dtype, layout = np.dtype(config.dtype), trainable.layout
     if rules.initial is None:
-        return layout.flatten(weights, dtype)
+        return trainable.initial(config.seed, dtype)
     path = base / rules.initial
     try:
         given = DeviceModel.from_bytes(path.read_bytes(), str(path)).weights

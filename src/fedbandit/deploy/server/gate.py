@@ -22,6 +22,7 @@ from fedbandit.deploy.server.gathering import name_refused, select_judges
 from fedbandit.deploy.server.reports import by_kind, is_count, is_name, is_number, refusal
 from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
 from fedbandit.evaluation.ope.estimate import Sums
+from fedbandit.federated.state import Version
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 
@@ -36,15 +37,15 @@ class Gatekeeper:
         self._confidence, self._margin = gate.confidence, gate.margin
         self._estimator = GainEstimator(gate.estimator, gate.limit, rules.max_reward)
 
-    def judge(self, number: int, version: int, candidate: np.ndarray, trained: Sequence[int]) -> dict[str, Any]:
+    def judge(self, number: int, version: int, candidate: Version, trained: Sequence[int]) -> dict[str, Any]:
         """The verdict on a candidate for the place of that version, as the round's metrics show it.
 
         `trained` are the nodes that were asked to train in this round.
         """
         rules, token = self._deployment.rules, secrets.token_hex(8)
         nodes = select_judges(self._courier.nodes(), trained, self._deployment.config.gate.clients)
-        question, seconds = self._question(number, version, token), rules.round_seconds + GRACE
-        requests = [Request("judge", node, question, {"weights": candidate}, seconds) for node in nodes]
+        question, seconds = self._question(number, version, candidate, token), rules.round_seconds + GRACE
+        requests = [Request("judge", node, question, {"weights": candidate.weights}, seconds) for node in nodes]
         answers = self._courier.ask(requests, rules.round_seconds, f"round {number}, judging")
         found = screen(answers, token, version, self._estimator, rules.max_events)
         name_refused(number, found.refused)
@@ -73,13 +74,14 @@ class Gatekeeper:
             "refused": by_kind(found.refused),
         }
 
-    def _question(self, number: int, version: int, token: str) -> dict[str, Any]:
+    def _question(self, number: int, version: int, candidate: Version, token: str) -> dict[str, Any]:
         rules = self._deployment.rules
         return {
             "token": token,
             "round": number,
             "space": self._deployment.space,
             "version": version,
+            "rule": self._deployment.device_model(candidate, version + 1).policy,
             "learning": self._deployment.learning,  # names the model whose scores are asked for
             "estimator": self._estimator.kind,
             "limit": self._estimator.limit,

@@ -62,7 +62,7 @@ class PlainReports:
         token = secrets.token_hex(8)
 
         def sort(replies: Answers) -> Sorted:
-            return sort_replies(replies, token, state.weights, state.clip_norm, waiting)
+            return sort_replies(replies, token, state.kept["weights"], state.clip_norm, waiting)
 
         found = sort(self._answers([self._task(state, node, number, token) for node in asked], number, sort))
         name_refused(number, found.refused)
@@ -73,7 +73,7 @@ class PlainReports:
         counted, figures, overlapping = count_rewards(state.extra.get("counted", {}), reports)
         for device in overlapping:
             _logger.warning("round %d: device %s reports rewards counted before; it will be told", number, device)
-        screened = summed(reports, state.weights, state.clip_norm)
+        screened = summed(reports, state.kept["weights"], state.clip_norm)
         return Contribution(
             total=screened.total,
             accepted=screened.accepted,
@@ -100,7 +100,7 @@ class PlainReports:
             "learning": self._deployment.learning,
         }
         seconds = self._deployment.rules.round_seconds + GRACE
-        return Request("train", node, facts, {"weights": state.weights}, seconds)
+        return Request("train", node, facts, {"weights": state.kept["weights"]}, seconds)
 
     def _answers(self, requests: list[Request], number: int, sort: Any) -> Answers:
         """The answers that came in time, in the order in which the nodes were asked."""

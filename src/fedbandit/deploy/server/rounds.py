@@ -14,7 +14,8 @@ from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gate import Gatekeeper
 from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, resting, select
 from fedbandit.deploy.server.store import Store
-from fedbandit.federated.state import State
+from fedbandit.federated.algorithm import RoundFacts
+from fedbandit.federated.state import State, Version
 from fedbandit.privacy.noise import DeploymentNoise
 
 _logger = logging.getLogger("fedbandit.deploy.server")
@@ -113,22 +114,27 @@ class Coordinator:
         noise = None
         if self.deployment.ledger is not None:
             noise = DeploymentNoise(self.deployment.ledger.plan.strategy, number - 1, self._memory)
-        stepping = self.deployment.stepping(noise)
+        server, freezing = self.deployment.server(noise), self.deployment.freezing
+        counted = server.aggregation.counted(found.accepted)
+        facts = RoundFacts(number, counted, self.deployment.rules.population or len(self._courier.nodes()))
         try:
-            step = stepping.step(
-                number, state.weights, state.optimizer, state.clip_norm, found.total, found.accepted, found.below
+            step = server.step(
+                facts, state.kept, state.clip_norm, {"weights": found.total}, found.accepted, found.below
             )
         except Diverged as problem:
             _logger.error("round %d: %s; stopped before anything was kept", number, problem)
             raise
+        weights = step.weights if freezing is None else freezing.join(step.weights, state.weights)
+        progress = self.deployment.progress(max(state.deployed) + 1, number, state.events + found.events)
+        candidate = Version(weights, progress)
         extra = {**state.extra, **found.marks}
         deployed = dict(state.deployed)
         deploys, verdict = number % self.deployment.config.deploy_every == 0, None
         if deploys and self._gatekeeper is not None:
-            verdict = self._gatekeeper.judge(number, self.version, step.weights, asked)
+            verdict = self._gatekeeper.judge(number, self.version, candidate, asked)
             deploys = verdict["passes"]
         if deploys:
-            deployed, extra = self._with_version(deployed, extra, step.weights, number, "trained")
+            deployed, extra = self._with_version(deployed, extra, candidate, number, "trained")
         metrics: dict[str, Any] = {
             "round": number,
             "reward": found.reward_sum / found.events if found.events else None,
@@ -145,9 +151,9 @@ class Coordinator:
             "model_version": self.version,
             "model_versions": found.versions,
         }
-        following = state.after(step, deployed, metrics["reward"], extra)
+        following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)
         metrics["running_reward"] = following.running_reward
-        metrics |= stepping.aggregation.metrics(number, deploys)
+        metrics |= server.aggregation.metrics(number, deploys)
         if verdict is not None:
             metrics["gate"] = verdict
         following.extra["last_metrics"] = metrics
@@ -163,11 +169,11 @@ class Coordinator:
             _logger.info("deployed model %d", self.version)
 
     def _with_version(
-        self, deployed: dict[int, np.ndarray], extra: dict[str, Any], weights: np.ndarray, number: int, why: str
-    ) -> tuple[dict[int, np.ndarray], dict[str, Any]]:
+        self, deployed: dict[int, Version], extra: dict[str, Any], candidate: Version, number: int, why: str
+    ) -> tuple[dict[int, Version], dict[str, Any]]:
         """One version more, and the oldest gone where there are too many."""
         version = max(deployed) + 1
-        deployed = {**deployed, version: weights}
+        deployed = {**deployed, version: candidate}
         for outdated in sorted(deployed)[: -self.deployment.rules.keep_versions]:
             del deployed[outdated]
         entry = {"version": version, "round": number, "why": why}
@@ -185,13 +191,13 @@ class Coordinator:
         if wanted not in state.deployed:
             _logger.error("cannot go back to model %d: kept are %s", wanted, sorted(state.deployed))
         elif state.extra.get("rolled_back_at") != [wanted, state.round]:  # a crash came before the request was removed
-            weights = state.deployed[wanted]
+            restored = state.deployed[wanted]
             why = f"went back to model {wanted}"
-            deployed, extra = self._with_version(state.deployed, state.extra, weights, state.round, why)
+            deployed, extra = self._with_version(state.deployed, state.extra, restored, state.round, why)
             extra["rolled_back_at"] = [wanted, state.round]
-            optimizer = self.deployment.start().optimizer
+            kept = self.deployment.kept(restored.weights)
             self._keep(
-                replace(state, weights=weights, deployed=deployed, optimizer=optimizer, extra=extra), self._memory
+                replace(state, weights=restored.weights, deployed=deployed, kept=kept, extra=extra), self._memory
             )
             _logger.warning("went back to model %d, as model %d", wanted, self.version)
         self._store.rollback_done()

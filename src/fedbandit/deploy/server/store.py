@@ -40,21 +40,21 @@ class Store:
         if not path.exists():
             return None
         state = load_state(path)
-        memory = {int(k.removeprefix(_NOISE)): v for k, v in state.optimizer.items() if k.startswith(_NOISE)}
-        optimizer = {k: v for k, v in state.optimizer.items() if not k.startswith(_NOISE)}
-        return replace(state, optimizer=optimizer), memory
+        memory = {int(k.removeprefix(_NOISE)): v for k, v in state.kept.items() if k.startswith(_NOISE)}
+        kept = {k: v for k, v in state.kept.items() if not k.startswith(_NOISE)}
+        return replace(state, kept=kept), memory
 
     def checkpoint(self, state: State, memory: dict[int, np.ndarray]) -> None:
         """From here on the round has happened."""
         noise = {f"{_NOISE}{number}": value for number, value in memory.items()}
-        save_state(replace(state, optimizer={**state.optimizer, **noise}), self.folder / "state.safetensors")
+        save_state(replace(state, kept={**state.kept, **noise}), self.folder / "state.safetensors")
 
     def publish(self, state: State, deployment: Deployment) -> None:
         """Bring models and metrics up to the checkpoint; does nothing where they are."""
-        for version, weights in state.deployed.items():
+        for version, deployed in state.deployed.items():
             path = self.model_path(version)
             if not path.exists():
-                write_bytes(path, deployment.device_model(weights, version).to_bytes())
+                write_bytes(path, deployment.device_model(deployed, version).to_bytes())
         kept = {self.model_path(version) for version in state.deployed}
         for path in (self.folder / "models").glob("model-*.safetensors"):
             if path not in kept:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.progress import SILENT
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
@@ -16,7 +17,9 @@ from fedbandit.evaluation.ope.estimators import Records
 from fedbandit.policies import Policy
 
 RowScores = Callable[[np.ndarray], np.ndarray]
-"""Rows of a split -> a number for every action, [n, K]: a model's scores, or predicted rewards."""
+"""Rows of a split -> a number for every action, [n, K]: predicted or true rewards."""
+RowPredictions = Callable[[np.ndarray], Prediction]
+"""Rows of a split -> what a model says about them: what a policy decides by."""
 _ROWS = 4096
 
 
@@ -24,11 +27,11 @@ def records_of(
     split: Split,
     policy: Policy,
     num_actions: int,
-    scores: RowScores | None = None,
+    predictions: RowPredictions | None = None,
     rewards: RowScores | None = None,
     within: tuple[float, float] | None = None,
 ) -> Records:
-    """The records of a logged split for a policy; `scores` for a policy that needs some, `rewards` a reward model.
+    """The records of a logged split for a policy; `predictions` for a policy that needs some, `rewards` a reward model.
 
     What the reward model says is cut to the range `within`, for bounds that need one.
     """
@@ -38,7 +41,7 @@ def records_of(
     predicted, expected = (np.zeros(n), np.zeros(n)) if rewards is not None else (None, None)
     for start in range(0, n, _ROWS):
         rows = np.arange(start, min(start + _ROWS, n))
-        given = np.zeros((len(rows), num_actions)) if scores is None else scores(rows)
+        given = Prediction(np.zeros((len(rows), num_actions))) if predictions is None else predictions(rows)
         probabilities = policy.probabilities(given.astype(np.float64), available_at(log, rows, num_actions))
         actions = np.asarray(log.actions[rows])[:, None]
         target[rows] = np.take_along_axis(probabilities, actions, axis=1)[:, 0]

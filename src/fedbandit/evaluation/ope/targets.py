@@ -6,19 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit import policies
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.parts import construct, nearest, resolve
-from fedbandit.policies import Policy
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Every available action, each as likely as the next."""
-
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        given = np.ones(scores.shape) if available is None else np.broadcast_to(available, scores.shape).astype(float)
-        return given / given.sum(axis=-1, keepdims=True)
+from fedbandit.core.parts import nearest
+from fedbandit.policies import Policy, Prediction, Uniform, make_policy
 
 
 @dataclass(frozen=True)
@@ -27,21 +17,20 @@ class Constant:
 
     action: int
 
-    def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
-        chosen = np.zeros(scores.shape)
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        chosen = np.zeros(prediction.mean.shape)
         chosen[..., self.action] = 1
         if available is None:
             return chosen
-        can = np.broadcast_to(available, scores.shape)[..., self.action, None]
-        return np.where(can, chosen, Uniform().probabilities(scores, available))
+        can = np.broadcast_to(available, chosen.shape)[..., self.action, None]
+        return np.where(can, chosen, Uniform().probabilities(prediction, available))
 
 
 def target_policy(name: str, parameters: Mapping[str, Any], actions: tuple[str, ...]) -> Policy:
     """The policy of that name: `uniform`, `constant` (with `action`), a built-in one, or an import path."""
     if name == "constant":
         return Constant(_action(parameters, actions))
-    make = resolve("policy", name, {**policies.BUILT_IN, "uniform": Uniform, "constant": Constant})
-    return construct("policy", make, parameters)
+    return make_policy(name, parameters)
 
 
 def looks_at_scores(name: str) -> bool:

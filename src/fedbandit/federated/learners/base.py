@@ -4,16 +4,19 @@ A learner works on flat weight vectors and a chunk of clients at a time. It know
 server.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
-from fedbandit.models.base import Layout, Model
+from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
 from fedbandit.objectives import Batch, Objective, Pointwise
 
 _SCORE_ROWS = 256  # contexts scored at a time: enough to keep a core busy, little enough to stay in its cache
@@ -27,44 +30,104 @@ class ClientSettings:
     batch_size: int = 16
     epochs: int = 1
 
+    def steps(self, events: int) -> int:
+        """How many steps a client with so many events takes."""
+        return self.epochs * -(-events // self.batch_size)
+
+
+Drift = Callable[[int], np.ndarray | None]
+"""For the client at a place in the chunk: what is added to each of its gradients, [P]; None: nothing."""
+
 
 class Learner(Protocol):
-    """Scores contexts, and trains a chunk of clients."""
+    """Predicts, and trains a chunk of clients.
+
+    Every learner takes one affine correction per client: gradient + pull · (w - received) + drift.
+    """
 
     @property
     def chunk_events(self) -> int:
         """How many events a chunk needs for its work to outweigh the overhead of being a task."""
         ...
 
-    def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
-        """[n, K]: the score of every action."""
+    @property
+    def settings(self) -> ClientSettings: ...
+
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
+        """What the model of these weights says about every action."""
         ...
 
-    def train(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
         """The sum of the clients' clipped updates, and each client's norm before clipping.
 
         A client whose norm is not finite is left out of the sum; a client without events has norm 0.
         """
         ...
 
+    def updates(
+        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+    ) -> Iterator[np.ndarray | None]:
+        """Each client's change of the weights [P], not clipped; None for a client without events."""
+        ...
+
 
 def make_learner(
-    model: Model, layout: Layout, objective: Objective, settings: ClientSettings, device: str = "cpu"
+    model: Model,
+    layout: Layout,
+    objective: Objective,
+    settings: ClientSettings,
+    device: str = "cpu",
+    freezing: Freezing | None = None,
 ) -> Learner:
     """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+    if model.heads and not isinstance(objective, Pointwise):
+        raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
+    if freezing is not None:
+        if device != "cpu":
+            raise ConfigError(f"model.freeze: not on device {device}")
+        return AutogradLearner(model, layout, objective, settings, freezing)
     if device != "cpu":
         from fedbandit.federated.learners.vectorised import make_vectorised_learner
 
         return make_vectorised_learner(model, layout, objective, settings, device)
     if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.sparse import SparseLinearLearner
+        from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
 
+        if model.heads:
+            return SparseHeadsLearner(layout, objective, settings, model.heads)
         return SparseLinearLearner(layout, objective, settings)
     if model.kernel == "cnn" and isinstance(objective, Pointwise):
         from fedbandit.federated.learners.cnn import CnnLearner
 
         return CnnLearner(layout, objective, settings)
     return AutogradLearner(model, layout, objective, settings)
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model that fits some data, and how its parameters lie: what predicts and trains is made from it."""
+
+    model: Model
+    layout: Layout
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], data: DataSpec) -> "Trainable":
+        """From a model's name and parameters; what simulations, devices, servers and scoring all use."""
+        parameters = {key: value for key, value in described.items() if key != "name"}
+        model = build_model(described["name"], data, parameters)
+        return cls(model, Layout.of(model.init(0)))
+
+    def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
+        """The model before anything has been learned, flat."""
+        return self.layout.flatten(self.model.init(seed), dtype)
+
+    def learner(
+        self, objective: Objective, settings: ClientSettings, device: str = "cpu", freezing: Freezing | None = None
+    ) -> Learner:
+        """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+        return make_learner(self.model, self.layout, objective, settings, device, freezing)
 
 
 def single_threaded_torch() -> Any:
@@ -80,15 +143,25 @@ def single_threaded_torch() -> Any:
 
 @dataclass(frozen=True)
 class AutogradLearner:
-    """Any model and any objective, by torch's automatic differentiation; one thread per chunk."""
+    """Any model and any objective, by torch's automatic differentiation; one thread per chunk.
+
+    With frozen parameters only the others are trained: weights and updates are then theirs alone, and `base` holds the
+    whole model.
+    """
 
     model: Model
     layout: Layout
     objective: Objective
     settings: ClientSettings
+    freezing: Freezing | None = None
+    base: np.ndarray | None = field(default=None, repr=False, compare=False)
     chunk_events: ClassVar[int] = 256
 
-    def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
+    def over(self, base: np.ndarray) -> "AutogradLearner":
+        """The same learner for the trainable part of a whole model."""
+        return replace(self, base=base)
+
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         torch = single_threaded_torch()
         params = self.layout.split(torch.from_numpy(weights))
         with torch.no_grad():
@@ -96,41 +169,90 @@ class AutogradLearner:
                 self.model.scores(params, _context_tensor(contexts, start, start + _SCORE_ROWS, weights.dtype)).numpy()
                 for start in range(0, len(contexts), _SCORE_ROWS)
             ]
-        if not blocks:
-            return np.zeros((0, 1), weights.dtype)
-        return np.concatenate(blocks)
+        nothing = np.zeros((0, 1, 1) if self.model.heads else (0, 1), weights.dtype)
+        scores = np.concatenate(blocks) if blocks else nothing
+        return Prediction(scores.mean(axis=1), heads=scores) if self.model.heads else Prediction(scores)
 
-    def train(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
+        return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+
+    def updates(
+        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+    ) -> Iterator[np.ndarray | None]:
         torch = single_threaded_torch()
-        start = torch.from_numpy(weights)
-        total = torch.zeros_like(start)
-        norms = np.zeros(len(events.bounds) - 1)
-        for client, (first, last) in enumerate(zip(events.bounds[:-1], events.bounds[1:], strict=True)):
+        start = torch.from_numpy(weights if self.freezing is None else self.freezing.join(weights, self.base))
+        for client in range(events.num_clients):
+            first, last = int(events.bounds[client]), int(events.bounds[client + 1])
             if first == last:
+                yield None
                 continue
-            delta = self._local_training(start, events, int(first), int(last)).sub_(start)
-            norms[client] = norm = float(torch.linalg.vector_norm(delta))
-            if np.isfinite(norm):
-                total.add_(delta, alpha=clip_factor(norm, clip_norm))
-        return DenseSum(total.numpy()), norms
+            added = None if drift is None else drift(client)
+            delta = self._local_training(start, events, first, last, pull, added).sub_(start).numpy()
+            yield delta if self.freezing is None else self.freezing.pick(delta)
 
-    def _local_training(self, start: Any, events: Events, first: int, last: int) -> Any:
+    def _local_training(
+        self, start: Any, events: Events, first: int, last: int, pull: float, drift: np.ndarray | None
+    ) -> Any:
         """The client's weights after its epochs, as one flat vector."""
         import torch
 
         local, dtype = start.clone(), start.numpy().dtype
-        params = {name: view.requires_grad_() for name, view in self.layout.split(local).items()}
-        views = list(params.values())
+        frozen = () if self.freezing is None else self.freezing.frozen
+        params = {
+            name: view if name in frozen else view.requires_grad_() for name, view in self.layout.split(local).items()
+        }
+        names = [name for name in params if name not in frozen]
+        views = [params[name] for name in names]
         size, rate = self.settings.batch_size, self.settings.learning_rate
+        received = [self.layout.split(start)[name] for name in names] if pull else []
+        drifts = [] if drift is None else [self._trainable_views(torch.from_numpy(drift))[name] for name in names]
         for _ in range(self.settings.epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
                 x = _context_tensor(events.contexts, begin, end, dtype)
-                loss = self.objective.loss(self.model.scores(params, x), _batch(events, begin, end, start.dtype))
-                gradients = torch.autograd.grad(loss, views)
+                gradients = torch.autograd.grad(self._loss(self.model.scores(params, x), events, begin, end), views)
                 with torch.no_grad():
+                    if pull:
+                        moved = torch._foreach_sub(views, received)
+                        gradients = torch._foreach_add(gradients, moved, alpha=pull)
+                    if drifts:
+                        gradients = torch._foreach_add(gradients, drifts)
                     torch._foreach_add_(views, gradients, alpha=-rate)
         return local
+
+    def _trainable_views(self, vector: Any) -> dict[str, Any]:
+        return (self.layout if self.freezing is None else self.freezing.trainable).split(vector)
+
+    def _loss(self, scores: Any, events: Events, begin: int, end: int) -> Any:
+        batch = _batch(events, begin, end, scores.dtype)
+        if not self.model.heads:
+            return self.objective.loss(scores, batch)
+        weights = batch.weights
+        losses = [
+            self.objective.loss(scores[:, head], batch if weights is None else replace(batch, weights=weights[:, head]))
+            for head in range(self.model.heads)
+        ]
+        return sum(losses)
+
+
+def clipped_sum_of(
+    updates: Iterable[np.ndarray | None], total: np.ndarray, events: Events, clip_norm: float
+) -> tuple[UpdateSum, np.ndarray]:
+    """The sum of updates, each clipped, added up in `total`, and their norms."""
+    import torch
+
+    adding = torch.from_numpy(total)
+    norms = np.zeros(events.num_clients)
+    for client, update in enumerate(updates):
+        if update is None:
+            continue
+        delta = torch.from_numpy(update)
+        norms[client] = norm = float(torch.linalg.vector_norm(delta))
+        if np.isfinite(norm):
+            adding.add_(delta, alpha=clip_factor(norm, clip_norm))
+    return DenseSum(total), norms
 
 
 def _context_tensor(contexts: Contexts, begin: int, end: int, dtype: np.dtype) -> Any:
@@ -153,12 +275,13 @@ def _batch(events: Events, begin: int, end: int, dtype: Any) -> Batch:
         rewards=tensor(events.rewards),
         propensities=tensor(events.propensities),
         targets=None if events.targets is None else tensor(events.targets),
+        weights=None if events.weights is None else tensor(events.weights),
     )
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """Scores like another learner and never trains: the baseline of an initial model left as it is."""
+    """Predicts like another learner and never trains: the baseline of an initial model left as it is."""
 
     learner: Learner
 
@@ -166,8 +289,19 @@ class Untrained:
     def chunk_events(self) -> int:
         return self.learner.chunk_events
 
-    def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
-        return self.learner.scores(weights, contexts)
+    @property
+    def settings(self) -> ClientSettings:
+        return self.learner.settings
 
-    def train(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
-        return DenseSum(np.zeros_like(weights)), np.zeros(len(events.bounds) - 1)
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
+        return self.learner.predict(weights, contexts)
+
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
+        return DenseSum(np.zeros_like(weights)), np.zeros(events.num_clients)
+
+    def updates(
+        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+    ) -> Iterator[np.ndarray | None]:
+        return iter([None] * events.num_clients)

@@ -4,6 +4,7 @@ Convolutions go through Winograd tiles that coincide with the pooling windows, w
 dense layers are updated in place without ever making their gradient. Knows nothing of rounds, policies or the server.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners import winograd
-from fedbandit.federated.learners.base import ClientSettings, single_threaded_torch
+from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
 from fedbandit.federated.learners.winograd import NARROW, TILE, WIDE
-from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
+from fedbandit.federated.pipeline import UpdateSum
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
 
@@ -34,7 +36,7 @@ class CnnLearner:
     chunk_events: ClassVar[int] = 256
 
     @torch.no_grad()
-    def scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         assert isinstance(contexts, np.ndarray)
         single_threaded_torch()
         network = _Network(self.layout, _images(contexts, weights.dtype), min(len(contexts), _SCORE_ROWS))
@@ -43,32 +45,44 @@ class CnnLearner:
         for start in range(0, len(contexts), _SCORE_ROWS):
             stop = min(start + _SCORE_ROWS, len(contexts))
             scores[start:stop] = network.forward(start, stop).numpy()
-        return scores
+        return Prediction(scores)
 
-    @torch.no_grad()
-    def train(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
+        return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+
+    def updates(
+        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+    ) -> Iterator[np.ndarray | None]:
+        """Each client's update; it lies in the working copy, and is gone when the next one is asked for."""
         assert isinstance(events.contexts, np.ndarray)
         single_threaded_torch()
         start = torch.from_numpy(weights)
-        total = torch.zeros_like(start)
-        size = self.settings.batch_size
+        size, rate = self.settings.batch_size, self.settings.learning_rate
         network = _Network(self.layout, _images(events.contexts, weights.dtype), size)
         errors = _Errors(self.objective, events, weights.dtype, network.num_actions)
-        norms = np.zeros(len(events.bounds) - 1)
-        for client, (first, last) in enumerate(zip(events.bounds[:-1], events.bounds[1:], strict=True)):
+        for client in range(events.num_clients):
+            first, last = int(events.bounds[client]), int(events.bounds[client + 1])
             if first == last:
+                yield None
                 continue
-            network.load(start)
-            for _ in range(self.settings.epochs):
-                for begin in range(first, last, size):
-                    end = min(begin + size, last)
-                    scores = network.forward(begin, end)
-                    network.descend(errors(scores, begin, end), self.settings.learning_rate)
-            delta = network.weights.sub_(start)
-            norms[client] = norm = float(torch.linalg.vector_norm(delta))
-            if np.isfinite(norm):
-                total.add_(delta, alpha=clip_factor(norm, clip_norm))
-        return DenseSum(total.numpy()), norms
+            added = None if drift is None else drift(client)
+            with torch.no_grad():
+                network.load(start)
+                for _ in range(self.settings.epochs):
+                    for begin in range(first, last, size):
+                        end = min(begin + size, last)
+                        before = network.weights.clone() if pull else None
+                        network.descend(errors(network.forward(begin, end), begin, end), rate)
+                        if before is not None:
+                            network.weights.sub_(before.sub_(start), alpha=rate * pull)
+                        if added is not None:
+                            network.weights.sub_(torch.from_numpy(added), alpha=rate)
+                        if before is not None or added is not None:
+                            network.changed()
+                delta = network.weights.sub_(start)
+            yield delta.numpy()
 
 
 class _Errors:
@@ -76,7 +90,7 @@ class _Errors:
 
     def __init__(self, objective: Pointwise, events: Events, dtype: np.dtype, num_actions: int) -> None:
         self._objective = objective
-        self._weights = torch.from_numpy(objective.weights(events.propensities.astype(dtype)))
+        self._weights = torch.from_numpy(objective.weights(events.propensities.astype(dtype), events.weights))
         self._actions = torch.from_numpy(events.actions)[:, None]
         if objective.supervised:
             assert events.targets is not None
@@ -137,7 +151,7 @@ class _Network:
     def load(self, weights: Tensor) -> None:
         """Start again from the given flat weights."""
         self.weights.copy_(weights)
-        self._kernels_changed()
+        self.changed()
 
     def forward(self, begin: int, end: int) -> Tensor:
         """Scores [b, K] of some of the chunk's images."""
@@ -170,9 +184,9 @@ class _Network:
         p["conv2"].view(25, -1).addmm_(self._kernel_to_tile.T, self._kernel_tiles_gradient.view(TILE, -1), alpha=-rate)
         for name, gradient in zip(("conv1_bias", "conv2_bias"), biases, strict=True):
             p[name].sub_(gradient, alpha=rate)
-        self._kernels_changed()
+        self.changed()
 
-    def _kernels_changed(self) -> None:
+    def changed(self) -> None:
         p = self._params
         winograd.spread_kernel(p["conv1"].numpy(), self._spread.view(6, 6, -1, 4, NARROW).numpy())
         torch.mm(self._kernel_to_tile, p["conv2"].view(25, -1), out=self._kernel_tiles.view(TILE, -1))

@@ -102,12 +102,13 @@ def _number_entries(offsets, ids, actions, k, table, slots, entries):  # type: i
 
 @numba.njit(nogil=True, cache=True)
 def train_chosen(  # type: ignore[no-untyped-def]
-    offsets, ids, values, bounds, actions, rewards, weights, logistic, steps, size, epochs, clip_norm,
-    weight, base_bias, entries, moves, total_bias, norms,
+    offsets, ids, values, bounds, actions, rewards, weights, logistic, steps, size, epochs, clip_norms,
+    rate, pull, drift, weight, base_bias, entries, moves, total_bias, norms,
 ):  # fmt: skip
     """Every client in turn, with a loss on the chosen action alone: flat entries and by how much each is moved.
 
-    Returns how many there are. An entry that several clients touch stands there once for each of them.
+    Returns how many there are. An entry that several clients touch stands there once for each of them. Each step also
+    moves every entry of the client's by -rate · (pull · (w - received) + drift); an empty drift is none.
     """
     most = 0
     for client in range(len(bounds) - 1):
@@ -115,6 +116,7 @@ def train_chosen(  # type: ignore[no-untyped-def]
     table, slots = np.empty(max(16, 4 * most), np.int32), np.empty(most, np.int32)
     base, work = np.empty(most, weight.dtype), np.empty(most, weight.dtype)
     bias, errors = base_bias.copy(), np.empty(size, weight.dtype)
+    zero = weight.dtype.type(0)
     found = 0
     for client in range(len(bounds) - 1):
         first, last = bounds[client], bounds[client + 1]
@@ -132,6 +134,13 @@ def train_chosen(  # type: ignore[no-untyped-def]
                     for j in range(offsets[i], offsets[i + 1]):
                         score += values[j] * work[slots[j - start]]
                     errors[i - begin] = step * weights[i] * _error(score, rewards[i], logistic)
+                if pull != 0 or len(drift):
+                    for slot in range(used):
+                        added = drift[mine[slot]] if len(drift) else zero
+                        work[slot] -= rate * (pull * (work[slot] - base[slot]) + added)
+                    for a in range(len(bias)):
+                        added = drift[len(drift) - len(bias) + a] if len(drift) else zero
+                        bias[a] -= rate * (pull * (bias[a] - base_bias[a]) + added)
                 for i in range(begin, end):
                     move = errors[i - begin]
                     bias[actions[i]] -= move
@@ -146,7 +155,7 @@ def train_chosen(  # type: ignore[no-untyped-def]
             square += float(bias[a] - base_bias[a]) ** 2
         norms[client] = norm = np.sqrt(square)
         if np.isfinite(norm):
-            factor = weight.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+            factor = weight.dtype.type(min(1.0, clip_norms[client] / norm) if norm > 0 else 1.0)
             for a in range(len(bias)):
                 total_bias[a] += factor * (bias[a] - base_bias[a])
             for i in range(found, found + used):
@@ -157,16 +166,31 @@ def train_chosen(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def _each_once(slots, size):  # type: ignore[no-untyped-def]
+    """The slots without repetitions, in order of first appearance: a repeated word must not count twice."""
+    once, seen = np.empty(len(slots), np.int32), np.zeros(size, np.bool_)
+    used = 0
+    for slot in slots:
+        if not seen[slot]:
+            seen[slot] = True
+            once[used] = slot
+            used += 1
+    return once[:used]
+
+
+@numba.njit(nogil=True, cache=True)
 def train_all(  # type: ignore[no-untyped-def]
-    offsets, slots, values, bounds, targets, weights, logistic, steps, size, epochs, clip_norm,
-    base, base_bias, total, total_bias, norms,
+    offsets, slots, values, bounds, targets, weights, logistic, steps, size, epochs, clip_norms,
+    rate, pull, drift, base, base_bias, total, total_bias, norms,
 ):  # fmt: skip
-    """Every client in turn, with a loss on all actions."""
+    """Every client in turn, with a loss on all actions; `drift` [slots + 1, K] has the bias in its last row."""
     work, bias = base.copy(), base_bias.copy()
     k = len(bias)
     errors = np.empty((size, k), work.dtype)
+    zero = work.dtype.type(0)
     for client in range(len(bounds) - 1):
         first, last = bounds[client], bounds[client + 1]
+        touched = _each_once(slots[offsets[first] : offsets[last]], len(work))
         for _epoch in range(epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
@@ -181,6 +205,14 @@ def train_all(  # type: ignore[no-untyped-def]
                             error[a] += value * work[slot, a]
                     for a in range(k):
                         error[a] = step * weights[i] * _error(error[a], targets[i, a], logistic)
+                if pull != 0 or len(drift):
+                    for slot in touched:
+                        for a in range(k):
+                            added = drift[slot, a] if len(drift) else zero
+                            work[slot, a] -= rate * (pull * (work[slot, a] - base[slot, a]) + added)
+                    for a in range(k):
+                        added = drift[len(drift) - 1, a] if len(drift) else zero
+                        bias[a] -= rate * (pull * (bias[a] - base_bias[a]) + added)
                 for i in range(begin, end):
                     error = errors[i - begin]
                     for a in range(k):
@@ -189,26 +221,17 @@ def train_all(  # type: ignore[no-untyped-def]
                         slot, value = slots[j], values[j]
                         for a in range(k):
                             work[slot, a] -= error[a] * value
-        touched = slots[offsets[first] : offsets[last]]
-        norms[client] = _collect_rows(touched, clip_norm, work, bias, base, base_bias, total, total_bias)
+        norms[client] = _collect_rows(touched, clip_norms[client], work, bias, base, base_bias, total, total_bias)
 
 
 @numba.njit(nogil=True, cache=True)
-def _collect_rows(client_slots, clip_norm, work, bias, base, base_bias, total, total_bias):  # type: ignore[no-untyped-def]
+def _collect_rows(touched, clip_norm, work, bias, base, base_bias, total, total_bias):  # type: ignore[no-untyped-def]
     """Add one client's clipped update to the chunk's sum, put the working copy back, and return the update's norm."""
     k = len(bias)
-    touched = np.empty(len(client_slots), np.int32)  # each slot once: a repeated word must not count twice
-    seen = np.zeros(len(work), np.bool_)
-    used = 0
-    for slot in client_slots:
-        if not seen[slot]:
-            seen[slot] = True
-            touched[used] = slot
-            used += 1
     square = 0.0
     for a in range(k):
         square += (bias[a] - base_bias[a]) ** 2
-    for slot in touched[:used]:
+    for slot in touched:
         for a in range(k):
             square += (work[slot, a] - base[slot, a]) ** 2
     norm = np.sqrt(square)
@@ -218,7 +241,7 @@ def _collect_rows(client_slots, clip_norm, work, bias, base, base_bias, total, t
         if finite:
             total_bias[a] += factor * (bias[a] - base_bias[a])
         bias[a] = base_bias[a]
-    for slot in touched[:used]:
+    for slot in touched:
         for a in range(k):
             if finite:
                 total[slot, a] += factor * (work[slot, a] - base[slot, a])

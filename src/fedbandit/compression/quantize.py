@@ -1,0 +1,50 @@
+"""Stochastic quantisation (Alistarh et al., 2017, with the largest entry for a scale): few bits for every entry.
+
+An entry is rounded up or down to the grid, at random such that it is right on average.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbandit.federated.pipeline import Vectors
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """Every entry in `bits` bits: its sign, and one of 2**(bits - 1) - 1 steps up to the largest entry."""
+
+    bits: int = 8
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise ValueError(f"bits must be from 2 to 16, not {self.bits}")
+
+    @property
+    def levels(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def encode(self, update: np.ndarray, rng: np.random.Generator) -> Vectors:
+        scale = np.abs(update).max(initial=0)
+        if not np.isfinite(scale):
+            return {"codes": np.zeros(0, np.uint8), "scale": np.array([np.nan], update.dtype)}
+        places = update / scale * self.levels if scale > 0 else np.zeros_like(update)
+        lower = np.floor(places)
+        steps = lower + (rng.random(len(update)) < places - lower)
+        return {"codes": self._pack(steps.astype(np.int32) + self.levels), "scale": np.array([scale], update.dtype)}
+
+    def decode(self, payload: Vectors, size: int) -> np.ndarray:
+        scale = payload["scale"][0]
+        if not np.isfinite(scale):
+            return np.full(size, np.nan, payload["scale"].dtype)
+        steps = self._unpack(payload["codes"], size) - self.levels
+        return steps.astype(scale.dtype) * (scale / scale.dtype.type(self.levels))
+
+    def _pack(self, codes: np.ndarray) -> np.ndarray:
+        """`bits` bits for each code, without gaps."""
+        digits = (codes[:, None] >> np.arange(self.bits)) & 1
+        return np.packbits(digits.astype(np.uint8).reshape(-1), bitorder="little")
+
+    def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
+        digits = np.unpackbits(packed, count=size * self.bits, bitorder="little").reshape(size, self.bits)
+        return digits.astype(np.int32) @ (1 << np.arange(self.bits))

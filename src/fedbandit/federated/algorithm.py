@@ -1,0 +1,72 @@
+"""What a federated algorithm is: a value with five pure functions, and what they are given.
+
+Your own algorithm is a class of your own with these methods, in a file of your own; `fedbandit.algorithms` has those
+that are built in. Knows nothing of policies, rewards or engines.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from fedbandit.events import Events
+from fedbandit.federated.learners.base import Learner
+from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+
+
+@dataclass(frozen=True)
+class Clients:
+    """A chunk of clients in one round: who they are, what they logged, what they remember."""
+
+    ids: np.ndarray  # int64 [clients]
+    events: Events
+    round: int
+    seed: int
+    memory: Mapping[int, Vectors] = field(default_factory=dict)  # by client; those that remember nothing are missing
+
+
+@dataclass(frozen=True)
+class RoundFacts:
+    """What the server knows about a round beside the sums."""
+
+    round: int
+    clients: int  # expected to take part
+    population: int  # that may take part
+
+
+class Algorithm(Protocol):
+    """How clients train and how the server learns from them."""
+
+    @property
+    def sends(self) -> Mapping[str, float | None]:
+        """The names of the vectors that clients send, each with its scale in the joint norm.
+
+        A vector with scale None is not clipped, so an algorithm that has one cannot be private.
+        """
+        ...
+
+    def init(self, weights: np.ndarray) -> Vectors:
+        """What the server keeps between rounds, from the initial model; checkpointed as it is."""
+        ...
+
+    def broadcast(self, kept: Vectors) -> Vectors:
+        """What the clients of a round receive."""
+        ...
+
+    def train(self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline) -> Contribution:
+        """What a chunk of clients sends."""
+        ...
+
+    def step(self, kept: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
+        """What the server keeps after a round, given the mean of what was sent."""
+        ...
+
+    def model(self, kept: Vectors) -> np.ndarray:
+        """The flat weights that would be deployed now; usually `kept["weights"]`."""
+        ...
+
+
+def remembers(algorithm: Algorithm) -> int:
+    """How many vectors as long as the model a client remembers between rounds; 0 for most algorithms."""
+    return int(getattr(algorithm, "memory_vectors", 0))

@@ -1,0 +1,34 @@
+"""A floor under the probabilities of any rule: what keeps every action alive when the world changes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedbandit.core.prediction import Prediction, Progress
+from fedbandit.policies.rules import Policy, Uniform
+
+
+@dataclass(frozen=True)
+class Floored:
+    """Another rule with uniform exploration mixed in: (1 - floor) * rule + floor * uniform over what is available."""
+
+    rule: Policy
+    floor: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= 1:
+            raise ValueError(f"floor must be between 0 and 1, not {self.floor}")
+
+    def at(self, progress: Progress) -> Policy:
+        """The floor under the rule of that version."""
+        at = getattr(self.rule, "at", None)
+        return self if at is None else Floored(at(progress), self.floor)
+
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        explored = Uniform().probabilities(prediction, available)
+        return (1 - self.floor) * self.rule.probabilities(prediction, available) + self.floor * explored
+
+    def importance_scale(self, num_actions: int) -> float:
+        """The smallest probability that is ever logged, where the rule knows its own; otherwise 1."""
+        own = getattr(self.rule, "importance_scale", None)
+        return 1.0 if own is None else float((1 - self.floor) * own(num_actions) + self.floor / num_actions)

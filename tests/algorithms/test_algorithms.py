@@ -1,0 +1,194 @@
+"""FedProx and SCAFFOLD as whole runs: published rules, same bits wherever chunks run, memory that survives a kill."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from core_samples import config, images, played, text
+
+from fedbandit.algorithms import FedAvg, FedProx, RoundFacts, Scaffold
+from fedbandit.building.experiment import build_experiment
+from fedbandit.core.errors import ConfigError
+from fedbandit.engines import ThreadEngine
+from fedbandit.federated.memory import Memory
+from fedbandit.federated.server import Sgd
+from fedbandit.simulation.simulate import simulate
+
+SCAFFOLD = {"algorithm__name": "scaffold", "clipping__enabled": False, "server__optimizer": "sgd"}
+
+
+def test_fedprox_without_its_term_is_fedavg():
+    plain = played(config(), text())
+    prox = played(config(algorithm__name="fedprox", algorithm__mu=0.0), text())
+    assert json.dumps(plain[0]) == json.dumps(prox[0])
+    np.testing.assert_array_equal(plain[1].state.weights, prox[1].state.weights)
+
+
+def test_fedprox_stays_nearer_to_what_it_received():
+    norms = []
+    for mu in (0.0, 1.0, 10.0):
+        settings = {"algorithm__name": "fedprox", "algorithm__mu": mu, "clipping__enabled": False, "client__epochs": 4}
+        norms.append(played(config(**settings, client__learning_rate=0.05), text())[0][0]["client_norm_median"])
+    assert norms[0] > norms[1] > norms[2] > 0
+
+
+def by_hand(experiment, rounds):
+    """SCAFFOLD with option II as published, every client's control variate in a dictionary."""
+    phase = experiment.bandit
+    work, learner = phase.work, phase.work.learner
+    x = experiment.initial_weights()
+    c, own = np.zeros_like(x), {}
+    state = phase.start(x)
+    population, rate = len(phase.cohorts.pool), learner.settings.learning_rate
+    for number in range(1, rounds + 1):
+        cohort = phase.cohorts.draw(number)
+        stage = phase.scenario.stage(number)
+        events = work.act(cohort, work.broadcast(replace(state, round=number - 1), stage))
+        dy, dc = np.zeros_like(x), np.zeros_like(x)
+        for i, client in enumerate(cohort):
+            mine = events.of_client(i)
+            if not len(mine):
+                continue
+            ci = own.get(client, np.zeros_like(x))
+            (delta,) = learner.updates(x, mine, drift=lambda _, ci=ci, c=c: c - ci)
+            new = ci - c - delta / (learner.settings.steps(len(mine)) * rate)
+            dy, dc, own[client] = dy + delta, dc + new - ci, new
+        x = x + phase.work.algorithm.optimizer.learning_rate * dy / len(cohort)
+        c = c + dc / population
+        state = replace(state, weights=x)
+        if number % phase.deploy_every == 0:
+            version = replace(state.deployed[max(state.deployed)], weights=x)
+            state = replace(state, deployed={number // phase.deploy_every: version})
+    return x, c
+
+
+@pytest.mark.parametrize("data", [text, images], ids=["text", "images"])
+def test_scaffold_follows_the_published_rule(data):
+    chosen = config(**SCAFFOLD, rounds=6, client__learning_rate=0.1, server__learning_rate=0.7)
+    experiment = build_experiment(chosen, data())
+    _, simulation = played(chosen, data())
+    x, c = by_hand(experiment, 6)
+    np.testing.assert_allclose(simulation.state.weights, x, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(simulation.state.kept["control"], c, rtol=0, atol=1e-11)
+    assert np.abs(c).max() > 1e-3
+
+
+def test_scaffold_has_the_same_bits_on_one_thread_and_on_many():
+    found = []
+    for threads in (1, 4):
+        engine = ThreadEngine(threads)
+        rounds, simulation = played(config(**SCAFFOLD, dtype="float32"), text(), engine=engine)
+        found.append((json.dumps(rounds), simulation.state.weights.tobytes()))
+    assert found[0] == found[1]
+
+
+def test_memory_reads_what_was_there_before_the_round_and_forgets_what_came_after_a_checkpoint(tmp_path):
+    memory = Memory(tmp_path / "memory.sqlite")
+    for number in (1, 3, 5):
+        memory.write(number, {7: {"control": np.full(2, float(number))}})
+        memory.keep(number - 2)
+    read = lambda number: memory.read([7, 8], number)  # noqa: E731
+    assert read(1) == {}
+    assert read(4)[7]["control"].tolist() == [3, 3]
+    assert read(6)[7]["control"].tolist() == [5, 5]
+    memory.close()
+    again = Memory(tmp_path / "memory.sqlite")
+    again.resume(4)
+    assert again.read([7], 9)[7]["control"].tolist() == [3, 3]
+    again.write(6, {7: {"control": np.zeros(2)}})
+    again.close()  # not kept
+    last = Memory(tmp_path / "memory.sqlite")
+    assert last.read([7], 9)[7]["control"].tolist() == [5, 5]
+    last.close()
+
+
+RUN = """
+import sys
+from pathlib import Path
+from core_samples import config, text
+from fedbandit.runs.run import run
+settings = dict({settings!r}, rounds=40, dtype="float32", threads=2)
+run(config(**settings), Path(sys.argv[1]), dataset=text(), checkpoint_seconds=0.0)
+"""
+
+
+def test_a_killed_run_of_scaffold_ends_with_the_same_bytes(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(RUN.replace("{settings!r}", repr(SCAFFOLD)), encoding="utf-8")
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+
+    def command(folder):
+        return [sys.executable, str(script), str(tmp_path / folder)]
+
+    subprocess.run(command("whole"), check=True, env=environment)
+    killed = subprocess.Popen(command("killed"), env=environment)
+    lines = tmp_path / "killed" / "metrics.jsonl"
+    while killed.poll() is None and not (lines.exists() and lines.read_bytes().count(b"\n") >= 5):
+        time.sleep(0.005)
+    killed.kill()
+    killed.wait()
+    subprocess.run(command("killed"), check=True, env=environment)
+    for name in ("metrics.jsonl", "checkpoints/round-000040.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "killed" / name).read_bytes()
+
+
+def test_too_much_memory_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match=r"algorithm.memory_limit: scaffold remembers .* for each of \d+ clients"):
+        build_experiment(config(**SCAFFOLD, algorithm__memory_limit=1000), text())
+
+
+def test_what_is_not_clipped_cannot_be_private():
+    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "clipping__norm": 0.5}
+    with pytest.raises(ConfigError, match=r"algorithm.name: scaffold sends 'control' without a scale"):
+        build_experiment(config(algorithm__name="scaffold", **private), text())
+    assert played(config(algorithm__name="fedprox", **private), text())[0][-1]["epsilon"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"algorithm__name": "fedprx"}, "did you mean fedprox"),
+        ({"algorithm__name": "fedprox", "algorithm__mu": -1.0}, "algorithm.mu must not be negative"),
+        ({"algorithm__name": "fedavg", "algorithm__mu": 1.0}, "algorithm.mu: unknown key"),
+        ({"algorithm__name": "builtins:dict"}, "algorithm"),
+        ({"compression__name": "zip"}, "compression.name: unknown name"),
+        ({"compression__name": "quantize", "compression__bits": 1}, "bits must be from 2 to 16"),
+        ({"compression__bits": 3}, "compression.bits"),
+        ({"model__freeze": ["wieght"]}, "did you mean weight"),
+        ({"model__freeze": ["weight", "bias"]}, "nothing would be left"),
+    ],
+)
+def test_wrong_settings_name_their_key(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        build_experiment(config(**settings), text())
+
+
+def test_algorithms_are_values():
+    optimizer = Sgd(0.5)
+    for algorithm in (FedAvg(optimizer), FedProx(optimizer, mu=0.1), Scaffold(optimizer)):
+        kept = algorithm.init(np.zeros(3))
+        mean = {name: np.ones(3) for name in algorithm.sends}
+        after = algorithm.step(kept, mean, RoundFacts(round=1, clients=2, population=10))
+        np.testing.assert_array_equal(kept["weights"], 0)
+        np.testing.assert_array_equal(algorithm.model(after), 0.5)
+        assert set(after) == set(kept)
+    np.testing.assert_allclose(after["control"], 0.2)
+
+
+def test_frozen_parameters_stay_and_the_rest_learns():
+    frozen = config(model__name="mlp", model__freeze=["dense1"], client__learning_rate=0.02, scenario="init")
+    _, simulation = played(frozen, images())
+    _, free = played(config(model__name="mlp", client__learning_rate=0.02, scenario="init"), images())
+    start = simulate(frozen, images()).state
+    layout = simulation.experiment.layout
+    before, after, other = (layout.split(state.weights) for state in (start, simulation.state, free.state))
+    for name in ("dense1", "dense1_bias"):
+        np.testing.assert_array_equal(before[name], after[name])
+        assert (before[name] != other[name]).any()
+    assert np.abs(before["dense2"] - after["dense2"]).max() > 1e-4
+    assert len(simulation.state.kept["weights"]) < layout.size
+    assert simulation.state.deployed[max(simulation.state.deployed)].weights.shape == (layout.size,)
