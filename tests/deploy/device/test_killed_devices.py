@@ -15,7 +15,7 @@ from device_process import live_in_threads
 
 from fedbandit.deploy import Agent, Retention
 
-PROGRAM = Path(__file__).with_name("device_process.py")
+PROGRAM = Path(__file__).parents[2] / "helpers" / "device_process.py"
 
 
 def start(folder, seed, *count):

@@ -222,3 +222,11 @@ def test_a_full_disk_ends_in_one_line(tmp_path, small_disk, size):
     done = fedbandit("import", "arrays", tmp_path / "a.npz", *names, "--out", small_disk / "out")
     mistake(done, "no space left on the disk; nothing was written")
     assert not list(small_disk.iterdir())
+
+
+def test_the_command_line_loads_nothing_heavy_before_it_has_to():
+    code = (
+        "import sys, fedbandit.cli.data; print([m for m in ('torch', 'numba', 'numpy', 'pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

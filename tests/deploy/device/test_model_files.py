@@ -149,7 +149,7 @@ def test_killed_while_installing(tmp_path):
     with Agent(tmp_path) as agent:
         agent.install(text_model(1))
         for turn in range(4):
-            here = str(Path(__file__).parent)
+            here = str(Path(__file__).parents[2] / "helpers")
             command = [sys.executable, "-c", INSTALLER, str(tmp_path), here]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             last = [process.stdout.readline() for _ in range(3 + 7 * turn)][-1]

@@ -14,6 +14,8 @@ from fedbandit.federated.clients import Broadcast
 from fedbandit.rewards import exact_match
 from fedbandit.simulation.simulate import simulate
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 
 class ReverseEngine:
     """Runs the last chunk first, and hands the results over in order."""

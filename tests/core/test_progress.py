@@ -1,8 +1,6 @@
-"""Progress: a bar on a terminal, plain lines otherwise; and a command line that loads nothing heavy for its help."""
+"""Progress: a bar on a terminal, plain lines otherwise."""
 
 import io
-import subprocess
-import sys
 
 import pytest
 
@@ -58,11 +56,3 @@ def test_silence_is_silent(capsys):
 )
 def test_durations_read_well(seconds, text):
     assert progress._duration(seconds) == text
-
-
-def test_the_command_line_loads_nothing_heavy_before_it_has_to():
-    code = (
-        "import sys, fedbandit.cli.data; print([m for m in ('torch', 'numba', 'numpy', 'pyarrow') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"

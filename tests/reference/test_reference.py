@@ -7,6 +7,8 @@ from core_samples import config, images, played, text, weights_of
 from fedbandit import reference
 from fedbandit.building.experiment import build_experiment
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 TOLERANCE = {"rtol": 0, "atol": 1e-9}
 DATA = {"text": text, "images": images, "plain images": lambda: images(cased=False)}
 

@@ -13,6 +13,8 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping, clip_factor
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 FINITE = st.floats(0, 1e30)
 
 

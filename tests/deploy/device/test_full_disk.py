@@ -1,9 +1,9 @@
 """A full disk: the agent goes on choosing and says that it did not log, or raises; nothing is damaged either way."""
 
-import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from device_builders import text_model
@@ -96,7 +96,7 @@ PROGRAM = """
 
 @pytest.mark.parametrize(("option", "said"), [("answer", "answered"), ("raise", "raised")])
 def test_a_limit_on_file_sizes_is_a_full_disk_too(tmp_path, option, said):
-    here = os.path.dirname(__file__)
+    here = str(Path(__file__).parents[2] / "helpers")
     program = textwrap.dedent(PROGRAM)
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path), here, option], capture_output=True, text=True, check=True

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parents[2] / "scripts" / "soak.py"
+SOAK = Path(__file__).parents[3] / "scripts" / "soak.py"
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ class RealNetwork:
         self.folder, self.toml, self.clients, self.own = folder, toml, clients, own
         self.state, self.home = folder / "server", folder / "server" / "flower"
         self.home.mkdir(parents=True)
-        paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+        paths = [str(Path(__file__).parents[2] / "helpers")]
         client = CLIENT.format(paths=paths, rounds=rounds, changed=changed)
         self.bundle = write_bundle(folder / "app", client=client)
         self.port, self.nodes = processes.free_port(), []

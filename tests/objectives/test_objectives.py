@@ -14,6 +14,8 @@ from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import BUILT_IN, SUPERVISED, Batch, CrossEntropy, Regression, WeightedRegression
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 EVERY = {**BUILT_IN, **SUPERVISED}
 
 

@@ -12,6 +12,8 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, period_of
 from fedbandit.federated.clients import Broadcast
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 SPLIT = text().train
 SIZES = SPLIT.sizes()
 EVERYBODY = np.arange(SPLIT.num_clients)

@@ -12,6 +12,8 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.models import DataSpec, Layout, Model, build_model
 from fedbandit.models.base import glorot_normal, glorot_uniform
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 EMNIST = DataSpec("dense", (28, 28), 62)
 
 

@@ -16,6 +16,8 @@ from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.state import load_state, save_state
 from fedbandit.simulation.simulate import simulate
 
+pytestmark = pytest.mark.usefixtures("small_chunks")
+
 
 @pytest.fixture
 def pretrained(tmp_path, monkeypatch):
