@@ -1,4 +1,4 @@
-"""What tests share: a cache of their own, small chunks, a data set on disk, and where real data and golden runs lie."""
+"""What tests share: a cache of their own, small chunks, a data set on disk, and where larger data lies."""
 
 import os
 from pathlib import Path
@@ -60,7 +60,7 @@ def tiny_text(tmp_path_factory) -> Path:
 def _test_data(*parts: str) -> Path:
     root = os.environ.get("FEDBANDIT_TEST_DATA")
     if not root:
-        pytest.skip("FEDBANDIT_TEST_DATA is not set: the real data and the golden runs are not part of the project")
+        pytest.skip("FEDBANDIT_TEST_DATA is not set: real data and the image golden run are not part of the project")
     path = Path(root).joinpath(*parts)
     if not path.exists():
         pytest.skip(f"{path} does not exist")
@@ -68,8 +68,15 @@ def _test_data(*parts: str) -> Path:
 
 
 @pytest.fixture
-def golden_folder() -> Path:
-    return _test_data("golden")
+def golden_run():
+    """A run of the authors' code by its name: those on text are here, the one on images lies with the real data."""
+
+    def load(name: str):
+        file = f"{name}.npz"
+        ours = Path(__file__).parent / "golden" / file
+        return np.load(ours if ours.exists() else _test_data("golden", file))
+
+    return load
 
 
 @pytest.fixture

@@ -65,6 +65,15 @@ def test_shifts_without_case_see_the_most_frequent_and_pay_for_rarity(name, seen
     np.testing.assert_array_equal(pretraining(name, TAGS), expected)
 
 
+def test_counts_that_came_with_the_data_set_order_and_rarity():
+    """They cover more than the examples at hand, and their order is another one."""
+    header = replace(TAGS, published_counts=(100, 200, 50, 40, 30, 25, 20, 10, 5, 4))
+    values = [200 / count for count in header.published_counts]
+    np.testing.assert_array_equal(bandit("init-shift", header), np.diag(values).astype(np.float32))
+    np.testing.assert_array_equal(np.diag(pretraining("init-shift", header)), np.arange(10) < 2)
+    np.testing.assert_array_equal(np.diag(pretraining("init-shift-released", header)), np.arange(10) < 6)
+
+
 def test_fifty_tags_make_ten_and_thirty_and_equals_keep_their_order():
     header = replace(TAGS, actions=tuple(map(str, range(50))), action_counts=(7,) * 50)
     for name, count in (("init-shift", 10), ("init-shift-released", 30)):

@@ -42,10 +42,16 @@ class Header:
     scale: float = 1.0  # stored dense features times this are the contexts
     source: Mapping[str, Any] = field(default_factory=dict)  # how it was made
     fingerprint: str = ""  # identifies the contents; part of a run's identity
+    published_counts: tuple[int, ...] = ()  # how frequent each action is, where the source itself says so
 
     @property
     def num_actions(self) -> int:
         return len(self.actions)
+
+    @property
+    def frequencies(self) -> tuple[int, ...]:
+        """How frequent each action is: as its source published it, otherwise counted over the training split."""
+        return self.published_counts or self.action_counts
 
     def to_json(self) -> dict[str, Any]:
         fields = dict(vars(self))
@@ -55,7 +61,8 @@ class Header:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Header":
         fields = {key: value for key, value in fields.items() if key not in ("format", "version")}
-        for key in ("shape", "actions", "action_counts"):
+        fields.setdefault("published_counts", ())  # headers written before there were any
+        for key in ("shape", "actions", "action_counts", "published_counts"):
             fields[key] = tuple(fields[key])
         fields["lower_case"] = {int(upper): int(lower) for upper, lower in fields["lower_case"]}
         return cls(**fields)
