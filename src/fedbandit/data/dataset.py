@@ -108,7 +108,7 @@ class Split:
         """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
-        x = self.features[rows]
+        x: np.ndarray = self.features[rows]
         if x.dtype == np.uint8:
             x = x.astype(np.float32)
             x *= np.float32(self.scale)
@@ -165,7 +165,8 @@ def _open_split(folder: Path, header: Header) -> Split | None:
 
     def array(name: str) -> np.ndarray:
         try:
-            return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            mapped: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            return mapped
         except FileNotFoundError:
             raise DataError(f"{folder}: {name}.npy is missing; import the data set again") from None
         except (OSError, ValueError) as error:

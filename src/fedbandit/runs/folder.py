@@ -119,7 +119,8 @@ class RunFolder:
         """The seconds of all rounds so far, over every time the run was started."""
         self._files["timings.jsonl"].flush()
         with open(self.path / "timings.jsonl", encoding="utf-8") as lines:
-            return sum(json.loads(line)["seconds"] for line in lines)
+            seconds: float = sum(json.loads(line)["seconds"] for line in lines)
+            return seconds
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""

@@ -5,6 +5,7 @@ import sqlite3
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from fedbandit.core.errors import DataError
@@ -141,7 +142,7 @@ class PublishedSqlite:
             if missing := sorted(needed - columns):
                 raise DataError(f"{self.path}: table {table} has no column {missing[0]}")
 
-    def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple]:
+    def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._database.execute(query, values)
         except sqlite3.Error as error:

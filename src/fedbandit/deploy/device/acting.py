@@ -76,12 +76,15 @@ def linear_scorer(weight: np.ndarray, bias: np.ndarray) -> Scorer:
     """Scores by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
 
     def scores(context: Context) -> np.ndarray:
+        found: np.ndarray
         if context.ids is None:
             x = context.values.reshape(-1).astype(weight.dtype)
-            return x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
-        terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
-        # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
-        return np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
+            found = x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
+        else:
+            terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
+            # A sum over the first axis adds row by row, from the bias on: the order of the simulator's kernel.
+            found = np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
+        return found
 
     return scores
 
@@ -173,6 +176,7 @@ def _torch_scorer(model: DeviceModel, trusted: Collection[str]) -> Scorer:
 
     def scores(context: Context) -> np.ndarray:
         with torch.no_grad():
-            return network.scores(params, torch.from_numpy(context.values)[None])[0].numpy()
+            scores: np.ndarray = network.scores(params, torch.from_numpy(context.values)[None])[0].numpy()
+            return scores
 
     return scores

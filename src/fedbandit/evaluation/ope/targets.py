@@ -18,7 +18,8 @@ class Uniform:
 
     def probabilities(self, scores: np.ndarray, available: np.ndarray | None = None) -> np.ndarray:
         given = np.ones(scores.shape) if available is None else np.broadcast_to(available, scores.shape).astype(float)
-        return given / given.sum(axis=-1, keepdims=True)
+        shares: np.ndarray = given / given.sum(axis=-1, keepdims=True)
+        return shares
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ def target_policy(name: str, parameters: Mapping[str, Any], actions: tuple[str, 
     if name == "constant":
         return Constant(_action(parameters, actions))
     make = resolve("policy", name, {**policies.BUILT_IN, "uniform": Uniform, "constant": Constant})
-    return construct("policy", make, parameters)
+    policy: Policy = construct("policy", make, parameters)
+    return policy
 
 
 def looks_at_scores(name: str) -> bool:
