@@ -117,7 +117,8 @@ class Table:
         """Stream the named columns; `texts` are never guessed to be dates or numbers."""
         columns: dict[str, Any] = {name: pa.string() for name in texts} | {name: pa.float64() for name in numbers}
         first = 1 if self._parquet else 2  # the header is row 1 of a CSV file, as spreadsheets and the reader have it
-        with self._clear_errors(), progress.task(what, self._size()) as advance:
+        unit = "rows" if self._parquet else "B"
+        with self._clear_errors(), progress.task(what, self._size(), unit=unit) as advance:
             for record, amount in self._parquet_batches(columns) if self._parquet else self._csv_batches(columns):
                 advance(amount)
                 if record.num_rows:

@@ -35,7 +35,7 @@ def import_leaf(path: Path | str, out: Path | str, test_fraction: float = 0.1, p
         seen: set[str] = set()
         named: set[str] = set()
         total = sum(file.stat().st_size for file in (*train, *test))
-        with progress.task("Writing images", total) as advance:
+        with progress.task("Writing images", total, unit="B") as advance:
             for split, files in (("train", train), ("test", test)):
                 for file in files:
                     for user, images, labels in _users(file, named):

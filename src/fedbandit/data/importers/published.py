@@ -129,6 +129,7 @@ class PublishedSqlite:
                 yield split, client, row, features
                 if count % _REPORT_EVERY == 0:
                     advance(_REPORT_EVERY)
+            advance(sum(found.values()) % _REPORT_EVERY)
         for split, promised in splits.items():
             if found[split] != promised:
                 counts = f"{found[split]:,} examples, client_metadata promises {promised:,}"
