@@ -1,6 +1,7 @@
 """The engine against runs of the authors' released code: same data, same initial weights, same learning rates."""
 
 import ast
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,20 +53,21 @@ def _play(run, dataset, model, dtype):
     spec = ast.literal_eval(str(run["spec"]))
     clients = dataset.train.num_clients
     supervised = spec["alg"].startswith("SUPERVISED")
+    shifted = spec.get("shift") == "BANDITS"
     clipping = {"quantile": 0.8} if spec["adapt"] else {"norm": spec["clip"]}
     config = Config.build(
         {
-            "scenario": "init" if supervised else "scratch",
+            "scenario": "init-shift-released" if shifted else "scratch",
             "rounds": spec["rounds"],
             "deploy_every": spec["deploy"],
-            "clients_per_round": clients,
+            "clients_per_round": clients // 2 if shifted else clients,
             "dtype": dtype,
             "model": {"name": model},
             "policy": {"name": "greedy"},
             "client": {"learning_rate": spec["clr"]},
             "server": {"optimizer": spec.get("opt", "adam"), "learning_rate": spec["slr"]},
             "clipping": clipping,
-            "pretraining": {"clients": clients},
+            "pretraining": {"clients": clients // 2},
         }
         if not supervised
         else {
@@ -78,11 +80,10 @@ def _play(run, dataset, model, dtype):
         }
     )
     experiment = build_experiment(config, dataset)
-    phase = experiment.bandit
-    if supervised:  # every client takes part in the golden run, also in pre-training
-        from dataclasses import replace
-
-        phase = replace(experiment.pretraining, cohorts=replace(phase.cohorts, pool=range(clients), size=clients))
+    # Every client takes part in every round of the golden run, also in pre-training and after it.
+    everybody = replace(experiment.bandit.cohorts, pool=range(clients), size=clients)
+    phase = replace(experiment.pretraining if supervised else experiment.bandit, cohorts=everybody)
+    if supervised:
         assert isinstance(phase.work.learner.objective, FullInformation)
     initial = [run[f"initial_{i}"] for i in range(len(experiment.layout.shapes))]
     names = [name for name, _ in experiment.layout.shapes]
@@ -94,9 +95,9 @@ def _play(run, dataset, model, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["so_greedy", "so_greedy_sgd_clip", "so_supervised"])
-def test_text_runs(golden_folder, tmp_path, name, dtype):
-    run = np.load(golden_folder / f"{name}.npz")
+@pytest.mark.parametrize("name", ["so_greedy", "so_greedy_sgd_clip", "so_greedy_shift", "so_supervised"])
+def test_text_runs(golden_run, tmp_path, name, dtype):
+    run = golden_run(name)
     rounds = list(_play(run, _stackoverflow(run, tmp_path), "linear", dtype))
     for number, weights, metrics in rounds:
         for i, ours in enumerate(weights):
@@ -107,8 +108,8 @@ def test_text_runs(golden_folder, tmp_path, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_image_run(golden_folder, tmp_path, dtype):
-    run = np.load(golden_folder / "emnist_greedy.npz")
+def test_image_run(golden_run, tmp_path, dtype):
+    run = golden_run("emnist_greedy")
     rounds = list(_play(run, _emnist(run, tmp_path), "cnn", dtype))
     for number, _, metrics in rounds:
         assert metrics["reward"] == pytest.approx(run["round_reward"][number - 1], abs=1e-6)

@@ -3,13 +3,12 @@
 The names are the ones users type, in TOML and with `--set`.
 """
 
-import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbandit.core.errors import ConfigError
@@ -243,11 +242,7 @@ class Config(_Section):
 
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""
-        values = self.model_dump(exclude_none=True)
-        sections = {key: value for key, value in values.items() if isinstance(value, dict)}
-        top = {key: value for key, value in values.items() if key not in sections}
-        parts = [_toml_entries(top), *([f"[{name}]", *_toml_entries(inner)] for name, inner in sections.items())]
-        return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -323,22 +318,3 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     for part in location[:-1]:
         model = model.model_fields[part].annotation
     return list(model.model_fields)
-
-
-def _toml_entries(values: Mapping[str, Any]) -> list[str]:
-    return [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in values.items()]
-
-
-def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
-    """Of what JSON and TOML share, TOML's way to write it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(_toml_entries(value)) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
-    if isinstance(value, float):
-        return repr(value)  # JSON names numbers that are not finite otherwise
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

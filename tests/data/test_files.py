@@ -1,17 +1,14 @@
 """Arrays in `.npz` files, LEAF's JSON, and Stack Exchange dumps."""
 
-import io
 import json
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from published import image
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.formats.json_stream import JsonWalker
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
 from fedbandit.data.importers.leaf import import_leaf
 from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
@@ -133,38 +130,6 @@ def test_damaged_archives_are_refused(tmp_path):
         import_arrays(path, tmp_path / "out", ArrayOptions(**ARRAYS, case_map=True))
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-class Drip(io.StringIO):
-    """A file that gives a few characters at a time, so that every value is met in parts."""
-
-    def read(self, size=-1):
-        return super().read(min(size, 3))
-
-
-@given(st.dictionaries(st.text(), st.lists(JSON, max_size=4), max_size=4), st.sampled_from([None, 2]))
-def test_walking_through_json_gives_what_loading_gives(document, indent):
-    walker = JsonWalker(Drip(json.dumps(document, indent=indent)))
-    assert {key: list(walker.entries()) for key in walker.members()} == document
-
-
-@given(JSON, JSON)
-def test_skipping_json_lands_behind_the_value(skipped, kept):
-    walker = JsonWalker(Drip(json.dumps({"a": skipped, "b": kept})))
-    found = {}
-    for key in walker.members():
-        if key == "a":
-            walker.skip()
-        else:
-            found[key] = walker.value()
-    assert found == {"b": kept}
-
-
 def leaf_file(path, users, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {u: {"x": [image(u_, n) for n in range(k)], "y": [n % 62 for n in range(k)]} for u, u_, k in users}
@@ -195,12 +160,25 @@ def test_leaf_without_a_test_folder_holds_out_examples(tmp_path):
     assert dataset.test.num_examples > 5
 
 
+def test_leaf_members_may_come_in_any_order_with_others_between(tmp_path):
+    known = json.loads(leaf_file(tmp_path / "train" / "a.json", [("a.b", 1, 2), ("user_data", 2, 1)]).read_text())
+    names = {"metadata": {"user_data": {"a.b": {"x": [[1]], "y": [9, 9]}}}, **dict(reversed(known.items()))}
+    (tmp_path / "train" / "a.json").write_text(json.dumps(names, indent=1))
+    dataset = FederatedDataset.open(import_leaf(tmp_path, tmp_path / "out", test_fraction=0))
+    assert dataset.train.client_ids.tolist() == [b"a.b", b"user_data"]
+    assert dataset.train.sizes().tolist() == [2, 1]
+
+
 BAD_LEAF = {
     "client f1: 2 examples, 'num_samples' promises 5": {"num_samples": [5]},
     "'users' and 'num_samples' differ": {"num_samples": [2, 2]},
     "client f1: 1 images, 2 labels": {"user_data": {"f1": {"x": [image(0, 0)], "y": [1, 2]}}},
     "client f1, example 0: label 62 is outside": {"user_data": {"f1": {"x": [image(0, 0)], "y": [62]}}},
     "client f1, example 0: not 784 finite": {"user_data": {"f1": {"x": [[1.0]], "y": [1]}}},
+    "client f1, example 0: not 784 finite numbers": {"user_data": {"f1": {"x": [[[]] + [0.5] * 783], "y": [1]}}},
+    r"a\.json: client f1: expected an object with the arrays": {"user_data": {"f1": [1]}},
+    r"a\.json: not LEAF's JSON: 'num_samples' is not an array": {"num_samples": 2},
+    r"a\.json: not LEAF's JSON, before the first client: lexical error: [^\n]*$": {"user_data": {"f1": math.nan}},
 }
 
 
@@ -214,8 +192,12 @@ def test_bad_leaf_files_are_refused(tmp_path, match):
 
 def test_truncated_leaf_files_are_refused(tmp_path):
     path = leaf_file(tmp_path / "train" / "a.json", [("f1", 1, 2)])
-    path.write_text(path.read_text()[:-30])
+    whole = path.read_text()
+    path.write_text(whole[:-30])
     with pytest.raises(DataError, match=r"a\.json: not LEAF's JSON"):
+        import_leaf(tmp_path, tmp_path / "out")
+    path.write_text(whole[:-1])
+    with pytest.raises(DataError, match=r"a\.json: not LEAF's JSON, after client f1: [^\n]*$"):
         import_leaf(tmp_path, tmp_path / "out")
     with pytest.raises(DataError, match="no JSON files"):
         import_leaf(tmp_path / "train", tmp_path / "out")

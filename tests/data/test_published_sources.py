@@ -164,6 +164,26 @@ def test_stackoverflow_bags_tags_and_users(tmp_path, stackoverflow_file):
     assert len(dataset.train.features.slice(2, 3).ids) == 0
 
 
+def test_published_tag_counts_are_kept_and_part_of_the_fingerprint(tmp_path, stackoverflow_file):
+    def imported(name, counts):
+        words, tags = write_counts(tmp_path, WORDS, counts)
+        options = StackOverflowOptions(actions=2)
+        return FederatedDataset.open(import_stackoverflow(stackoverflow_file, tmp_path / name, words, tags, options))
+
+    header = imported("out", TAGS).header
+    assert header.published_counts == header.frequencies == (60, 40)
+    assert imported("other", {**TAGS, "java": 61}).header.fingerprint != header.fingerprint
+
+
+def test_without_published_counts_the_training_split_is_counted(tmp_path, stackoverflow_file):
+    words, tags = write_counts(tmp_path, WORDS, TAGS)
+    path = import_stackoverflow(stackoverflow_file, tmp_path / "out", words, tags, StackOverflowOptions(actions=2))
+    fields = json.loads((path / "header.json").read_text())
+    del fields["published_counts"]  # as in a folder that an earlier version has written
+    (path / "header.json").write_text(json.dumps(fields))
+    assert FederatedDataset.open(path).header.frequencies == (1, 2)
+
+
 def test_stackoverflow_can_drop_the_unlabelled(tmp_path, stackoverflow_file):
     words, tags = write_counts(tmp_path, WORDS, TAGS)
     options = StackOverflowOptions(actions=1, drop_unlabelled=True)

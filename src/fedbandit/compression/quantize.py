@@ -22,7 +22,7 @@ class Quantize:
 
     @property
     def levels(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     def encode(self, update: np.ndarray, rng: np.random.Generator) -> Vectors:
         scale = np.abs(update).max(initial=0)
@@ -34,7 +34,7 @@ class Quantize:
         return {"codes": self._pack(steps.astype(np.int32) + self.levels), "scale": np.array([scale], update.dtype)}
 
     def decode(self, payload: Vectors, size: int) -> np.ndarray:
-        scale = payload["scale"][0]
+        scale: np.floating = payload["scale"][0]
         if not np.isfinite(scale):
             return np.full(size, np.nan, payload["scale"].dtype)
         steps = self._unpack(payload["codes"], size) - self.levels
@@ -47,4 +47,4 @@ class Quantize:
 
     def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
         digits = np.unpackbits(packed, count=size * self.bits, bitorder="little").reshape(size, self.bits)
-        return digits.astype(np.int32) @ (1 << np.arange(self.bits))
+        return np.asarray(digits.astype(np.int32) @ (1 << np.arange(self.bits)))

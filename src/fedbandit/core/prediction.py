@@ -41,7 +41,8 @@ class Prediction:
     def finite(self) -> np.ndarray:
         """Which rows hold finite numbers only: bool [n]."""
         checks = [np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in self._arrays() if a is not None]
-        return np.logical_and.reduce(checks)
+        sound: np.ndarray = np.logical_and.reduce(checks)
+        return sound
 
     def _arrays(self) -> tuple[np.ndarray | None, ...]:
         return self.mean, self.heads, self.width

@@ -1,4 +1,4 @@
-"""Telling a person how far a long job is: a bar with time left on a terminal, plain lines when piped.
+"""Telling a person how far a long job is: a bar on a terminal, plain lines when piped, both with rate and time left.
 
 Knows nothing of what the job does; `SILENT` is for library calls and tests.
 """
@@ -7,36 +7,47 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Protocol, TextIO
 
-Advance = Callable[[float], None]
-"""Call with how much was done since the last call."""
-_LINE_EVERY = 10.0  # seconds between plain lines
+_LINE_EVERY = 5.0  # seconds between plain lines, at least
+_LINES = 20  # of a job whose length is known, about as many at most
 _BAR_EVERY = 0.1  # seconds between updates of a bar
 
 
+class Advance(Protocol):
+    """Call with how much was done since the last call, and how things stand in a few words."""
+
+    def __call__(self, amount: float, note: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
 class Progress:
     """Reports tasks one after the other to a stream; without a stream to nobody."""
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
+    stream: TextIO | None
 
     def say(self, text: str) -> None:
         """One plain line."""
-        if self._stream is not None:
-            print(text, file=self._stream, flush=True)
+        if self.stream is not None:
+            print(text, file=self.stream, flush=True)
 
     @contextmanager
-    def task(self, what: str, total: float | None = None) -> Iterator[Advance]:
-        """Report one task; `total` is in the units given to the yielded `advance`."""
-        if self._stream is None:
-            yield lambda amount: None
-        elif self._stream.isatty():
-            with _bar(what, total, self._stream) as advance:
-                yield advance
-        else:
-            with _lines(what, total, self.say) as advance:
-                yield advance
+    def task(
+        self, what: str, total: float | None = None, *, unit: str = "examples", done: float = 0
+    ) -> Iterator[Advance]:
+        """Report one task. `total` and `done`, what was done earlier, are in units; the unit "B" stands for bytes."""
+        if self.stream is None:
+            yield lambda amount, note="": None
+            return
+        tally = _Tally(what, total, unit, done, done, time.monotonic())
+
+        def advance(amount: float, note: str = "") -> None:
+            tally.done, tally.note = tally.done + amount, note
+            show()
+
+        with _bar(tally, self.stream) if self.stream.isatty() else _lines(tally, self.say) as show:
+            yield advance
 
 
 SILENT = Progress(None)
@@ -47,49 +58,69 @@ def to_stderr() -> Progress:
     return Progress(sys.stderr)
 
 
+@dataclass
+class _Tally:
+    what: str
+    total: float | None
+    unit: str
+    earlier: float
+    done: float
+    started: float
+    note: str = ""
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def facts(self) -> list[str]:
+        """Share, rate and time left; without a total the amount and the rate."""
+        rate = (self.done - self.earlier) / max(self.seconds(), 1e-9)
+        if not self.total:
+            return [self._amount(self.done), f"{self._amount(rate)}/s"]
+        left = max(self.total - self.done, 0) / rate if rate else float("inf")
+        return [f"{min(self.done / self.total, 1):.0%}", f"{self._amount(rate)}/s", f"{_duration(left)} left"]
+
+    def _amount(self, number: float) -> str:
+        number, unit = (number / 1e6, "MB") if self.unit == "B" else (number, self.unit)
+        return f"{number:,.{0 if number >= 10 else 1}f} {unit}"
+
+
 @contextmanager
-def _bar(what: str, total: float | None, stream: TextIO) -> Iterator[Advance]:
+def _bar(tally: _Tally, stream: TextIO) -> Iterator[Callable[[], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Bars(*columns, *times, console=Console(file=stream)) as bars:  # Console heeds NO_COLOR
-        task = bars.add_task(what, total=total)
-        pending, last = 0.0, time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"))
+    with Bars(*columns, console=Console(file=stream)) as bars:  # Console heeds NO_COLOR
+        task = bars.add_task(tally.what, total=tally.total, facts="")
+        last = -float("inf")
 
-        def advance(amount: float) -> None:
-            nonlocal pending, last
-            pending += amount
-            if time.monotonic() - last >= _BAR_EVERY:
-                bars.advance(task, pending)
-                pending, last = 0.0, time.monotonic()
+        def show(every: float = _BAR_EVERY) -> None:
+            nonlocal last
+            if tally.seconds() - last >= every:
+                last = tally.seconds()
+                bars.update(task, completed=tally.done, facts="  ".join([*tally.facts(), tally.note]))
 
-        yield advance
-        bars.update(task, completed=total if total is not None else bars.tasks[0].completed + pending)
+        yield show
+        show(every=0)
 
 
 @contextmanager
-def _lines(what: str, total: float | None, say: Callable[[str], None]) -> Iterator[Advance]:
-    start = last = time.monotonic()
-    done = 0.0
+def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    last_seconds = last_done = -float("inf")  # the first call is told at once: the job has begun
 
-    def advance(amount: float) -> None:
-        nonlocal done, last
-        done += amount
-        now = time.monotonic()
-        if now - last >= _LINE_EVERY:
-            last = now
-            if total:
-                left = (now - start) * max(total - done, 0) / done if done else float("inf")
-                say(f"{what}: {min(done / total, 1):.0%}, {_duration(left)} left")
-            else:
-                say(f"{what}: {_duration(now - start)} so far")
+    def line(*facts: str) -> None:
+        say("  ".join([f"{tally.what} {tally.note}".rstrip(), *facts]))
 
-    say(f"{what} ...")
-    yield advance
-    say(f"{what}: done in {_duration(time.monotonic() - start)}")
+    def show() -> None:
+        nonlocal last_seconds, last_done
+        enough = tally.done - last_done >= (tally.total or 0) / _LINES
+        if enough and tally.seconds() - last_seconds >= _LINE_EVERY:
+            last_seconds, last_done = tally.seconds(), tally.done
+            line(*tally.facts())
+
+    yield show
+    line(f"took {_duration(tally.seconds())}")
 
 
 def _duration(seconds: float) -> str:

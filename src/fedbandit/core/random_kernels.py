@@ -16,7 +16,8 @@ _11 = np.uint64(11)
 
 def uniforms(seed: int, purpose: Purpose, times: np.ndarray, clients: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """A float64 in [0, 1) for every (time, client, position): `randomness.uniforms` of the same address."""
-    return _uniforms(_start(seed, purpose), times, clients, positions)
+    drawn: np.ndarray = _uniforms(_start(seed, purpose), times, clients, positions)
+    return drawn
 
 
 def random_examples(
@@ -26,7 +27,10 @@ def random_examples(
 
     Client c's examples are rows offsets[c]:offsets[c + 1]. An order is that of the random bits of the examples' places.
     """
-    return _random_examples(_start(seed, Purpose.EXAMPLES), times, clients, offsets, -1 if limit is None else limit)
+    drawn: tuple[np.ndarray, np.ndarray, np.ndarray] = _random_examples(
+        _start(seed, Purpose.EXAMPLES), times, clients, offsets, -1 if limit is None else limit
+    )
+    return drawn
 
 
 @lru_cache(maxsize=1024)

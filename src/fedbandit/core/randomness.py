@@ -41,7 +41,8 @@ def scramble(x: np.ndarray) -> np.ndarray:
     """The splitmix64 finaliser: each output bit depends on each input bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
-    return x ^ (x >> np.uint64(31))
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 def bits(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:

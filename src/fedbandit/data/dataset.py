@@ -47,10 +47,16 @@ class Header:
     scale: float = 1.0  # stored dense features times this are the contexts
     source: Mapping[str, Any] = field(default_factory=dict)  # how it was made
     fingerprint: str = ""  # identifies the contents; part of a run's identity
+    published_counts: tuple[int, ...] = ()  # how frequent each action is, where the source itself says so
 
     @property
     def num_actions(self) -> int:
         return len(self.actions)
+
+    @property
+    def frequencies(self) -> tuple[int, ...]:
+        """How frequent each action is: as its source published it, otherwise counted over the training split."""
+        return self.published_counts or self.action_counts
 
     def to_json(self) -> dict[str, Any]:
         fields = dict(vars(self))
@@ -60,7 +66,8 @@ class Header:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Header":
         fields = {key: value for key, value in fields.items() if key not in ("format", "version")}
-        for key in ("shape", "actions", "action_counts"):
+        fields.setdefault("published_counts", ())  # headers written before there were any
+        for key in ("shape", "actions", "action_counts", "published_counts"):
             fields[key] = tuple(fields[key])
         fields["lower_case"] = {int(upper): int(lower) for upper, lower in fields["lower_case"]}
         return cls(**fields)
@@ -106,7 +113,7 @@ class Split:
         """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
-        x = self.features[rows]
+        x: np.ndarray = self.features[rows]
         if x.dtype == np.uint8:
             x = x.astype(np.float32)
             x *= np.float32(self.scale)
@@ -163,7 +170,8 @@ def _open_split(folder: Path, header: Header) -> Split | None:
 
     def array(name: str) -> np.ndarray:
         try:
-            return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            mapped: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            return mapped
         except FileNotFoundError:
             raise DataError(f"{folder}: {name}.npy is missing; import the data set again") from None
         except (OSError, ValueError) as error:

@@ -65,6 +65,7 @@ class DatasetWriter:
         logged: bool = False,
         vocabulary: Iterable[str] | None = None,
         source: Mapping[str, Any] | None = None,
+        published_counts: Iterable[int] | None = None,
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
@@ -77,6 +78,8 @@ class DatasetWriter:
             "scale": scale,
             "logged": logged,
         }
+        if published_counts is not None:  # they change rewards, so they are part of the fingerprint
+            self._header["published_counts"] = tuple(published_counts)
         self.source = dict(source or {})  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)

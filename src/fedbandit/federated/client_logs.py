@@ -64,7 +64,7 @@ class SimpleVisits:
         )
 
     def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
-        sizes = split.offsets[clients + 1] - split.offsets[clients]
+        sizes: np.ndarray = split.offsets[clients + 1] - split.offsets[clients]
         return sizes if self.max_examples is None else np.minimum(sizes, self.max_examples)
 
     def oldest_version(self, round_number: int) -> int:
@@ -113,8 +113,8 @@ class PopulationVisits:
         )
 
     def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
-        sizes = split.offsets[clients + 1] - split.offsets[clients]
-        return np.minimum(np.minimum(sizes, self.events_per_period) * self._remembered(), self.cache_size)
+        sizes: np.ndarray = split.offsets[clients + 1] - split.offsets[clients]
+        return np.asarray(np.minimum(np.minimum(sizes, self.events_per_period) * self._remembered(), self.cache_size))
 
     def oldest_version(self, round_number: int) -> int:
         period = period_of(round_number, self.deploy_every)
@@ -126,7 +126,7 @@ class PopulationVisits:
 
     def _versions(self, clients: np.ndarray, periods: np.ndarray) -> np.ndarray:
         """The model each client holds in each period: that of the last period in which it fetched one."""
-        held = np.maximum(periods - self.longest_lag, 0)
+        held: np.ndarray = np.maximum(periods - self.longest_lag, 0)
         for lag in range(self.longest_lag - 1, -1, -1):
             asked = periods - lag
             fetched = uniforms(self.seed, Purpose.PULLS, np.maximum(asked, 0), clients) < self.pull_probability

@@ -145,14 +145,21 @@ def _check_fraction(**values: float) -> None:
 
 
 def _typed(like: np.ndarray, value: float) -> np.generic:
-    return like.dtype.type(value)
+    typed: np.generic = like.dtype.type(value)
+    return typed
 
 
 def _constants(like: np.ndarray, *values: float) -> np.ndarray:
     return np.array(values, like.dtype)
 
 
-def _adaptive(second_moment, state, weights, update, constants):  # type: ignore[no-untyped-def]
+def _adaptive(
+    second_moment: Callable[..., None],
+    state: OptimizerState,
+    weights: np.ndarray,
+    update: np.ndarray,
+    constants: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """One pass over the vectors; a fused loop, because these steps are bound by memory and not by arithmetic."""
     m, v, moved = np.empty_like(weights), np.empty_like(weights), np.empty_like(weights)
     second_moment(state["m"], state["v"], weights, update, constants, m, v, moved)

@@ -138,7 +138,7 @@ def _checked(prediction: Prediction, available: np.ndarray | None) -> tuple[np.n
 
 def _best(scores: np.ndarray, available: np.ndarray | None) -> np.ndarray:
     """The best available action, the lowest index among equals: int [...]."""
-    return np.argmax(scores if available is None else np.where(available, scores, -np.inf), axis=-1)
+    return np.asarray(np.argmax(scores if available is None else np.where(available, scores, -np.inf), axis=-1))
 
 
 def _smallest(like: np.ndarray) -> float:

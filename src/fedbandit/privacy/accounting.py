@@ -109,7 +109,8 @@ class Ledger:
     def _orders(self) -> np.ndarray:
         from dp_accounting import rdp
 
-        return rdp.RdpAccountant().orders
+        orders: np.ndarray = rdp.RdpAccountant().orders
+        return orders
 
     @cached_property
     def _rdp_before(self) -> np.ndarray:
@@ -121,7 +122,8 @@ class Ledger:
             return np.zeros(len(self._orders))
         if self.plan.amplified:
             return rounds * _rdp_of_one(self.plan.event(1))
-        return self._orders * self.plan.squared_sensitivities[rounds] / (2 * self.plan.noise_multiplier**2)
+        spent: np.ndarray = self._orders * self.plan.squared_sensitivities[rounds] / (2 * self.plan.noise_multiplier**2)
+        return spent
 
 
 def least_noise(epsilon_at: Callable[[float], float], target: float) -> float:
@@ -160,7 +162,8 @@ def _rdp_of_one(event: Any) -> np.ndarray:
     from dp_accounting import rdp
 
     with _quiet():
-        return rdp.RdpAccountant().compose(event).rdp
+        spent: np.ndarray = rdp.RdpAccountant().compose(event).rdp
+        return spent
 
 
 @contextmanager

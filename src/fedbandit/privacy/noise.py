@@ -111,7 +111,8 @@ class PrivateMean:
         deviation = self.plan.update_multiplier * clip_norm
         if deviation > 0:
             total = total + dtype(deviation) * self.noise.update(number, total)
-        return total / dtype(self.plan.clients_per_round)
+        mean: np.ndarray = total / dtype(self.plan.clients_per_round)
+        return mean
 
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
         if not self.plan.adaptive:

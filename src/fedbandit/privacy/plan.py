@@ -90,7 +90,8 @@ class PrivacyPlan:
         z = self.noise_multiplier
         if not self.adaptive or z == 0:
             return z
-        return (z**-2 - (2 * self.count_deviation) ** -2) ** -0.5
+        multiplier: float = (z**-2 - (2 * self.count_deviation) ** -2) ** -0.5
+        return multiplier
 
     @cached_property
     def squared_sensitivities(self) -> np.ndarray:

@@ -87,7 +87,8 @@ def epsilon_greedy(scores: np.ndarray, epsilon: float = 0.05) -> np.ndarray:
 def softmax(scores: np.ndarray, beta: float = 0.05) -> np.ndarray:
     """Proportional to exp(score / β); the best score is taken off first, which changes nothing but overflow."""
     p = np.exp((scores - np.max(scores)) / beta)
-    return p / np.sum(p)
+    probabilities: np.ndarray = p / np.sum(p)
+    return probabilities
 
 
 def falcon(scores: np.ndarray, mu: float = 100.0, gamma: float = 1000.0) -> np.ndarray:

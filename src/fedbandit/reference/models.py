@@ -85,7 +85,8 @@ class Mlp:
 
     def scores(self, theta: Weights, x: np.ndarray) -> np.ndarray:
         hidden = np.maximum(x @ theta["dense1"] + theta["dense1_bias"], 0)
-        return hidden @ theta["dense2"] + theta["dense2_bias"]
+        scores: np.ndarray = hidden @ theta["dense2"] + theta["dense2_bias"]
+        return scores
 
     def gradient(self, theta: Weights, x: np.ndarray, errors: np.ndarray) -> Weights:
         hidden = np.maximum(x @ theta["dense1"] + theta["dense1_bias"], 0)
@@ -99,7 +100,8 @@ class Mlp:
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-    return x / max(np.sqrt(np.sum(x * x)), 1e-12)
+    scaled: np.ndarray = x / max(np.sqrt(np.sum(x * x)), 1e-12)
+    return scaled
 
 
 def _glorot_uniform(rng: np.random.Generator, inputs: int, outputs: int) -> np.ndarray:

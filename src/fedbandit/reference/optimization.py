@@ -24,7 +24,8 @@ class Loss:
         """∂loss/∂score [K] of one event, before the reduction over the batch."""
         predictions = 1 / (1 + np.exp(-scores)) if self.cross_entropy else scores
         if self.all_actions:
-            return predictions - event.all_rewards
+            residuals: np.ndarray = predictions - event.all_rewards
+            return residuals
         weight = 1.0 if self.scale is None else self.scale / event.propensity
         errors = np.zeros(len(scores))
         errors[event.action] = weight * (predictions[event.action] - event.reward)
@@ -53,7 +54,8 @@ class DoublyRobust(Loss):
             weight = min(weight, self.limit)
         targets = event.scores.copy()
         targets[event.action] += weight * (event.reward - targets[event.action])
-        return scores - targets
+        residuals: np.ndarray = scores - targets
+        return residuals
 
 
 OBJECTIVES = ("regression", "weighted-regression", "cross-entropy", "weighted-cross-entropy", "doubly-robust")
@@ -137,7 +139,8 @@ class Adam:
         self.m = self.beta_1 * self.m + (1 - self.beta_1) * delta
         self.v = self.beta_2 * self.v + (1 - self.beta_2) * delta**2
         rate = self.learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
-        return w + rate * self.m / (np.sqrt(self.v) + self.epsilon)
+        moved: np.ndarray = w + rate * self.m / (np.sqrt(self.v) + self.epsilon)
+        return moved
 
 
 class Adagrad:
@@ -149,7 +152,8 @@ class Adagrad:
 
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:
         self.total = self.total + delta**2
-        return w + self.learning_rate * delta / (np.sqrt(self.total) + self.epsilon)
+        moved: np.ndarray = w + self.learning_rate * delta / (np.sqrt(self.total) + self.epsilon)
+        return moved
 
 
 class Yogi:
@@ -162,7 +166,8 @@ class Yogi:
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:
         self.m = self.beta_1 * self.m + (1 - self.beta_1) * delta
         self.v = self.v - (1 - self.beta_2) * delta**2 * np.sign(self.v - delta**2)
-        return w + self.learning_rate * self.m / (np.sqrt(self.v) + self.epsilon)
+        moved: np.ndarray = w + self.learning_rate * self.m / (np.sqrt(self.v) + self.epsilon)
+        return moved
 
 
 ServerOptimizer = Sgd | Adam | Adagrad | Yogi

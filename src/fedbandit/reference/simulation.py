@@ -35,8 +35,8 @@ from fedbandit.reference.optimization import (
 def scenario_rewards(name: str, header: Header) -> tuple[Reward, Reward | None]:
     """What the bandit phase pays, and what pre-training sees (None: there is no pre-training)."""
     upper_of = {lower: upper for upper, lower in header.lower_case.items()}
-    counts = [max(1, count) for count in header.action_counts]
-    by_count = sorted(range(header.num_actions), key=lambda a: -header.action_counts[a])
+    counts = [max(1, count) for count in header.frequencies]
+    by_count = sorted(range(header.num_actions), key=lambda a: -header.frequencies[a])
 
     def best_label(pay: Callable[[int, int], float]) -> Reward:
         # Rewards are kept in single precision, also where everything else is double.

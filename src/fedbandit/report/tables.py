@@ -82,7 +82,8 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
     known = np.isfinite(values)
-    return np.cumsum(np.where(known, values, 0)) / np.maximum(np.cumsum(known), 1)
+    averages: np.ndarray = np.cumsum(np.where(known, values, 0)) / np.maximum(np.cumsum(known), 1)
+    return averages
 
 
 def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -80,13 +80,13 @@ BUILT_IN: dict[str, Callable[[Header], Scenario]] = {
 
 def _rarity(header: Header) -> RewardTable:
     """count(most frequent) / count(action) for a right action; one that never occurs counts as occurring once."""
-    counts = np.maximum(header.action_counts, 1)
+    counts = np.maximum(header.frequencies, 1)
     return per_label(counts.max() / counts)
 
 
 def _most_frequent(header: Header, fraction: float) -> RewardTable:
     """1 for a right action among the most frequent ones, 0 for all others."""
-    seen = np.argsort(-np.asarray(header.action_counts), kind="stable")
+    seen = np.argsort(-np.asarray(header.frequencies), kind="stable")
     values = np.zeros(header.num_actions)
     values[seen[: max(1, round(fraction * header.num_actions))]] = 1
     return per_label(values)

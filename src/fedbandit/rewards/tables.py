@@ -50,7 +50,8 @@ class RewardTable:
     def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""
 
-        return best_rewards(labels.offsets, labels.ids, actions, self.exact, self.near, self.near_value)
+        earned: np.ndarray = best_rewards(labels.offsets, labels.ids, actions, self.exact, self.near, self.near_value)
+        return earned
 
     def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of every action: float32 [n, K]. What full-information training sees."""
@@ -85,7 +86,8 @@ class GroupedRewards:
     def groups(self, clients: np.ndarray) -> np.ndarray:
         """The group of each client: int64 [n]."""
         smaller = 0.5 ** np.arange(1, len(self.tables))
-        return (uniforms(self.seed, Purpose.GROUPS, clients)[:, None] < smaller).sum(axis=1)
+        groups: np.ndarray = (uniforms(self.seed, Purpose.GROUPS, clients)[:, None] < smaller).sum(axis=1)
+        return groups
 
     def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""

@@ -185,7 +185,8 @@ def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
         kept[name] = decide()
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "tournament.json", kept)
-    return kept[name]
+    decided: float = kept[name]
+    return decided
 
 
 def _pace(folder: Path) -> float:

@@ -142,13 +142,15 @@ def _vary_strokes(
     middle = points.mean(axis=2, keepdims=True)
     cos, sin = (stretch * np.cos(turn))[..., None], (stretch * np.sin(turn))[..., None]
     x, y = np.moveaxis(points - middle, -1, 0)
-    return np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1) + middle + shift[:, :, None]
+    turned: np.ndarray = np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1) + middle + shift[:, :, None]
+    return turned
 
 
 def _bend(points: np.ndarray, amplitudes: np.ndarray) -> np.ndarray:
     """Push the points along a few smooth waves over the plane; amplitudes [n, waves, 2]."""
     waves = np.sin(points @ _WAVES[:, :2].T + _WAVES[:, 2])
-    return points + np.einsum("nspw,nwd->nspd", waves, amplitudes)
+    bent: np.ndarray = points + np.einsum("nspw,nwd->nspd", waves, amplitudes)
+    return bent
 
 
 def _tilt(rng: np.random.Generator, writer: Writer, points: np.ndarray) -> np.ndarray:
@@ -173,7 +175,9 @@ def _fit_to_box(rng: np.random.Generator, writer: Writer, points: np.ndarray, us
     pixels = _SIZE_PIXELS * np.exp(writer.size + _SIZE_DRAWING * rng.standard_normal(n)) * longer**_SIZE_KEPT
     scale = np.minimum(pixels, SIDE - 3.0) / longer
     target = (SIDE - 1) / 2 + writer.position + _POSITION_DRAWING * rng.standard_normal((n, 2))
-    return (points - ((low + high) / 2)[:, None, None]) * scale[:, None, None, None] + target[:, None, None]
+    centred = points - ((low + high) / 2)[:, None, None]
+    placed: np.ndarray = centred * scale[:, None, None, None] + target[:, None, None]
+    return placed
 
 
 def _speckle(rng: np.random.Generator, writer: Writer, images: np.ndarray) -> np.ndarray:
@@ -235,7 +239,8 @@ def label_frequencies() -> np.ndarray:
     """How often each of the 62 classes occurs: float64 [62]."""
     letters = [int(count) for count in f"{_UPPER_HUNDREDS} {_LOWER_HUNDREDS}".split()]
     counts = np.array([_DIGIT_HUNDREDS] * 10 + letters, np.float64)
-    return counts / counts.sum()
+    shares: np.ndarray = counts / counts.sum()
+    return shares
 
 
 def _draw(seed: int, number: int, shapes: Shapes, mean_examples: float) -> tuple[np.ndarray, np.ndarray]:

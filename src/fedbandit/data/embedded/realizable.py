@@ -26,7 +26,8 @@ class RealizableEnvironment:
 
     def mean_rewards(self, rows: np.ndarray) -> np.ndarray:
         """The expected reward of every action in rows of the training split: float64 [n, K]."""
-        return self.bias + features_of(self.dataset.train.contexts(rows)) @ self.weight
+        means: np.ndarray = self.bias + features_of(self.dataset.train.contexts(rows)) @ self.weight
+        return means
 
     def true_weights(self) -> np.ndarray:
         """The truth as the flat weights of the linear model."""
@@ -71,4 +72,5 @@ def features_of(contexts: Contexts) -> np.ndarray:
 
 
 def _unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return scaled

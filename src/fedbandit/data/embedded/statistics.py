@@ -103,7 +103,8 @@ def _targets(split: Split, rows: np.ndarray, actions: int) -> np.ndarray:
 
 
 def _mean(split: Split, rows: np.ndarray) -> np.ndarray:
-    return np.asarray(split.contexts(rows[:: 1 + len(rows) // 5000])).mean(axis=0)
+    mean: np.ndarray = np.asarray(split.contexts(rows[:: 1 + len(rows) // 5000])).mean(axis=0)
+    return mean
 
 
 def _contexts(split: Split, rows: np.ndarray, centre: np.ndarray | float) -> Ragged | torch.Tensor:
@@ -177,7 +178,8 @@ def heterogeneity(counts: np.ndarray, seed: int = 0) -> dict[str, float]:
 
 def _total_variation(counts: np.ndarray, population: np.ndarray) -> np.ndarray:
     shares = counts / counts.sum(axis=1, keepdims=True)
-    return np.abs(shares - population).sum(axis=1) / 2
+    distances: np.ndarray = np.abs(shares - population).sum(axis=1) / 2
+    return distances
 
 
 def writer_effect(split: Split, pairs: int = 20_000, seed: int = 0) -> float:

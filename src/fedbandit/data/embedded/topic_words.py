@@ -116,7 +116,8 @@ def make_language(
 def zipf_mandelbrot(n: int, shift: float = 0.0, skew: float = 1.0) -> np.ndarray:
     """Probabilities proportional to (rank + shift)^-skew: float64 [n]."""
     weights = (np.arange(1, n + 1) + shift) ** -skew
-    return weights / weights.sum()
+    shares: np.ndarray = weights / weights.sum()
+    return shares
 
 
 def cumulative(probabilities: np.ndarray) -> np.ndarray:

@@ -60,7 +60,8 @@ def _length_distribution() -> np.ndarray:
     variance = np.log(1 + (_LENGTH_SPREAD / _MEAN_LENGTH) ** 2)
     centre = np.log(_MEAN_LENGTH) - variance / 2
     weights = np.exp(-((np.log(lengths) - centre) ** 2) / (2 * variance)) / lengths
-    return weights / weights.sum()
+    shares: np.ndarray = weights / weights.sum()
+    return shares
 
 
 @numba.njit(nogil=True, cache=True)
@@ -236,4 +237,5 @@ def _sizes(seed: int, users: np.ndarray) -> np.ndarray:
     """How many sentences each user writes: a few, with a long tail."""
     u, v = (uniforms(seed, Purpose.DATA, _USER_SIZES, users, part) for part in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
-    return np.clip(np.rint(_SIZE_MEDIAN * np.exp(_SIZE_SPREAD * normal)), 1, _SIZE_MAX).astype(np.int64)
+    sizes: np.ndarray = np.clip(np.rint(_SIZE_MEDIAN * np.exp(_SIZE_SPREAD * normal)), 1, _SIZE_MAX).astype(np.int64)
+    return sizes

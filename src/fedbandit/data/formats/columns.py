@@ -42,7 +42,8 @@ class Batch:
         if pa.types.is_floating(column.type) or pa.types.is_nested(column.type):
             raise DataError(f"{self.path}: column {name}: expected text or whole numbers, found {column.type}")
         try:
-            return pc.fill_null(column.cast(pa.string()), "").to_pylist()
+            texts: list[str] = pc.fill_null(column.cast(pa.string()), "").to_pylist()
+            return texts
         except pa.ArrowException as error:
             raise DataError(f"{self._near(name)}: not text: {one_line(error)}") from None
 
@@ -60,7 +61,7 @@ class Batch:
     def exact(self, name: str) -> np.ndarray:
         """One column as float64 [rows]."""
         try:
-            values = self.columns[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
+            values: np.ndarray = self.columns[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
         except pa.ArrowException as error:
             raise DataError(f"{self._near(name)}: not a number: {one_line(error)}") from None
         with np.errstate(over="ignore"):
@@ -116,7 +117,8 @@ class Table:
         """Stream the named columns; `texts` are never guessed to be dates or numbers."""
         columns: dict[str, Any] = {name: pa.string() for name in texts} | {name: pa.float64() for name in numbers}
         first = 1 if self._parquet else 2  # the header is row 1 of a CSV file, as spreadsheets and the reader have it
-        with self._clear_errors(), progress.task(what, self._size()) as advance:
+        unit = "rows" if self._parquet else "B"
+        with self._clear_errors(), progress.task(what, self._size(), unit=unit) as advance:
             for record, amount in self._parquet_batches(columns) if self._parquet else self._csv_batches(columns):
                 advance(amount)
                 if record.num_rows:
@@ -127,7 +129,8 @@ class Table:
         return pa.parquet.read_metadata(self.path).num_rows if self._parquet else self.path.stat().st_size
 
     def _read_names(self) -> list[str]:
-        names = pa.parquet.read_schema(self.path).names if self._parquet else self._open_csv(None).schema.names
+        schema = pa.parquet.read_schema(self.path) if self._parquet else self._open_csv(None).schema
+        names: list[str] = schema.names
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise DataError(f"{self.path}: more than one column is called {repeated[0]!r}")

@@ -69,10 +69,9 @@ def _receive(response: Any, partial: Path, start: int, total: int | None, url: s
     done, broken = start, False
     with (
         open(partial, "r+b" if start else "wb") as file,
-        progress.task(f"Downloading {urlsplit(url).path.rsplit('/', 1)[-1]}", total) as advance,
+        progress.task(f"Downloading {urlsplit(url).path.rsplit('/', 1)[-1]}", total, unit="B", done=start) as advance,
     ):
         file.seek(start)
-        advance(start)
         try:
             while chunk := response.read(_CHUNK):
                 file.write(chunk)
@@ -151,7 +150,7 @@ def _unpack(path: Path, copy: Path, progress: Progress) -> None:
     with (
         open(path, "rb") as packed,
         open(copy, "wb") as target,
-        progress.task(f"Unpacking {path.name}", path.stat().st_size) as advance,
+        progress.task(f"Unpacking {path.name}", path.stat().st_size, unit="B") as advance,
     ):
         while not decompressor.eof:
             chunk = packed.read(_UNPACKED_CHUNK)

@@ -5,13 +5,13 @@ Files are read user by user, so one writer's images are in memory at a time.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import ijson
 import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
-from fedbandit.data.formats.json_stream import JsonWalker
 from fedbandit.data.importers.common import HoldOut
 from fedbandit.data.importers.images import SIDE, Image, write_images
 from fedbandit.data.text import EMNIST_ACTIONS
@@ -35,7 +35,7 @@ def import_leaf(path: Path | str, out: Path | str, test_fraction: float = 0.1, p
         seen: set[str] = set()
         named: set[str] = set()
         total = sum(file.stat().st_size for file in (*train, *test))
-        with progress.task("Writing images", total) as advance:
+        with progress.task("Writing images", total, unit="B") as advance:
             for split, files in (("train", train), ("test", test)):
                 for file in files:
                     for user, images, labels in _users(file, named):
@@ -54,49 +54,53 @@ def import_leaf(path: Path | str, out: Path | str, test_fraction: float = 0.1, p
 
 def _users(path: Path, named: set[str]) -> Iterator[User]:
     """The users of one file with their images; adds everybody the file lists to `named`."""
-    promised: dict[str, list[Any]] = {"users": [], "num_samples": []}
     counts: dict[str, int] = {}
+    place = "before the first client"
     try:
-        with open(path, encoding="utf-8") as file:
-            walker = JsonWalker(file)
-            for key in walker.members():
-                if key in promised:
-                    promised[key] = walker.value()
-                elif key == "user_data":
-                    for user in walker.members():
-                        images, labels = _user(walker, f"{path}: client {user}")
-                        counts[user] = len(labels)
-                        yield user, images, labels
-                else:
-                    walker.skip()
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{path}: not LEAF's JSON: {error}") from None
-    if len(promised["users"]) != len(promised["num_samples"]):
+        with open(path, "rb") as file:
+            users, promised = _array(file, "users"), _array(file, "num_samples")
+            file.seek(0)
+            for user, data in ijson.kvitems(file, "user_data", use_float=True):
+                images, labels = _user(data, f"{path}: client {user}")
+                counts[user] = len(labels)
+                place = f"after client {user}"
+                yield user, images, labels
+    except ijson.JSONError as error:
+        said = str(error).removeprefix("b'").replace("\\n", "\n").partition("\n")[0]  # the parser draws where, below
+        raise DataError(f"{path}: not LEAF's JSON, {place}: {said}") from None
+    if len(users) != len(promised):
         raise DataError(f"{path}: 'users' and 'num_samples' differ in length")
-    for user, count in zip(promised["users"], promised["num_samples"], strict=True):
+    for user, count in zip(users, promised, strict=True):
         if counts.get(user, 0) != count:
             raise DataError(f"{path}: client {user}: {counts.get(user, 0)} examples, 'num_samples' promises {count}")
-    named.update(promised["users"], counts)
+    named.update(users, counts)
 
 
-def _user(walker: JsonWalker, where: str) -> tuple[np.ndarray, np.ndarray]:
-    images: list[np.ndarray] = []
-    labels: list[Any] = []
-    for key in walker.members():
-        if key == "x":
-            for image in walker.entries():
-                pixels = np.array(image, np.float32)
-                if pixels.shape != (SIDE * SIDE,) or not np.isfinite(pixels).all():
-                    raise DataError(f"{where}, example {len(images)}: not {SIDE * SIDE} finite numbers")
-                images.append(pixels)
-        elif key == "y":
-            labels = walker.value()
-        else:
-            walker.skip()
+def _array(file: BinaryIO, key: str) -> list[Any]:
+    """A small array of the outermost object; LEAF writes these before the images, so little is read."""
+    file.seek(0)
+    found: Any = next(ijson.items(file, key), [])
+    if not isinstance(found, list):
+        raise DataError(f"{file.name}: not LEAF's JSON: {key!r} is not an array")
+    return found
+
+
+def _user(data: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images [n, 784] and labels [n] of one entry of `user_data`."""
+    if not isinstance(data, dict) or not all(isinstance(data.setdefault(key, []), list) for key in ("x", "y")):
+        raise DataError(f"{where}: expected an object with the arrays 'x' and 'y'")
+    images, labels = data["x"], data["y"]
     if len(images) != len(labels):
         raise DataError(f"{where}: {len(images)} images, {len(labels)} labels")
-    for position, label in enumerate(labels):
+    stacked = np.empty((len(images), SIDE * SIDE), np.float32)
+    for position, (image, label) in enumerate(zip(images, labels, strict=True)):
         if not isinstance(label, int) or not 0 <= label < len(EMNIST_ACTIONS):
             raise DataError(f"{where}, example {position}: label {label!r} is outside 0..{len(EMNIST_ACTIONS) - 1}")
-    stacked = np.stack(images) if images else np.empty((0, SIDE * SIDE), np.float32)
+        try:
+            pixels = np.array(image, np.float32)
+        except (ValueError, TypeError):
+            pixels = np.empty(0, np.float32)
+        if pixels.shape != (SIDE * SIDE,) or not np.isfinite(pixels).all():
+            raise DataError(f"{where}, example {position}: not {SIDE * SIDE} finite numbers")
+        stacked[position] = pixels
     return stacked, np.array(labels, np.int64)

@@ -5,6 +5,7 @@ import sqlite3
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from fedbandit.core.errors import DataError
@@ -128,6 +129,7 @@ class PublishedSqlite:
                 yield split, client, row, features
                 if count % _REPORT_EVERY == 0:
                     advance(_REPORT_EVERY)
+            advance(sum(found.values()) % _REPORT_EVERY)
         for split, promised in splits.items():
             if found[split] != promised:
                 counts = f"{found[split]:,} examples, client_metadata promises {promised:,}"
@@ -141,7 +143,7 @@ class PublishedSqlite:
             if missing := sorted(needed - columns):
                 raise DataError(f"{self.path}: table {table} has no column {missing[0]}")
 
-    def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple]:
+    def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._database.execute(query, values)
         except sqlite3.Error as error:

@@ -93,7 +93,7 @@ def import_stackexchange(
 def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Question]:
     """Stream the questions of a dump; what has been read is forgotten at once."""
     rows = 0
-    with open(path, "rb") as file, progress.task(what, path.stat().st_size) as advance:
+    with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:
         position = 0
         try:
             events = ElementTree.iterparse(file, events=("start", "end"))

@@ -49,9 +49,9 @@ def import_stackoverflow(
     """Import the published SQLite file, packed or not; keeps its training and test split."""
     path, out, options = Path(path), check_target(out), options or StackOverflowOptions()
     vocabulary = read_word_counts(Path(words), options.vocabulary)
-    actions = read_tag_counts(Path(tags), options.actions)
+    counts = read_tag_counts(Path(tags), options.actions)
     bag = BagOfWords([word.encode() for word in vocabulary])
-    encoder = LabelEncoder([tag.encode() for tag in actions])
+    encoder = LabelEncoder([tag.encode() for tag in counts])
     with (
         unpacked(path, out, progress) as database,
         PublishedSqlite(database) as published,
@@ -60,10 +60,11 @@ def import_stackoverflow(
             name=out.name,
             kind="sparse",
             shape=(len(vocabulary),),
-            actions=actions,
+            actions=counts,
             multilabel=True,
             vocabulary=vocabulary,
             source={"importer": "stackoverflow", "file": path.name},
+            published_counts=counts.values(),
         ) as writer,
     ):
         promised = {split: published.clients(split) for split in _SPLITS}
@@ -110,12 +111,12 @@ def read_word_counts(path: Path, limit: int) -> list[str]:
     return words
 
 
-def read_tag_counts(path: Path, limit: int) -> list[str]:
-    """The `limit` most frequent tags of a published tag count, a JSON object; ties keep the file's order."""
+def read_tag_counts(path: Path, limit: int) -> dict[str, int]:
+    """The `limit` most frequent tags with their counts, most frequent first; ties keep the file's order."""
     try:
         counts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
     if not isinstance(counts, dict) or not counts or not all(isinstance(n, int) for n in counts.values()):
         raise DataError(f"{path}: expected a JSON object of tags and their counts")
-    return sorted(counts, key=lambda tag: -counts[tag])[:limit]
+    return {tag: counts[tag] for tag in sorted(counts, key=lambda tag: -counts[tag])[:limit]}

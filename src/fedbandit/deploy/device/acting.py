@@ -77,10 +77,10 @@ def linear_scores(context: Context, weight: np.ndarray, bias: np.ndarray) -> np.
     """[K], by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
     if context.ids is None:
         x = context.values.reshape(-1).astype(weight.dtype)
-        return x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
+        return np.asarray(x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias)
     terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
     # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
-    return np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
+    return np.asarray(np.add.reduce(np.concatenate([bias[None], terms]), axis=0))
 
 
 @dataclass(frozen=True)

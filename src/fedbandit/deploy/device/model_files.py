@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedbandit.core.prediction import Progress
-from fedbandit.policies import describe, rule_at
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
+from fedbandit.core.prediction import Progress
+from fedbandit.policies import describe, rule_at
 
 if TYPE_CHECKING:
     from fedbandit.building.experiment import Experiment

@@ -160,4 +160,5 @@ def unmasked_sum(
                 total += between if node > other else -between
         except Exception as error:  # a wrong share makes cryptography fail in many ways
             raise DataError(f"the shares of node {node}'s secret do not fit: {error!r}"[:300]) from None
-    return total % MODULUS
+    wrapped: np.ndarray = total % MODULUS
+    return wrapped

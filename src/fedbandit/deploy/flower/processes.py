@@ -57,7 +57,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         return int(probe.getsockname()[1])
 
 
-def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
+def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start one of Flower's programs in a process group of its own, writing to a log file."""
     home.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as file:
@@ -71,7 +71,7 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen:
         )
 
 
-def stop(process: subprocess.Popen, patience: float = 15.0) -> None:
+def stop(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
     """Ask a process to end, and after a while end it and everything it has started."""
     groups = {process.pid, *_groups_below(process.pid)}  # while it still knows its children
     if process.poll() is None:
@@ -100,7 +100,7 @@ def _groups_below(pid: int) -> set[int]:
 
 def start_superlink(
     home: Path, host: str, port: int, security: Security, database: Path | None = None
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     """A SuperLink on one port; with a database it knows its nodes again after a restart."""
     kept = [] if database is None else ["--database", str(database)]
     command = ["flower-superlink", *security.superlink_options(), "--host", host, "--port", str(port), *kept]
@@ -109,7 +109,7 @@ def start_superlink(
 
 def start_supernode(
     home: Path, superlink: str, agent: Path, security: Security, log: Path, config: str = ""
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     """A SuperNode that trains on the agent's folder."""
     settings = f'agent-dir="{agent.resolve()}" {config}'.strip()
     own = ["--host", "127.0.0.1", "--port", str(free_port())]
@@ -117,7 +117,7 @@ def start_supernode(
     return start(command, home, log)
 
 
-def wait_for_port(host: str, port: int, process: subprocess.Popen, log: Path, seconds: float = 90.0) -> None:
+def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 90.0) -> None:
     """Return when somebody listens; raise if the process ends before, or it takes too long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -162,7 +162,7 @@ def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
     )
     start = done.stdout.find("{")
     try:
-        found = json.loads(done.stdout[start:])
+        found: dict[str, Any] = json.loads(done.stdout[start:])
     except ValueError:
         found = {}
     if done.returncode or found.get("success") is False or not found:

@@ -48,7 +48,8 @@ class Records:
     @property
     def importance(self) -> np.ndarray:
         """How much more often the evaluated policy does what was done: [n]."""
-        return self.target / self.propensities
+        weights: np.ndarray = self.target / self.propensities
+        return weights
 
     def client(self, position: int) -> "Records":
         """The records of one client, as it would hold them."""
@@ -100,7 +101,8 @@ class Clipped:
         _positive("limit", self.limit)
 
     def __call__(self, importance: np.ndarray) -> np.ndarray:
-        return np.minimum(importance, self.limit)
+        clipped: np.ndarray = np.minimum(importance, self.limit)
+        return clipped
 
     def largest(self, importance: float) -> float:
         return min(importance, self.limit)

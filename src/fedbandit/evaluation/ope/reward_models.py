@@ -22,7 +22,8 @@ def action_means(split: Split, num_actions: int) -> RowScores:
     means = np.stack([_means(actions[half != h], rewards[half != h], num_actions) for h in (0, 1)])
 
     def predict(rows: np.ndarray) -> np.ndarray:
-        return means[half[rows]]
+        predicted: np.ndarray = means[half[rows]]
+        return predicted
 
     return predict
 
@@ -32,7 +33,8 @@ def _means(actions: np.ndarray, rewards: np.ndarray, num_actions: int) -> np.nda
         return np.zeros(num_actions)
     totals = np.bincount(actions, rewards, minlength=num_actions)
     counts = np.bincount(actions, minlength=num_actions)
-    return (totals + PRIOR_EVENTS * rewards.mean()) / (counts + PRIOR_EVENTS)
+    shrunk: np.ndarray = (totals + PRIOR_EVENTS * rewards.mean()) / (counts + PRIOR_EVENTS)
+    return shrunk
 
 
 _MOST_NUMBERS = 2**21  # in the sums that a client returns; wide contexts are cut to their most telling columns
@@ -138,7 +140,8 @@ def linear_rewards(split: Split, num_actions: int) -> RowScores | None:
 
     def predict(rows: np.ndarray) -> np.ndarray:
         x = columns.features(split.contexts(rows))
-        return np.where((half[rows] == 0)[:, None], x @ fitted[0].T, x @ fitted[1].T)
+        predicted: np.ndarray = np.where((half[rows] == 0)[:, None], x @ fitted[0].T, x @ fitted[1].T)
+        return predicted
 
     return predict
 

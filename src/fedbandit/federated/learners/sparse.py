@@ -123,7 +123,9 @@ class SparseLinearLearner:
         """Where the drift alone has moved the entries that no word of the client reaches, after all its steps."""
         rate, steps = self.settings.learning_rate, self.settings.steps(events)
         kept = 1 - rate * pull
-        moved = drift * drift.dtype.type(-rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull)))
+        moved: np.ndarray = drift * drift.dtype.type(
+            -rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull))
+        )
         views = self.layout.split(moved)
         views["bias"][:] = 0
         if isinstance(update, EntrySum):

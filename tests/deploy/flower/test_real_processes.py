@@ -1,0 +1,161 @@
+"""SuperLink and SuperNodes as real processes: the simulator's models, a server killed in between, and secure sums."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
+from test_agreement import simulated_round, simulated_states
+
+from fedbandit.config import Config
+from fedbandit.deploy.flower import processes
+from fedbandit.deploy.flower.operate import write_bundle
+from fedbandit.deploy.secure_sums import update_error
+from fedbandit.federated.state import State, load_state
+
+NODES = CLIENTS[:3]
+CLIENT = """
+import sys
+sys.path[:0] = {paths!r}
+
+from simulated_devices import experiment, live_a_period, open_agent
+
+from fedbandit.deploy.flower.client_app import make_client_app
+
+
+def agent_of(context):
+    return open_agent(str(context.node_config["agent-dir"]), int(context.node_config["client"]))
+
+
+def live(agent, context):
+    live_a_period(agent, int(context.node_config["client"]), experiment({rounds}, **{changed!r}))
+
+
+app = make_client_app(open_agent=agent_of, after_install=live)
+"""
+
+
+def wait_until(holds, seconds, what):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+
+
+def write_toml(folder, rounds, clients, rules=None, **changed):
+    given = {"min_reports": len(clients), "round_seconds": 150, "install_seconds": 150, **(rules or {})}
+    values, words = deployment_values(rounds, "server", given, **changed)
+    (folder / "words.txt").write_text("\n".join(words))
+    rules = values.pop("deployment")
+    config = Config.build({**values, "scenario": "scratch"})
+    meaningless = ("scenario", "mode", "data", "pretraining", "population", "drift", "gate", "training")
+    text = config.to_toml()
+    blocks = [block for block in text.split("\n\n") if block.split("\n")[0].strip("[]") not in meaningless]
+    lines = [line for line in "\n\n".join(blocks).splitlines() if line.split(" = ")[0] not in meaningless]
+    lines += ["[deployment]", *(f"{key} = {json.dumps(value)}" for key, value in rules.items())]
+    path = folder / "deployment.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class RealNetwork:
+    """A SuperLink and a SuperNode for each client, as processes; ended when the block ends."""
+
+    def __init__(self, folder, toml, clients, rounds, own="", **changed):
+        self.folder, self.toml, self.clients, self.own = folder, toml, clients, own
+        self.state, self.home = folder / "server", folder / "server" / "flower"
+        self.home.mkdir(parents=True)
+        paths = [str(Path(__file__).parents[2] / "helpers")]
+        client = CLIENT.format(paths=paths, rounds=rounds, changed=changed)
+        self.bundle = write_bundle(folder / "app", client=client)
+        self.port, self.nodes = processes.free_port(), []
+
+    def __enter__(self):
+        self.link = self.start_link()
+        for client in self.clients:
+            device, log = self.folder / f"device-{client}", self.folder / f"node-{client}.log"
+            address, own = f"127.0.0.1:{self.port}", f"client={client} {self.own}".strip()
+            plain = processes.Security()
+            self.nodes.append(processes.start_supernode(device / "home", address, device / "agent", plain, log, own))
+        return self
+
+    def __exit__(self, *_):
+        for process in [*self.nodes, self.link]:
+            processes.stop(process, patience=5)
+
+    def start_link(self):
+        plain = processes.Security()
+        link = processes.start_superlink(self.home, "127.0.0.1", self.port, plain, self.folder / "superlink.db")
+        processes.wait_for_port("127.0.0.1", self.port, link, self.state / "superlink.log")
+        processes.write_connection(self.home, f"127.0.0.1:{self.port}", plain)
+        return link
+
+    def kill_link(self):
+        """The SuperLink, and with it the server app, by kill -9; then a new SuperLink."""
+        os.killpg(self.link.pid, signal.SIGKILL)
+        self.link.wait()
+        self.link = self.start_link()
+
+    def submit(self):
+        return processes.submit(self.bundle, self.home, self.toml)
+
+    def wait_for_rounds(self, rounds, seconds):
+        metrics = self.state / "metrics.jsonl"
+        wait_until(
+            lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= rounds, seconds, f"{rounds} rounds"
+        )
+
+    def wait_for_end(self, run):
+        wait_until(lambda: processes.run_status(self.home, run).startswith("finished"), 60, "the end of the run")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills process groups")
+def test_real_processes_agree_with_the_simulator_and_survive_a_killed_server(tmp_path):
+    rounds = 4
+    with RealNetwork(tmp_path, write_toml(tmp_path, rounds, NODES), NODES, rounds) as network:
+        network.submit()
+        network.wait_for_rounds(2, 500)
+        network.kill_link()
+        run = network.submit()
+        network.wait_for_rounds(rounds, 500)
+        network.wait_for_end(run)
+    found = load_state(network.state / "state.safetensors")
+    *_, expected = simulated_states(rounds, NODES)
+    assert (found.round, sorted(found.deployed)) == (rounds, [0, 1, 2])
+    np.testing.assert_allclose(found.weights, expected.weights, atol=1e-6, rtol=0)
+    assert "going on after round" in (network.state / "server.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills process groups")
+def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
+    """Every round deploys, so the weights after each are kept: each is compared with the simulator's next."""
+    rounds = 2
+    rules = {"secure_aggregation": True, "secure_seconds": 100}
+    toml = write_toml(tmp_path, rounds, NODES, rules, **SECURE_TRAINING)
+    own = "secure-aggregation=true"
+    with RealNetwork(tmp_path, toml, NODES, rounds, own, **SECURE_TRAINING) as network:
+        run = network.submit()
+        network.wait_for_rounds(rounds, 600)
+        network.wait_for_end(run)
+    found = load_state(network.state / "state.safetensors")
+    lines = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in lines] == [len(NODES)] * rounds
+    assert sorted(found.deployed) == [0, 1, 2]
+    for line in lines:
+        number, clip_norm = line["round"], line["clip_norm"]
+        kept = {version: weights for version, weights in found.deployed.items() if version < number}
+        before = State(number - 1, kept[number - 1].weights, kept, {"weights": kept[number - 1].weights}, clip_norm)
+        expected = simulated_round(before, rounds, NODES, **SECURE_TRAINING)
+        bound = update_error(len(NODES), clip_norm) / len(NODES) + 1e-6
+        np.testing.assert_allclose(found.deployed[number].weights, expected.weights, atol=bound, rtol=0)
+    assert np.abs(found.weights - found.deployed[0].weights).max() > 0.01
