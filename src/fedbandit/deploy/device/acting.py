@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbandit import policies
 from fedbandit.core.errors import DataError
+from fedbandit.core.extras import needing
 from fedbandit.data.text import tokenise
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.policies import Policy
@@ -72,13 +73,17 @@ Scorer = Callable[[Context], np.ndarray]
 _SMALLEST_NORM = 1e-12  # what torch's normalize divides by at least
 
 
+def unit_rows(x: np.ndarray) -> np.ndarray:
+    """Each row of `x` [n, features] divided by its L2 norm; a row of zeros stays one."""
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), x.dtype.type(_SMALLEST_NORM))
+
+
 def linear_scorer(weight: np.ndarray, bias: np.ndarray) -> Scorer:
     """Scores by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
 
     def scores(context: Context) -> np.ndarray:
         if context.ids is None:
-            x = context.values.reshape(-1).astype(weight.dtype)
-            return x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias
+            return unit_rows(context.values.reshape(1, -1).astype(weight.dtype))[0] @ weight + bias
         terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
         # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
         return np.add.reduce(np.concatenate([bias[None], terms]), axis=0)
@@ -160,7 +165,8 @@ def _made(
 
 def _torch_scorer(model: DeviceModel, trusted: Collection[str]) -> Scorer:
     """Any other model, by the very functions that trained it."""
-    import torch
+    with needing(f"the model {model.model['name']}"):
+        import torch
 
     from fedbandit.models import BUILT_IN, DataSpec
 

@@ -20,9 +20,10 @@ from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.device.training import device_learner
 from fedbandit.deploy.secure_sums import Bounds, Figures, encode
 from fedbandit.evaluation.gate import GainEstimator
-from fedbandit.federated.learners.base import ClientSettings, Learner, make_learner
+from fedbandit.federated.learners.base import ClientSettings, Learner
 from fedbandit.federated.pipeline import why_not
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.policies import Policy
@@ -256,5 +257,6 @@ def _learner(what: str, trusted: frozenset[str]) -> tuple[Learner, Layout, np.nd
     layout = Layout.of(initial)
     make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
     objective = construct("objective", make, learning["objective_parameters"])
-    learner = make_learner(model, layout, objective, ClientSettings(**learning["client"]))
+    settings = construct("client", ClientSettings, learning["client"])
+    learner = device_learner(described["name"], model, layout, objective, settings)
     return learner, layout, layout.flatten(initial, np.dtype(learning["dtype"]))
