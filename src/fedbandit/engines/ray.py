@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.extras import needing
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 
 
 def load_ray() -> Any:
     """The Ray package, or a word on how to get it."""
-    try:
+    with needing("engine: ray"):
         import ray
-    except ImportError:
-        raise ConfigError("engine: ray is not installed; pip install 'fedbandit[ray]'") from None
     return ray
 
 
