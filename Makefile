@@ -37,7 +37,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (some minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(INSTALL) torch
-	@$(INSTALL) --editable .
+	@$(INSTALL) --editable '.[simulation]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
@@ -49,7 +49,7 @@ $(VENV)/.extras: $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core
-	@$(INSTALL) --editable '.[docs]'
+	@$(INSTALL) --editable '.[simulation,docs]'
 	@touch $@
 
 # Side by side with a plain torch loop and, in environments of their own, with pfl, FedJAX and Flower.

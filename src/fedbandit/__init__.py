@@ -6,6 +6,8 @@ Names are imported when they are first used, so that the command line starts fas
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedbandit.core.extras import needing
+
 __version__ = "0.1.0"
 _HOMES = {
     "Config": "fedbandit.config",
@@ -31,4 +33,5 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fedbandit' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    with needing(name):
+        return getattr(import_module(_HOMES[name]), name)

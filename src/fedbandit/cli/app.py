@@ -16,6 +16,7 @@ from fedbandit.cli import experiments as cli_experiments
 from fedbandit.cli import privacy as cli_privacy
 from fedbandit.cli import theory as cli_theory
 from fedbandit.core.errors import FedbanditError
+from fedbandit.core.extras import needing
 
 
 class _Interrupted(FedbanditError):
@@ -58,7 +59,8 @@ _WRONG_PLACE = (
 def main() -> None:
     """Run the command line; whatever a user can mend ends as one line and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        with needing("this command"):
+            code = app(standalone_mode=False)
     except FedbanditError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:

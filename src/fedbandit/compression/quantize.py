@@ -38,7 +38,7 @@ class Quantize:
         if not np.isfinite(scale):
             return np.full(size, np.nan, payload["scale"].dtype)
         steps = self._unpack(payload["codes"], size) - self.levels
-        return steps.astype(scale.dtype) * (scale / scale.dtype.type(self.levels))
+        return np.asarray(steps.astype(scale.dtype) * (scale / scale.dtype.type(self.levels)))
 
     def _pack(self, codes: np.ndarray) -> np.ndarray:
         """`bits` bits for each code, without gaps."""

@@ -71,6 +71,8 @@ def objects_in(lines: bytes) -> list[dict[str, Any]]:
 
 def _keep_names(folder: Path) -> None:
     """Have the folder itself on disk: a new name could be gone after a power cut, and with it what it stood for."""
+    if os.name == "nt":  # where a folder cannot be opened
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

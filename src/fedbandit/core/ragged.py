@@ -1,8 +1,22 @@
 """Rows of different lengths in flat arrays (labels of an example, words of a sentence), and gathering them quickly."""
 
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
 
 import numpy as np
+
+
+@cache
+def loops() -> Any:
+    """The compiled loops or, where numba is not installed, the same in numpy; imported when first needed."""
+    try:
+        return import_module("fedbandit.core.ragged_kernels")
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        return import_module("fedbandit.core.ragged_plain")
 
 
 @dataclass(frozen=True)
@@ -18,15 +32,13 @@ class Ragged:
 
     def take(self, rows: np.ndarray) -> "Ragged":
         """The given rows, in the given order, as arrays of their own."""
-        from fedbandit.core.ragged_kernels import gather, gathered_offsets
-
-        offsets = gathered_offsets(self.offsets, rows)
+        offsets = loops().gathered_offsets(self.offsets, rows)
         ids = np.empty(offsets[-1], self.ids.dtype)
-        gather(self.offsets, self.ids, rows, offsets, ids)
+        loops().gather(self.offsets, self.ids, rows, offsets, ids)
         if self.values is None:
             return Ragged(offsets, ids)
         values = np.empty(offsets[-1], self.values.dtype)
-        gather(self.offsets, self.values, rows, offsets, values)
+        loops().gather(self.offsets, self.values, rows, offsets, values)
         return Ragged(offsets, ids, values)
 
     def slice(self, start: int, stop: int) -> "Ragged":

@@ -1,6 +1,6 @@
 """Deployment: what an app on a device needs to act, to log and to learn, without a server in reach.
 
-For linear models it imports numpy, safetensors and sqlite3 and nothing heavier.
+For linear models it needs numpy and safetensors, and pydantic to train; nothing heavier is imported.
 """
 
 from fedbandit.deploy.device.agent import Agent, Decision, SimulatedDraws

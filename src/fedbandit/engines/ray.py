@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.extras import needing
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Contribution, Vectors
@@ -20,10 +21,8 @@ from fedbandit.federated.pipeline import Contribution, Vectors
 
 def load_ray() -> Any:
     """The Ray package, or a word on how to get it."""
-    try:
+    with needing("engine: ray"):
         import ray
-    except ImportError:
-        raise ConfigError("engine: ray is not installed; pip install 'fedbandit[ray]'") from None
     return ray
 
 

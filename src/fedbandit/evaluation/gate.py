@@ -5,7 +5,7 @@ The gate of simulations and of real devices share the estimator. A client return
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.evaluation.ope.estimate import Bootstrap, Sums, standard_error, sums_of_terms, value_of
 from fedbandit.events import Events
-from fedbandit.federated.clients import Broadcast, ClientWork
 from fedbandit.federated.state import Version
 from fedbandit.policies import Greedy, Policy
+
+if TYPE_CHECKING:  # devices share the estimator, and have no compiled kernels
+    from fedbandit.federated.clients import Broadcast, ClientWork
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Gate:
     margin: float = 0.0
     limit: float | None = None  # cut 1/ρ at this: less variance, and a leaning towards what the deployed model believes
 
-    def judge(self, work: ClientWork, broadcast: Broadcast, candidate: Version, cohort: np.ndarray) -> Verdict:
+    def judge(self, work: "ClientWork", broadcast: "Broadcast", candidate: Version, cohort: np.ndarray) -> Verdict:
         """Whether the candidate may replace the newest deployed model; a function of (seed, round) and the models."""
         total: Sums | None = None
         for clients in work.chunks(self._asked(broadcast.round, cohort)):
@@ -126,7 +128,7 @@ class Gate:
             total = sums if total is None else total + sums
         return verdict_of(total, self.confidence, self.margin)
 
-    def client_sums(self, work: ClientWork, clients: np.ndarray, broadcast: Broadcast, candidate: Version) -> Sums:
+    def client_sums(self, work: "ClientWork", clients: np.ndarray, broadcast: "Broadcast", candidate: Version) -> Sums:
         """What these clients return: sums over the log they keep of this period, and nothing else."""
         events = work.act(clients, broadcast)
         deployed = broadcast.deployed[max(broadcast.deployed)]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.extras import needing
 from fedbandit.core.parts import construct, flatten, resolve
 
 
@@ -23,10 +24,8 @@ class TensorBoard:
     """Scalars of every round and the configuration as text, below `tensorboard` in the run's folder."""
 
     def __init__(self, folder: Path, config: Config) -> None:
-        try:
+        with needing("--tracker tensorboard"):
             from torch.utils.tensorboard.writer import SummaryWriter
-        except ImportError:
-            raise ConfigError("--tracker tensorboard: not installed; pip install 'fedbandit[tensorboard]'") from None
         self._writer = SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", f"```\n{config.to_toml()}```")
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbandit import policies
 from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.core.extras import needing
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import tokenise
@@ -73,11 +74,15 @@ Predictor = Callable[[Context], Prediction]
 _SMALLEST_NORM = 1e-12  # what torch's normalize divides by at least
 
 
+def unit_rows(x: np.ndarray) -> np.ndarray:
+    """Each row of `x` [n, features] divided by its L2 norm; a row of zeros stays one."""
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), x.dtype.type(_SMALLEST_NORM)))
+
+
 def linear_scores(context: Context, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """[K], by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
     if context.ids is None:
-        x = context.values.reshape(-1).astype(weight.dtype)
-        return np.asarray(x / max(float(np.linalg.norm(x)), _SMALLEST_NORM) @ weight + bias)
+        return np.asarray(unit_rows(context.values.reshape(1, -1).astype(weight.dtype))[0] @ weight + bias)
     terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
     # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
     return np.asarray(np.add.reduce(np.concatenate([bias[None], terms]), axis=0))
@@ -159,7 +164,8 @@ def _refuse_strangers(name: str, built_in: Mapping[str, Any], trusted: Collectio
 
 def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
     """Any other model, by the very functions that trained it."""
-    import torch
+    with needing(f"the model {model.model['name']}"):
+        import torch
 
     from fedbandit.models import BUILT_IN, DataSpec, build_model
 

@@ -3,12 +3,9 @@
 A file is complete or not there; a reader never sees half an installation. Knows nothing of events or of servers.
 """
 
-import fcntl
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -19,6 +16,7 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
+from fedbandit.core.locks import alone_in
 from fedbandit.core.prediction import Progress
 from fedbandit.policies import describe, rule_at
 
@@ -172,7 +170,7 @@ class ModelFiles:
     def install(self, payload: bytes, *, older: bool = False) -> bool:
         """Check a model, keep it and use it; an older one than that in use is left alone unless `older` is set."""
         model = DeviceModel.from_bytes(payload)
-        with self._alone():
+        with alone_in(self.folder):
             return self._install(model, payload, older)
 
     def _install(self, model: DeviceModel, payload: bytes, older: bool) -> bool:
@@ -201,7 +199,7 @@ class ModelFiles:
     def use(self, version: int) -> None:
         """Go back (or forward) to a version that is still on this device."""
         path = self._path(version)
-        with self._alone():
+        with alone_in(self.folder):
             try:
                 payload = path.read_bytes()
             except FileNotFoundError:
@@ -227,16 +225,6 @@ class ModelFiles:
                     raise DataError(f"{path}: damaged (its digest has changed); install a model again")
                 continue
             return DeviceModel.from_bytes(payload, str(path))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Wait until no other process or thread is changing what is in use, and keep the others waiting meanwhile."""
-        folder = os.open(self.folder, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)  # and the lock with it
 
     def _path(self, version: int) -> Path:
         return self.folder / f"model-{version}.safetensors"

@@ -23,6 +23,7 @@ from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.device.training import device_learner
 from fedbandit.deploy.secure_sums import Bounds, Figures, encode
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
@@ -294,6 +295,7 @@ def _build(what: str, trusted: frozenset[str]) -> _Built:
     algorithm = construct("algorithm", make, parameters, None)  # the optimiser is the server's
     freeze = learning.get("freeze", ())
     freezing = Freezing.of(trainable.layout, freeze) if freeze else None
-    learner = trainable.learner(objective, ClientSettings(**learning["client"]), freezing=freezing)
+    settings = construct("client", ClientSettings, learning["client"])
+    learner = device_learner(described["name"], trainable, objective, settings, freezing)
     whole = trainable.initial(0, np.dtype(learning["dtype"]))
     return _Built(trainable, learner, algorithm, freezing, whole, whole if freezing is None else freezing.pick(whole))

@@ -9,7 +9,6 @@ from fedbandit.core.errors import FedbanditError
 from fedbandit.core.files import read_lines
 from fedbandit.deploy.flower import processes
 from fedbandit.deploy.flower.processes import Security
-from fedbandit.deploy.server.deployment import read_deployment
 
 SERVER = 'from fedbandit.deploy.flower.server_app import app\n\n__all__ = ["app"]\n'
 CLIENT = 'from fedbandit.deploy.flower.client_app import app\n\n__all__ = ["app"]\n'
@@ -57,6 +56,8 @@ _PATIENCE = 60.0  # seconds that a node waits at most before it tries again
 
 def serve(toml: Path, host: str, port: int, security: Security, say: Callable[[str], None] = print) -> None:
     """Run a SuperLink and the rounds of a deployment; a server app that dies is started again and goes on."""
+    from fedbandit.deploy.server.deployment import read_deployment  # a device's node needs none of it
+
     deployment = read_deployment(toml)
     home = deployment.folder / "flower"
     home.mkdir(parents=True, exist_ok=True)

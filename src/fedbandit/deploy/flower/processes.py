@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.errors import FedbanditError
+from fedbandit.core.extras import MissingExtra
 
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -180,5 +181,5 @@ def _environment(home: Path) -> dict[str, str]:
 def _program(name: str) -> str:
     path = Path(sys.executable).parent / name
     if not path.exists():
-        raise ConfigError(f"{name}: not installed; pip install fedbandit[flower]")
+        raise MissingExtra(f"{name} needs fedbandit[flower]: pip install 'fedbandit[flower]'")
     return str(path)
