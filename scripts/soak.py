@@ -21,6 +21,7 @@ import numpy as np
 
 from fedbandit.deploy import Agent, Outcome, Retention
 from fedbandit.deploy.messages import Reply, Request
+from fedbandit.federated.state import Version
 
 if TYPE_CHECKING:
     from fedbandit.deploy.server.deployment import Deployment
@@ -114,7 +115,7 @@ def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: f
     deployment = deployment_in(folder)
     for device in folders:
         with Agent(device, retention=KEEP_ALL) as agent:
-            agent.install(deployment.device_model(deployment.initial, 0))
+            agent.install(deployment.device_model(Version(deployment.initial), 0))
         (device / "told.txt").touch()
     commands = [["app", str(device), str(pause)] for device in folders] + [["serve", str(folder)]]
     running = [_start(command) for command in commands]

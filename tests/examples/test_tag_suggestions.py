@@ -23,6 +23,7 @@ from fedbandit.deploy import Agent, Retention
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.server.deployment import read_deployment
 from fedbandit.deploy.server.store import Store
+from fedbandit.federated.state import Version
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tag_suggestions"
 
@@ -49,7 +50,7 @@ def test_suggestions_get_better_from_model_to_model(tmp_path, served):
     deployment = read_deployment(write_files(tmp_path, rounds=8, devices=3))
     server = coordinator(deployment, Network({i: Participant(agent) for i, (agent, *_) in enumerate(served)}))
     for agent, *_ in served:
-        agent.install(deployment.device_model(deployment.initial, 0))
+        agent.install(deployment.device_model(Version(deployment.initial), 0))
     chance = random.Random(1)
     shares = []
     for _ in range(4):
@@ -71,7 +72,7 @@ def test_the_service_before_there_is_a_model_and_with_bad_requests(tmp_path, ser
     assert refused.value.code == 503
     refused.value.close()
     deployment = read_deployment(write_files(tmp_path, rounds=1, devices=1))
-    agent.install(deployment.device_model(deployment.initial, 0))
+    agent.install(deployment.device_model(Version(deployment.initial), 0))
     suggestion = post(address, "/suggest", {"text": "a new song for my guitar"})
     assert suggestion["tag"] in TAGS
     assert post(address, "/feedback", {"event": suggestion["event"], "used": True}) == {"outcome": "recorded"}

@@ -18,7 +18,7 @@ class Everybody:
     """The cohort that the deployment asks, in its order."""
 
     def __init__(self, clients=CLIENTS):
-        self.clients = clients
+        self.clients, self.pool = clients, range(len(clients))
 
     def draw(self, round_number):
         return np.array(self.clients)

@@ -19,6 +19,7 @@ from fedbandit.deploy.server.gathering import select_judges
 from fedbandit.deploy.server.store import Store, in_lines, read_status
 from fedbandit.evaluation.gate import GainEstimator, verdict_of
 from fedbandit.evaluation.ope.estimate import Bootstrap, standard_error, sums_of_terms, value_of
+from fedbandit.federated.state import Version
 from fedbandit.policies import Softmax
 
 BAD, LIMIT, BETA = 101, 10.0, 0.3
@@ -48,7 +49,7 @@ def world(folder, number=12, events=30, given=None):
     deployment = a_deployment(folder, given or gated())
     network = Network(devices(folder, number))
     for i, participant in enumerate(network.participants.values()):
-        participant.agent.install(deployment.device_model(deployment.initial, 0))
+        participant.agent.install(deployment.device_model(Version(deployment.initial), 0))
         live(participant.agent, events, seed=i)
     return deployment, network
 
@@ -154,7 +155,7 @@ def test_a_devices_sums_are_those_of_its_log(tmp_path, estimator):
     deployment = replace(deployment, initial=rng.normal(0, 0.5, len(GOOD)))
     network = Network(devices(tmp_path, 3))
     for i, participant in enumerate(network.participants.values()):
-        participant.agent.install(deployment.device_model(deployment.initial, 0))
+        participant.agent.install(deployment.device_model(Version(deployment.initial), 0))
         live(participant.agent, 30 + 10 * i, seed=i, masks=i > 0, scale=1.5)
     coordinator(deployment, network).attempt()
     asked = [request for request in network.sent if request.kind == "judge"]
@@ -306,7 +307,7 @@ def test_one_liar_can_hold_a_good_model_back(tmp_path):
 def test_devices_that_hold_another_version_or_no_events_say_so(tmp_path):
     deployment, network = world(tmp_path, number=5)
     ahead, empty = network.participants[100].agent, Agent(tmp_path / "empty")
-    ahead.install(deployment.device_model(deployment.initial, 7))
+    ahead.install(deployment.device_model(Version(deployment.initial), 7))
     propose(network, GOOD)
     network.participants[300] = Participant(empty)
     verdict = coordinator(deployment, network).attempt()["gate"]

@@ -20,6 +20,7 @@ from network_builders import (
 from fedbandit.deploy import Agent
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.messages import Reply
+from fedbandit.federated.state import Version
 
 BAD = 101
 
@@ -125,7 +126,7 @@ def test_a_device_with_a_model_for_something_else(tmp_path, caplog):
     deployment, network = world(tmp_path)
     other = a_deployment(tmp_path / "other", {**values(), "deployment": {**values()["deployment"], "shape": [9]}})
     stray = Agent(tmp_path / "stray")
-    stray.install(other.device_model(other.initial, 50))  # newer, so that the server's is left alone
+    stray.install(other.device_model(Version(other.initial), 50))  # newer, so that the server's is left alone
     network.participants[BAD] = Participant(stray)
     metrics = coordinator(deployment, network).attempt()
     assert (metrics["clients"], metrics["refused"]) == (2, {"could not train": 1})
