@@ -1,4 +1,4 @@
-"""One typed tree for everything a run can be told. Frozen, refuses unknown keys, checked before any work starts.
+"""The configuration of a run as one typed tree. Frozen, refuses unknown keys, checked before any work starts.
 
 The names are the ones users type, in TOML and with `--set`.
 """
@@ -36,7 +36,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class _Open(BaseModel):
+class _OpenSection(BaseModel):
     """A section with further keys: the parameters of what it names, which are checked when that is built."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -46,14 +46,14 @@ class _Open(BaseModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _can_be_kept(self) -> "_Open":
+    def _can_be_kept(self) -> "_OpenSection":
         for key, value in self.parameters.items():
             if not _is_plain(value):
                 raise ValueError(f"{key} should be a number, a text, true or false, or a list or table of these")
         return self
 
 
-class _Component(_Open):
+class _Component(_OpenSection):
     name: str
 
 
@@ -84,7 +84,7 @@ class ClientConfig(_Section):
     max_examples: Count | None = None
 
 
-class ServerConfig(_Open):
+class ServerConfig(_OpenSection):
     """The server's optimiser; further keys are its own parameters (`momentum`, `epsilon`, ...)."""
 
     optimizer: str = "adam"
@@ -285,7 +285,7 @@ def _first_problem(error: ValidationError) -> str:
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """The key as a user types it: a location goes on behind it with the kinds of value that were tried."""
+    """The key as a user types it: pydantic appends the kinds of value that it tried."""
     model: Any = Config
     parts = []
     for part in location:

@@ -55,7 +55,7 @@ def test_a_device_that_comes_back_under_another_node_is_told_and_nothing_counts_
     live(network.participants[150], events=4, seed=3)
     server.run(attempts=2)
     assert [line["events"] for line in metrics_of(deployment)] == [18, 0, 4]
-    assert "rewards counted before" in caplog.text
+    assert "rewards that were counted before" in caplog.text
 
 
 def test_nothing_to_train_on(deployment, tmp_path):

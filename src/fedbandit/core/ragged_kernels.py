@@ -1,4 +1,4 @@
-"""The compiled loops of this room. Imported when first called, so that a device that calls none needs no numba."""
+"""Compiled loops over ragged arrays. Imported when first called, so that a device that calls none needs no numba."""
 
 import numba
 import numpy as np

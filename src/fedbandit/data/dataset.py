@@ -206,7 +206,7 @@ def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
 
 
 def _mapped_bytes() -> int:
-    """What is resident of files, where the system tells; 0 elsewhere."""
+    """What is resident of files, where the system reports it; 0 elsewhere."""
     try:
         return int(_STATUS.read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

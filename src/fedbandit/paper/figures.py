@@ -21,7 +21,7 @@ from fedbandit.studies.search import effort, effort_in_words, scaled, tune
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FigureVerdict:
     """A claim of the paper and what came out here: a difference of final rewards, with its standard error."""
 
     claim: str
@@ -31,7 +31,7 @@ class Verdict:
     verdict: Literal["agrees", "disagrees", "not clear"]
 
 
-def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> Verdict:
+def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> FigureVerdict:
     """Whether the seeds bear a claim out; differences within two standard errors decide nothing."""
     if isinstance(claim, Above):
         difference, error = paired_difference(curves[claim.higher], curves[claim.lower])
@@ -49,10 +49,10 @@ def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> Verdict:
             verdict = "agrees"
         elif abs(difference) - slack > allowed:
             verdict = "disagrees"
-    return Verdict(text, claim.words, difference, error, verdict)  # type: ignore[arg-type]
+    return FigureVerdict(text, claim.words, difference, error, verdict)  # type: ignore[arg-type]
 
 
-def improvement(label: str, often: Curves, seldom: Curves) -> Verdict:
+def improvement(label: str, often: Curves, seldom: Curves) -> FigureVerdict:
     """The paper says that every method ends higher where models are deployed more often."""
     found = judge(Above("often", "seldom", _OFTEN), {"often": often, "seldom": seldom})
     return replace(found, claim=f"{label} above {label} every 200 rounds")
@@ -67,7 +67,7 @@ def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str,
     return "\n".join(lines)
 
 
-def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Sequence[Verdict]) -> str:
+def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]) -> str:
     """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
     lines = [table(curves, "member")]
     if figure.stated:
@@ -90,7 +90,7 @@ def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Seque
 
 
 @dataclass(frozen=True)
-class Request:
+class FigureRequest:
     """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as published."""
 
     data: str | None = None  # None: the embedded data set of the figure's family
@@ -124,7 +124,7 @@ class Made:
     svg: Path
 
 
-def make_figure(name: str, request: Request, out: Path, say: Callable[[str], None] = print) -> Made:
+def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
     """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
     wanted, dataset = _choose(name, request)
     members = {
@@ -172,7 +172,7 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
     return Made(wanted.name, wanted.title, note, text, png, svg)
 
 
-def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: Request, *more: str) -> str:
+def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str) -> str:
     """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
     parts = [f"data: {dataset.header.name}", f"{rounds} rounds, deploying every {deploy_every}"]
     if request.scale != 1:
@@ -183,7 +183,7 @@ def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request:
     return "; ".join([*parts, *more])
 
 
-def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
+def _choose(name: str, request: FigureRequest) -> tuple[Figure, FederatedDataset]:
     """The figure, in the family that the data belongs to where it exists for both."""
     family: Family | None = None
     if request.data is not None:
@@ -198,11 +198,11 @@ def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
     return wanted, dataset
 
 
-def _source(wanted: Figure, request: Request) -> str:
+def _source(wanted: Figure, request: FigureRequest) -> str:
     return request.data if request.data is not None else EMBEDDED[wanted.family]
 
 
-def runs_folder(out: Path, dataset: FederatedDataset, request: Request) -> Path:
+def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) -> Path:
     """A folder named after everything that all members of a figure share, so that no run is taken for another."""
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
@@ -210,7 +210,7 @@ def runs_folder(out: Path, dataset: FederatedDataset, request: Request) -> Path:
 
 
 def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[str, Curves]:
-    """The runs of another figure, of those members that have been played with all seeds."""
+    """The runs of another figure, of those members that have run with all seeds."""
     found = {}
     for label, member in members.items():
         runs = [folder / member.key / f"seed-{seed}" for seed in range(seeds)]
@@ -253,7 +253,7 @@ def _keep(
     members: Mapping[str, Config],
     curves: Mapping[str, Curves],
     efforts: Mapping[str, tuple[int, int]],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[FigureVerdict],
 ) -> None:
     """The numbers behind the picture, for tables elsewhere."""
     kept = {

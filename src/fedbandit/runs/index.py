@@ -68,7 +68,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ in nothing but their seed."""
 
     label: str
@@ -119,7 +119,7 @@ def _config(path: Path, written: int) -> Config:
     return Config.build(read_toml(path), where=f"{path}: ")
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs of one configuration together, labelled by what sets each configuration apart from the others."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -129,7 +129,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     by_seed = [sorted(members, key=lambda run: run.config.seed) for members in groups.values()]
     order = {name: place for place, name in enumerate(COLOURS)}
     return sorted(
-        (Group(label, members) for label, members in zip(labels, by_seed, strict=True)),
+        (RunGroup(label, members) for label, members in zip(labels, by_seed, strict=True)),
         key=lambda group: (order.get(policy_of(group.label) or "", len(order)), group.label),
     )
 

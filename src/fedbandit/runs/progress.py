@@ -16,7 +16,7 @@ _LINES = 20  # how many lines a piped run prints
 def show_progress(name: str, rounds: int, done: int) -> Iterator[Progress]:
     """A bar with reward and time left on a terminal, otherwise a line every now and then.
 
-    `name` is what a round is called; `done` of the `rounds` have been played before.
+    `name` is what a round is called; `done` of the `rounds` were run earlier.
     """
     if done:
         print(f"resuming after {name} {done}", file=sys.stderr)

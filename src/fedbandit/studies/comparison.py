@@ -28,7 +28,7 @@ def telling(say: Callable[[str], None]) -> OnRunEnd:
 
 
 class Interrupted(FedbanditError):
-    """A member was stopped before its last round; the same call goes on from there."""
+    """A member was stopped before its last round; the same call resumes it."""
 
     exit_code = 130
 
@@ -62,13 +62,15 @@ def compare(
     done = [i for i, job in enumerate(jobs) if (job.folder / "summary.json").exists()]
     missing = [i for i in range(len(jobs)) if i not in done]
     # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
-    ended = dict(zip(done, LocalRunner(1).play([jobs[i] for i in done]), strict=True))
+    ended = dict(zip(done, LocalRunner(1).run([jobs[i] for i in done]), strict=True))
     tell = {str(jobs[i].folder): places[i] for i in missing}
-    outcomes = runner.play([jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end))
+    outcomes = runner.run([jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end))
     ended |= zip(missing, outcomes, strict=True)
     for i, (label, seed) in enumerate(places):
         if ended[i].status in ("interrupted", "not run"):
-            raise Interrupted(f"stopped before {label}, seed {seed}, was finished; run it again to go on")
+            raise Interrupted(
+                f"stopped before {label}, seed {seed}, was finished; run the same command again to resume"
+            )
     result = {}
     for label in members:
         good = [seed for i, (name, seed) in enumerate(places) if name == label and ended[i].status == "finished"]

@@ -1,6 +1,6 @@
-"""Sweeps: any product of configuration values over seeds, played and ranked. `fedbandit sweep SPEC.toml`.
+"""Sweeps: any product of configuration values over seeds, run and ranked. `fedbandit sweep SPEC.toml`.
 
-A member's folder is named after its configuration, so that a sweep can be stopped, gone on with, or extended.
+A member's folder is named after its configuration, so that a sweep can be interrupted, resumed or extended.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from fedbandit.studies.search import SPENDS_PRIVACY, appendix, on_edge, points, 
 
 
 class Halving(BaseModel):
-    """Early stopping: after `shortest` rounds the best `1/factor` go on, then again, up to the last round."""
+    """Early stopping: after `shortest` rounds the best `1/factor` continue, then again, up to the last round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     factor: Annotated[int, Field(ge=2)] = 3
@@ -66,7 +66,7 @@ class SweepSpec(BaseModel):
 
 
 @dataclass(frozen=True)
-class Group:
+class SweepGroup:
     """The members that vary one start, and the grid they cover."""
 
     start: str
@@ -79,7 +79,7 @@ class Group:
 class Result:
     """The standings of a group's members, best first."""
 
-    group: Group
+    group: SweepGroup
     standings: list[Standing]
 
     @property
@@ -102,8 +102,8 @@ def read_sweep(path: Path) -> SweepSpec:
         raise ConfigError(f"{path}: {key}: {', or '.join(dict.fromkeys(reasons))}") from None
 
 
-def groups_of(spec: SweepSpec) -> list[Group]:
-    """All members of the sweep, each built and checked against its data before anything is played."""
+def groups_of(spec: SweepSpec) -> list[SweepGroup]:
+    """All members of the sweep, each built and checked against its data before anything runs."""
     groups = []
     open_once = lru_cache(maxsize=None)(open_dataset)
     for start in spec.starts:
@@ -114,7 +114,7 @@ def groups_of(spec: SweepSpec) -> list[Group]:
         if len({member.name for member in members}) < len(members):
             raise ConfigError(f"grid: two points of {start} make the same configuration")
         built = [build_experiment(member.config, open_once(member.config.data.source)) for member in members]
-        groups.append(Group(start, grid, members, max(experiment.rounds for experiment in built)))
+        groups.append(SweepGroup(start, grid, members, max(experiment.rounds for experiment in built)))
     return groups
 
 
@@ -125,7 +125,7 @@ def sweep(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> list[Result]:
-    """Play the sweep into `out` and rank each group; run again, it goes on where it stopped."""
+    """Run the sweep into `out`, or resume it, and rank each group."""
     groups = groups_of(spec)
     if any(member.config.privacy.mechanism != "none" for group in groups for member in group.members):
         say(SPENDS_PRIVACY)
@@ -154,7 +154,7 @@ def member_folder(out: Path, name: str, seed: int) -> Path:
     return out / "runs" / name / f"seed-{seed}"
 
 
-def _steps(group: Group, halving: Halving | None) -> list[int]:
+def _steps(group: SweepGroup, halving: Halving | None) -> list[int]:
     """The rounds after which the group's members are compared."""
     if halving is None:
         return [group.rounds]

@@ -179,7 +179,7 @@ class Agent:
         return self._actor().policy
 
     def events(self, counted: int = 0) -> Logged:
-        """A snapshot of what can be trained on; the app may go on meanwhile, and nothing is consumed.
+        """A snapshot of what can be trained on; the app may continue meanwhile, and nothing is consumed.
 
         Events settled after `counted` (the highest `settled` of an earlier snapshot) are marked as fresh.
         """
@@ -203,7 +203,7 @@ class Agent:
         except (DataError, OSError) as problem:
             if in_use is None:
                 raise
-            _logger.warning("going on with model %d: %s", in_use[1].model.version, problem)
+            _logger.warning("keeping model %d: %s", in_use[1].model.version, problem)
             actor = in_use[1]
         self._in_use = (stamp, actor)
         return actor

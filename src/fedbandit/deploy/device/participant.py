@@ -20,7 +20,7 @@ from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.deploy.secure_sums import Bounds, Figures, encode
+from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.federated.learners.base import ClientSettings, Learner, make_learner
 from fedbandit.federated.pipeline import why_not
@@ -60,7 +60,7 @@ Scores = Callable[[np.ndarray, Contexts], np.ndarray]
 
 @dataclass(frozen=True)
 class GainSums:
-    """All that a device tells the server of its log; none of it about a single event, unless there is only one."""
+    """All that a device reveals about its log: sums, which describe a single event only if there is just one."""
 
     events: int
     gain: float  # how much more the candidate would have earned, by the estimate
@@ -85,7 +85,7 @@ def gain_sums(
     deployed: np.ndarray,
     candidate: np.ndarray,
     estimator: GainEstimator,
-    bounds: Bounds,
+    bounds: ReportBounds,
 ) -> GainSums:
     """The sums over the newest events, at most `bounds.events` of them."""
     old, new = (scores(weights, logged.events.contexts) for weights in (deployed, candidate))
@@ -157,7 +157,7 @@ class Participant:
         candidate = arrays["weights"]
         learner, layout = self._learner_for(model, facts["learning"], candidate)
         deployed = layout.flatten(dict(model.weights), candidate.dtype)
-        bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
+        bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
         estimator = estimator_of(facts)
         sums = gain_sums(logged, self.agent.policy, learner.scores, deployed, candidate, estimator, bounds)
         return {**found, **asdict(sums)}, {}
@@ -178,7 +178,7 @@ class Participant:
         trained = self._fit(facts, arrays, since)
         if trained is None:
             raise DataError("nothing to train on any more")
-        bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
+        bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
         logged = trained.logged
         fresh = np.flatnonzero(logged.events.fresh)
         fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
@@ -229,7 +229,7 @@ class Participant:
         """Who this device is, and up to where its rewards have been counted: as the server says, else as last heard."""
         card = read_card(self._card)  # a device that could not be known again must not take part
         if counted is not None and counted != card.counted:
-            with suppress(OSError):  # no room: the server will say it again
+            with suppress(OSError):  # no space: the server will send it again
                 write_card(self._card, replace(card, counted=counted))
         return card.device, card.counted if counted is None else counted
 

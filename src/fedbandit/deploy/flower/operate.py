@@ -56,7 +56,7 @@ _PATIENCE = 60.0  # seconds that a node waits at most before it tries again
 
 
 def serve(toml: Path, host: str, port: int, security: Security, say: Callable[[str], None] = print) -> None:
-    """Run a SuperLink and the rounds of a deployment; a server app that dies is started again and goes on."""
+    """Run a SuperLink and the rounds of a deployment; a server app that dies is restarted and resumes."""
     deployment = read_deployment(toml)
     home = deployment.folder / "flower"
     home.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, Bounds
+from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, ReportBounds
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.server import PlainMean, Stepping
 from fedbandit.federated.state import State
@@ -57,8 +57,8 @@ class Rules(BaseModel):
     max_reward: Positive = 1.0  # larger ones are counted as this; these two are also for the gate
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.max_events, self.max_reward)
+    def bounds(self) -> ReportBounds:
+        return ReportBounds(self.max_events, self.max_reward)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Deployment:
     actions: tuple[str, ...]
     data: DataSpec
     vocabulary: tuple[str, ...] | None
-    learning: dict[str, Any]  # what devices are told about how to train
+    learning: dict[str, Any]  # what devices receive about how to train
     ledger: Ledger | None
     initial: np.ndarray
 
@@ -131,7 +131,7 @@ class Deployment:
         }
 
     def check_same(self, state: State) -> None:
-        """Refuse to go on from a state with other promises."""
+        """Refuse to resume from a state with other promises."""
         for name, value in self.promises().items():
             if state.extra["promises"].get(name) != value:
                 raise ConfigError(
@@ -210,7 +210,9 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             raise ConfigError(f"{where}deployment.report_goal: more than the {config.clients_per_round} that are asked")
         return build_ledger(config, max(config.clients_per_round, rules.population or 1), False)
     if rules.population is None:
-        raise ConfigError(f"{where}deployment.population: missing; a private deployment is accounted for so many")
+        raise ConfigError(
+            f"{where}deployment.population: missing; the privacy accounting of a deployment needs the number of devices"
+        )
     if rules.report_goal is not None:
         raise ConfigError(
             f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
