@@ -3,6 +3,7 @@
 The names are the ones users type, in TOML and with `--set`.
 """
 
+import importlib
 import json
 import re
 import tomllib
@@ -10,15 +11,29 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.parts import nearest
+from fedbandit.core.parts import check_keys, nearest, resolve
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Sections that name a part: the key of its name, where the built-in ones are, and arguments that come from elsewhere.
+_PARTS = (
+    ("policy", "name", "fedbandit.policies", 0),
+    ("objective", "name", "fedbandit.objectives", 0),
+    ("model", "name", "fedbandit.models", 1),
+    ("server", "optimizer", "fedbandit.federated.server", 0),
+)
+_RATES = (
+    "client.learning_rate",
+    "server.learning_rate",
+    "pretraining.client_learning_rate",
+    "pretraining.server_learning_rate",
+)
 # Where a run is computed says nothing about what it computes.
 _NOT_IDENTITY = ("threads", "engine", "device")
 
@@ -198,6 +213,15 @@ class Config(_Section):
     drift: DriftConfig = DriftConfig()
     gate: GateConfig = GateConfig()
 
+    @model_validator(mode="after")
+    def _rates_fit(self) -> "Config":
+        for path in _RATES:
+            section, _, key = path.partition(".")
+            rate = getattr(getattr(self, section), key)
+            if rate is not None and rate > float(np.finfo(self.dtype).max):
+                raise ValueError(f"{path}: {rate:g} is too large for {self.dtype}")
+        return self
+
     @classmethod
     def build(cls, values: Mapping[str, Any], where: str = "") -> "Config":
         """From nested values, as TOML gives them; a wrong one is refused with its path."""
@@ -214,7 +238,9 @@ class Config(_Section):
         # A new name takes the old one's parameters away, so it must not come after those that belong to it.
         for key in sorted(settings, key=lambda key: not key.endswith((".name", ".optimizer"))):
             values = _set(values, key, settings[key])
-        return Config.build(values)
+        changed = Config.build(values)
+        _check_parts(changed, {key.partition(".")[0] for key in settings})
+        return changed
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
@@ -227,6 +253,18 @@ class Config(_Section):
         top = {key: value for key, value in values.items() if key not in sections}
         parts = [_toml_entries(top), *([f"[{name}]", *_toml_entries(inner)] for name, inner in sections.items())]
         return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _check_parts(config: Config, sections: set[str]) -> None:
+    """Refuse unknown names and parameters of built-in parts in these sections; a user's own part checks its own."""
+    for section, key, module, leading in _PARTS:
+        if section not in sections:
+            continue
+        chosen = getattr(config, section)
+        name = getattr(chosen, key)
+        if ":" not in name:  # importing a user's module is left to who builds it
+            make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
+            check_keys(section, make, chosen.parameters, leading)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -279,7 +317,7 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] == "model_type":
         return f"{path}: should be a section with keys of its own, not {first['input']!r}"
     if first["type"] == "value_error":
-        return f"{path}: {first['msg'].removeprefix('Value error, ')}"
+        return f"{path}: ".removeprefix(": ") + first["msg"].removeprefix("Value error, ")  # of the whole: no path
     alike = dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
     return f"{path}: should be {' or '.join(alike)}, not {first['input']!r}"
 

@@ -133,6 +133,8 @@ def run(
             stopped = f"pre-training round {outcome.pretraining} of {config.pretraining.rounds}"
         print(f"stopped after {stopped}; run the same command again to resume")
         raise typer.Exit(130)
+    if outcome.finished_before:
+        print("already finished; for another run use another folder")
     reward = _number(outcome.summary["running_reward"])
     print(f"running average reward {reward} after {outcome.summary['rounds']} rounds")
     for key, value in outcome.summary.items():

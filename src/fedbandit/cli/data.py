@@ -261,4 +261,4 @@ def _run(out: Path, importer: Any, *arguments: Any) -> None:
         typer.echo("interrupted; nothing was written", err=True)
         raise typer.Exit(130) from None
     typer.echo(outcome(out))
-    typer.echo(f"Look at it: fedbandit data info {out}")
+    typer.echo(f"Inspect it: fedbandit data info {out}")

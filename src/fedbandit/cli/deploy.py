@@ -29,7 +29,9 @@ def server(
 ) -> None:
     """Run the rounds of a deployment, or resume them."""
     from fedbandit.deploy.flower.operate import serve
+    from fedbandit.deploy.server.deployment import read_deployment
 
+    read_deployment(toml)  # a wrong file is reported before missing certificates
     serve(toml, host, port, _security(insecure, ca=ca, certificate=certificate, key=key))
     print("all rounds are done")
 
@@ -89,7 +91,7 @@ def rollback(
     from fedbandit.deploy.server.store import ask_rollback
 
     ask_rollback(state, version)
-    print(f"the server will go back to model {version} at its next round")
+    print(f"the server will roll back to model {version} at its next round")
 
 
 def _security(insecure: bool, **files: Path | None) -> "Security":
@@ -98,12 +100,12 @@ def _security(insecure: bool, **files: Path | None) -> "Security":
 
     if insecure:
         if any(files.values()):
-            raise ConfigError("--insecure: leave it out where certificates are given")
+            raise ConfigError("--insecure: cannot be combined with certificates")
         return Security()
     for name, path in files.items():
         option = f"--{name.replace('node_', '')}"
         if path is None:
-            raise ConfigError(f"{option}: missing; or --insecure for no protection at all")
+            raise ConfigError(f"{option}: missing; use --insecure to run without TLS")
         if not path.is_file():
             raise ConfigError(f"{option}: {path}: no such file")
     return Security(**files)

@@ -116,6 +116,7 @@ def train_offline(
         int | None,
         typer.Option(help="Number of training rounds.", show_default="the configuration's, or 100"),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing model file.")] = False,
     settings: Settings = [],  # noqa: B006
 ) -> None:
     """Train a model from logged feedback, federated and off-policy.
@@ -138,6 +139,8 @@ def train_offline(
     config = config.with_values(parse_settings(settings))
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out: {out} must end in .safetensors")
+    if out.exists() and not force:
+        raise ConfigError(f"{out}: already exists; use another name, or --force to overwrite it")
     trained = train_from_logs(config, dataset)
     model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=0)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ def figure(
     from fedbandit.runs.ray_runner import runner_of
 
     if budget is not None and not tune:
-        raise ConfigError("--budget: is for --tune")
+        raise ConfigError("--budget: needs --tune")
     names = matching(name)
     minutes = (10.0 if budget is None else budget) if tune else None
     with runner_of(engine, ray_address, workers) as runner:

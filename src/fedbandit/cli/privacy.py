@@ -104,7 +104,7 @@ def extrapolate(
         f" {noise:g} -> {large.plan.noise_multiplier:g}; noise of the mean in clip norms stays"
         f" {noise / clients_per_round:.3g}"
     )
-    print("the reward is expected to stay what it was at the small scale; that is an argument, not a measurement")
+    print("the reward is expected to stay the same; that is an argument, not a measurement")
 
 
 @app.command()
@@ -167,7 +167,7 @@ def clip_norm(
             f"next: --set clipping.norm={norm:g} --set server.learning_rate={best.server_learning_rate:g}"
             f" --set client.learning_rate={best.client_learning_rate:g}"
         )
-    print("this looked at the clients without privacy: use public data, or count it")
+    print("this used the clients' data without privacy: use public data, or account for it")
 
 
 @app.command()
@@ -248,7 +248,7 @@ def _accountant(name: str) -> str:
     from fedbandit.core.errors import ConfigError
 
     if name not in ("rdp", "pld"):
-        raise ConfigError(f"--accountant: rdp or pld, not {name}")
+        raise ConfigError(f"--accountant: should be rdp or pld, not {name}")
     return name
 
 

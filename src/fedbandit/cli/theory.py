@@ -34,7 +34,7 @@ def theory(
     except ValueError:
         raise ConfigError(f"--every: expected whole numbers separated by commas, not {every!r}") from None
     if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
-        raise ConfigError(f"--every, --seeds: periods must lie between 1 and {rounds}, and there must be a seed")
+        raise ConfigError(f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1")
     study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
     try:
         setting, _ = study.setting(), Falcon(gamma=gamma)
@@ -48,7 +48,7 @@ def theory(
     per_round = rows[0].samples // rows[0].deploy_every
     longest = longest_useful_period(setting, per_round * rounds)
     if longest is None:
-        print("even with a perfect oracle the federated bound says nothing here, whatever the period")
+        print("even with a perfect oracle the federated bound is vacuous for every period")
     else:
         print(f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period")
     print("constants are dropped: compare shapes, not heights")

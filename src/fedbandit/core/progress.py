@@ -16,7 +16,7 @@ _BAR_EVERY = 0.1  # seconds between updates of a bar
 
 
 class Progress:
-    """Reports tasks one after the other to a stream; without a stream to nobody."""
+    """Reports tasks one after the other to a stream; without a stream, silent."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

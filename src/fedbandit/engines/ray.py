@@ -220,7 +220,7 @@ class RayEngine:
             self._replace(worker, error)
             part.attempts += 1
             if part.attempts >= _MOST_ATTEMPTS:
-                raise FedbanditError(f"ray: {part.attempts} workers died over the same clients: {error}") from None
+                raise FedbanditError(f"ray: {part.attempts} workers died on the same clients: {error}") from None
             waiting.appendleft(part)
             return
         for i, answer in zip(part.chunks, answers, strict=True):

@@ -16,7 +16,16 @@ from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.paper.catalogue import EMBEDDED, Above, Alike, Family, Figure, Member, figure
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.comparison import Curves, compare, paired_difference, read_curves, standard_error, table, telling
+from fedbandit.studies.comparison import (
+    Curves,
+    compare,
+    paired_difference,
+    read_curves,
+    standard_error,
+    table,
+    telling,
+    with_error,
+)
 from fedbandit.studies.search import effort, effort_in_words, scaled, tune
 
 
@@ -77,14 +86,18 @@ def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Seque
             lines.append(f"  {label}: {value:.2f} there, {ours.mean():.4f} here" if len(ours) else f"  {label}: -")
     if figure.shows == "trials":
         for label, member in curves.items():
-            spread = member.final.std(ddof=1) / member.final.mean() if len(member.final) > 1 else float("nan")
-            lines.append(f"\n{label}: the trials' standard deviation is {100 * spread:.2f}% of the final reward")
+            if len(member.final) > 1:
+                spread = member.final.std(ddof=1) / member.final.mean()
+                lines.append(f"\n{label}: the trials' standard deviation is {100 * spread:.2f}% of the final reward")
+            else:
+                lines.append(f"\n{label}: one trial has no standard deviation")
             lines.append('  the paper: "the variation in rewards across repeated trials is negligible"')
     if judged:
         width = max(len(verdict.claim) for verdict in judged)
         lines.append("\nthe paper's orderings (difference ± standard error over seeds, paired):")
         lines += [
-            f"  {v.claim:<{width}}  {v.difference:+8.4f} ± {v.error:.4f}  {v.verdict:<9}  ({v.words})" for v in judged
+            f"  {v.claim:<{width}}  {with_error(f'{v.difference:+8.4f}', v.error)}  {v.verdict:<9}  ({v.words})"
+            for v in judged
         ]
     return "\n".join(lines)
 
@@ -105,9 +118,9 @@ class FigureRequest:
             raise ConfigError(f"--seeds: should be at least 1, not {self.seeds}")
         if not 0 < self.scale <= 1:
             raise ConfigError(f"--scale: should be above 0 and at most 1, not {self.scale:g}")
-        for key, instead in (("seed", "--seeds says how many there are"), ("data.source", "say --data")):
+        for key, instead in (("seed", "use --seeds"), ("data.source", "use --data")):
             if key in self.settings:
-                raise ConfigError(f"--set {key}: the figure decides it; {instead}")
+                raise ConfigError(f"--set {key}: set by the figure; {instead}")
         if self.tune_minutes is not None and not self.tune_minutes > 0:
             raise ConfigError(f"--budget: should be above 0 minutes, not {self.tune_minutes:g}")
 

@@ -90,7 +90,7 @@ def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
 
 
 def in_one_line(found: dict[str, Any]) -> str:
-    """A summary's privacy for somebody who reads one line."""
+    """The privacy of a summary in one line."""
     if found["mechanism"] == "none":
         return "no differential privacy"
     by_rdp, by_pld = found["epsilon_rdp"], found["epsilon_pld"]

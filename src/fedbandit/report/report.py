@@ -53,7 +53,7 @@ def render(groups: Sequence[RunGroup]) -> str:
     sections = [
         f"<h1>{escape(_title(groups))}</h1>",
         f'<p class="soft">{escape(_subtitle(groups))}; fedbandit {__version__}</p>',
-        _section("What came out", tables.outcomes(groups)),
+        _section("Results", tables.outcomes(groups)),
         tables.failures(groups),
         *(
             _section(data["title"], f'<p class="soft">{_NOTES.get(name, "")}</p><div id="{name}"></div>')

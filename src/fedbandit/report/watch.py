@@ -19,7 +19,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import objects_in, to_json
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, chart, columns_of
-from fedbandit.runs.index import Run, RunGroup, find_runs, grouped
+from fedbandit.runs.index import Run, RunGroup, find_runs, grouped, require_folder
 
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12
@@ -177,8 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server on 127.0.0.1, not yet serving; port 0 takes any free one."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder")
+    require_folder(folder)
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, Watcher(folder)))
     except (OSError, OverflowError) as error:

@@ -182,7 +182,7 @@ def _cut_to_round(path: Path, rounds: int) -> IO[str]:
     with open(path, "rb+") as file:
         for _ in range(rounds):
             if not file.readline().endswith(b"\n"):
-                raise DataError(f"{path}: shorter than the checkpoint beside it; the folder was tampered with")
+                raise DataError(f"{path}: shorter than the checkpoint beside it; the folder has been changed")
         file.truncate(file.tell())
     return open(path, "a", encoding="utf-8")
 

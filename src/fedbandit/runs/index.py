@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rounds' metrics; none where somebody has damaged the file, which must not hide all other runs."""
+        """The rounds' metrics; none if the file is damaged, which must not hide all other runs."""
         try:
             return read_metrics(self.path) if self.rounds else []
         except ValueError:
@@ -82,8 +82,7 @@ class RunGroup:
 def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
     """Every run in or below the folders, in the order of their paths; links that lead elsewhere are not followed."""
     for folder in folders:
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder")
+        require_folder(folder)
         for place, inner, files in os.walk(folder, followlinks=False):
             if "config.toml" in files:
                 inner.clear()  # a run holds no runs
@@ -93,6 +92,14 @@ def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
                     yield run
             else:
                 inner.sort()
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse what is not a folder, where a folder with runs is expected."""
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file, not a folder with runs")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
 
 
 def read_run(path: Path, name: str) -> Run | None:

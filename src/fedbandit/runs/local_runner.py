@@ -79,7 +79,7 @@ class LocalRunner:
     workers: int | None = None
 
     def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
-        """Play every job here, in processes of their own if several can run at a time."""
+        """Run every job on this machine, in separate processes if several run at a time."""
         workers = min(self.workers or usable_cores(), len(jobs))
         if workers <= 1:
             return _one_after_another(jobs, deadline, on_end)
@@ -143,7 +143,7 @@ def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> En
         if interrupted.is_set():
             return Ended("interrupted")
         raise FedbanditError(
-            f"{job.folder}: a worker process was killed, for want of memory perhaps (--workers takes fewer);"
+            f"{job.folder}: a worker process was killed, perhaps out of memory (try fewer --workers);"
             " run the same command again to resume"
         ) from None
 

@@ -268,7 +268,7 @@ def runner_of(engine: str, ray_address: str | None = None, workers: int | None =
         raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
     if engine == "threads":
         if ray_address is not None:
-            raise ConfigError("--ray-address: is for --engine ray")
+            raise ConfigError("--ray-address: needs --engine ray")
         yield LocalRunner(workers)
         return
 

@@ -42,6 +42,7 @@ class RunOutcome:
     summary: dict[str, Any] | None  # None: stopped or paused before the last round
     rounds: int
     profile: dict[str, float]  # seconds by name, of this call
+    finished_before: bool = False  # an earlier call had finished it, and nothing was run now
     pretraining: int | None = None  # the rounds of pre-training that were run, if it stopped among them
 
 
@@ -76,7 +77,7 @@ def run(
             with watch("pretrain"):
                 _pretrain(pretraining, progress, stopping)
             if pretraining.state.round < pretraining.rounds:
-                return RunOutcome(None, 0, watch.take(), pretraining.state.round)
+                return RunOutcome(None, 0, watch.take(), pretraining=pretraining.state.round)
             state = experiment.bandit.start(pretraining.state.weights)
         simulation = stack.enter_context(simulate(config, dataset, engine=engine, state=state, watch=watch))
         followers: list[Progress] = []
@@ -92,7 +93,7 @@ def run(
 def _ended(folder: RunFolder, rounds: int, until: int | None) -> RunOutcome | None:
     """The outcome of a run that is finished already, or has come as far as it should."""
     if (summary := folder.summary) is not None:
-        return RunOutcome(summary, summary["rounds"], {})
+        return RunOutcome(summary, summary["rounds"], {}, finished_before=True)
     failure = folder.failure or {}
     if failure.get("kind") == Diverged.__name__:
         raise Diverged(
@@ -173,7 +174,7 @@ def _summary(simulation: Simulation, folder: RunFolder) -> dict[str, Any]:
 
 @contextmanager
 def _kept_failures(folder: RunFolder) -> Iterator[None]:
-    """Note in the folder why a run failed, for whoever looks at it later."""
+    """Note in the folder why a run failed, for later inspection."""
     try:
         yield
     except FedbanditError as error:

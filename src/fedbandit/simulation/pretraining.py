@@ -59,7 +59,7 @@ class Pretraining:
             yield metrics
 
     def keep(self) -> None:
-        """Keep what there is for whoever needs it next."""
+        """Save the state, for the next run that needs it."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)

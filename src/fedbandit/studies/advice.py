@@ -17,7 +17,7 @@ from fedbandit.data.info import describe
 from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Job, LocalRunner, Runner
-from fedbandit.studies.comparison import Curves, compare, paired_difference, standard_error
+from fedbandit.studies.comparison import Curves, compare, paired_difference, standard_error, with_error
 from fedbandit.studies.halving import cost
 from fedbandit.studies.search import (
     FACTOR,
@@ -293,7 +293,8 @@ def _worth(curves: Mapping[str, Curves]) -> str:
         return "Cannot be said: the runs that would show it diverged."
     best = max(explorers, key=lambda name: explorers[name].final.mean())
     difference, error = paired_difference(curves[best], curves["greedy"])
-    amount = f"{best} ends {abs(difference):.4f} ± {error:.4f} {'above' if difference > 0 else 'below'} greedy"
+    size = with_error(f"{abs(difference):.4f}", error)
+    amount = f"{best} ends {size} {'above' if difference > 0 else 'below'} greedy"
     if difference > _SURE * error:
         return f"Yes: {amount}."
     if difference < -_SURE * error:
@@ -304,12 +305,13 @@ def _worth(curves: Mapping[str, Curves]) -> str:
 def _rule(held: Tournament) -> str:
     chosen = held.curves[held.chosen]
     others = {n: c for n, c in held.curves.items() if n not in (held.chosen, "baseline") and len(c.final)}
-    text = f"**{held.chosen}**, {chosen.final.mean():.4f} ± {standard_error(chosen.final):.4f}."
+    text = f"**{held.chosen}**, {with_error(f'{chosen.final.mean():.4f}', standard_error(chosen.final))}."
     parts = []
     for name, curves in sorted(others.items(), key=lambda item: -item[1].final.mean()):
         difference, error = paired_difference(chosen, curves)
         clear = "" if abs(difference) > _SURE * error else ", not clear"
-        parts.append(f"{name} {'-' if difference > 0 else '+'}{abs(difference):.4f} ± {error:.4f}{clear}")
+        size = with_error(f"{'-' if difference > 0 else '+'}{abs(difference):.4f}", error)
+        parts.append(f"{name} {size}{clear}")
     return f"{text} The others, against it: {'; '.join(parts)}." if parts else text
 
 
@@ -337,7 +339,7 @@ def _privacy(held: Tournament) -> str:
             continue
         difference, error = paired_difference(curves, held.curves[held.chosen])
         share = 100 * difference / held.curves[held.chosen].final.mean()
-        parts.append(f"epsilon {epsilon:g}: {difference:+.4f} ± {error:.4f} ({share:+.1f}%)")
+        parts.append(f"epsilon {epsilon:g}: {with_error(f'{difference:+.4f}', error)} ({share:+.1f}%)")
     return (
         f"{'; '.join(parts)} of reward ({held.private_note}). With few clients noise weighs heavily; with ten times the"
         " clients a round it would weigh a tenth. Looking at the data for this advice has itself spent privacy that no"
@@ -366,6 +368,10 @@ def _table(first: str, curves: Mapping[str, Curves]) -> str:
     rows = [f"| {first} | reward | ± s.e. | seeds | diverged |", "| --- | ---: | ---: | ---: | ---: |"]
     for label, member in curves.items():
         final = member.final
-        numbers = f"{final.mean():.4f} | {standard_error(final):.4f}" if len(final) else "– | –"
+        numbers = f"{final.mean():.4f} | {_error(final)}" if len(final) else "– | –"
         rows.append(f"| {label} | {numbers} | {len(member.seeds)} | {len(member.diverged)} |")
     return "\n".join(rows)
+
+
+def _error(final: np.ndarray) -> str:
+    return f"{standard_error(final):.4f}" if len(final) > 1 else "–"

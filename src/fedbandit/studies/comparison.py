@@ -98,8 +98,13 @@ def read_curves(folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: 
 
 
 def standard_error(values: np.ndarray) -> float:
-    """The standard error of the mean over seeds; not a number for a single one."""
+    """The standard error of the mean over seeds; NaN for a single one."""
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def with_error(text: str, error: float) -> str:
+    """`text ± error`; the text alone where a single seed gives no error."""
+    return f"{text} ± {error:.4f}" if np.isfinite(error) else text
 
 
 def paired_difference(better: Curves, worse: Curves) -> tuple[float, float]:
@@ -126,9 +131,13 @@ def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
             continue
         spread = final.std(ddof=1) if len(final) > 1 else float("nan")
         figures = (final.mean(), standard_error(final), spread, final.min(), final.max())
-        lines.append(f"{label:<{width}}  {'  '.join(f'{value:8.4f}' for value in figures)}  {len(final):5d}{lost}")
+        lines.append(f"{label:<{width}}  {'  '.join(map(_cell, figures))}  {len(final):5d}{lost}")
     return "\n".join(lines)
 
 
 ROUNDS, DEPLOY_EVERY, SEEDS = 300, 40, (0, 1, 2)
 POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
+
+
+def _cell(value: float) -> str:
+    return f"{value:8.4f}" if np.isfinite(value) else f"{'-':>8}"

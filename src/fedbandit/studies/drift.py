@@ -21,12 +21,12 @@ from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.comparison import OnRunEnd, compare, nobody
 
 _OWN = {
-    "seed": "--seeds says how many there are",
-    "data.source": "say --data",
+    "seed": "use --seeds",
+    "data.source": "use --data",
     "scenario": "it is `drift`",
-    "rounds": "say --rounds, or --scale of the figure",
-    "drift.at": "say --at",
-    "drift.kind": "say --kind",
+    "rounds": "use --rounds, or --scale of the figure",
+    "drift.at": "use --at",
+    "drift.kind": "use --kind",
 }
 
 
@@ -49,7 +49,7 @@ class DriftStudy:
     def __post_init__(self) -> None:
         for key, _ in self.settings:
             if key in _OWN:
-                raise ConfigError(f"--set {key}: the study decides it; {_OWN[key]}")
+                raise ConfigError(f"--set {key}: set by the study; {_OWN[key]}")
 
 
 @dataclass(frozen=True)

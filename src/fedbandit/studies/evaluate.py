@@ -67,7 +67,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of it, beside what the log itself earned."""
+    """The estimates, and the reward of the log itself."""
 
     estimates: dict[str, Estimate]
     logged_reward: float  # the mean reward of the logging policy, as logged

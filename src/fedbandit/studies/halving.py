@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
+from fedbandit.core.parts import counted
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Ended, Job, Runner
 from fedbandit.studies.comparison import Interrupted
@@ -73,7 +74,7 @@ def race(
     deadline: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Standing]:
-    """The standings, best first: by how far a candidate was let go, then by its running average reward there.
+    """The standings, best first: by how many rounds a candidate was given, then by its running average reward there.
 
     Within a deadline each step has its share of the time, so that the last one is reached.
     """
@@ -101,8 +102,9 @@ def race(
         for lost in ranked[keep:]:
             for seed in seeds:
                 shutil.rmtree(folder(lost.candidate, seed) / "checkpoints", ignore_errors=True)
-        say(f"{step} rounds: {len(ran)} candidates, best {ranked[0].score:.4f}, {len(alive)} go on" if not last
-            else f"{step} rounds: {len(ran)} candidates, best {ranked[0].score:.4f}")  # fmt: skip
+        rest = "" if last else f", {len(alive)} continue{'s' if len(alive) == 1 else ''}"
+        size = f"{counted(step, 'round')}: {counted(len(ran), 'candidate')}"
+        say(f"{size}, best {ranked[0].score:.4f}{rest}")
         if not alive:
             break
     return sorted(final, key=_order)

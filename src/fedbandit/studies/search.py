@@ -160,7 +160,7 @@ def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
 
 
 def search_steps(config: Config) -> list[int]:
-    """When candidates are compared: never before two deployments, since until the first nobody has learned a thing."""
+    """When candidates are compared: never before two deployments, since nothing has been learned before the first."""
     return rungs(config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9)))
 
 

@@ -19,7 +19,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_text
-from fedbandit.core.parts import flatten, in_short
+from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.runs.folder import beside_reward
@@ -131,7 +131,8 @@ def sweep(
         say(SPENDS_PRIVACY)
     results = []
     for group in groups:
-        say(f"{group.start}: {len(group.members)} members x {len(spec.all_seeds)} seeds, up to {group.rounds} rounds")
+        size = f"{counted(len(group.members), 'member')} x {counted(len(spec.all_seeds), 'seed')}"
+        say(f"{group.start}: {size}, up to {counted(group.rounds, 'round')}")
         standings = race(
             group.members,
             spec.all_seeds,
@@ -187,7 +188,7 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                         "start": result.group.start,
                         "place": place,
                         "status": "stopped early" if status == "paused" else status,
-                        "rounds_played": standing.rounds,
+                        "rounds_run": standing.rounds,
                         "running_reward": None if math.isnan(reward) else reward,
                         **beside_reward(read_json(folder / "summary.json")),
                         **flatten(standing.candidate.config.with_values({"seed": seed}).model_dump()),
@@ -216,7 +217,7 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
     """The best members of each group with what sets them apart, and a warning where a winner lies on an edge."""
     lines = []
     for result in results:
-        lines.append(f"{result.group.start}: {len(result.standings)} members")
+        lines.append(f"{result.group.start}: {counted(len(result.standings), 'member')}")
         for standing in result.standings[:top]:
             point = "  ".join(f"{key}={in_short(value)}" for key, value in standing.candidate.point.items())
             rewards = np.array(standing.rewards)
@@ -224,7 +225,7 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
             if standing.score > -math.inf:
                 error = f" ± {standard_error(rewards):.4f}" if len(rewards) > 1 else ""
                 outcome = f"{standing.score:.4f}{error}"
-            lines.append(f"  {outcome}  after {standing.rounds} rounds  {point}")
+            lines.append(f"  {outcome}  after {counted(standing.rounds, 'round')}  {point}".rstrip())
         if result.edges:
             axes = ", ".join(result.edges)
             lines.append(f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it")

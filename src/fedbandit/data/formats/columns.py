@@ -82,6 +82,8 @@ class Table:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        if self.path.is_dir():
+            raise DataError(f"{self.path}: is a folder, not a .csv, .tsv or .parquet file")
         if not self.path.is_file():
             raise DataError(f"{self.path}: no such file")
         kind = _ALIASES.get(self.path.suffix.lower())

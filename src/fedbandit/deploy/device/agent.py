@@ -22,7 +22,7 @@ from fedbandit.policies import Policy
 
 
 def system_uniform() -> float:
-    """A float64 in [0, 1) that nobody can foresee."""
+    """An unpredictable float64 in [0, 1)."""
     return (int.from_bytes(os.urandom(8), "little") >> 11) * 2.0**-53
 
 

@@ -38,7 +38,7 @@ class Card:
 
 
 def read_card(path: Path) -> Card:
-    """The card in the file; the first time, a new one, which must be written before anybody hears of it."""
+    """The card in the file; the first time, a new one, which must be written before it is used."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

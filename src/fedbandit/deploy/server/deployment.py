@@ -135,7 +135,7 @@ class Deployment:
         for name, value in self.promises().items():
             if state.extra["promises"].get(name) != value:
                 raise ConfigError(
-                    f"deployment.state: {self.folder}: began with another {name}; name a new folder to begin anew"
+                    f"deployment.state: {self.folder}: was started with different {name}; use a new folder"
                 )
 
 
@@ -148,7 +148,7 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     """The deployment of nested values as TOML gives them; its paths are relative to `base`."""
     for key in _MEANINGLESS:
         if key in values:
-            raise ConfigError(f"{where}{key}: belongs to simulations; real devices bring their own world")
+            raise ConfigError(f"{where}{key}: is for simulations; it has no meaning on real devices")
     rest = {key: value for key, value in values.items() if key != "deployment"}
     config = Config.build({"scenario": "scratch", **rest}, where)
     rules = _rules(values.get("deployment", {}), where)
@@ -225,7 +225,7 @@ def _check_secure(config: Config, rules: Rules, where: str) -> None:
     if config.privacy.mechanism != "none":
         raise ConfigError(
             f"{where}deployment.secure_aggregation: not with privacy.mechanism = {config.privacy.mechanism!r}: a sum of"
-            " too few devices is given up, so that one device more or less could decide whether all the others show,"
+            " too few devices is dropped, so one device more or less could decide whether the others are revealed,"
             " which the noise does not cover"
         )
     if config.clients_per_round > MOST:

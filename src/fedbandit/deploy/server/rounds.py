@@ -183,7 +183,7 @@ class Coordinator:
             return
         state = self.state
         if wanted not in state.deployed:
-            _logger.error("cannot go back to model %d: kept are %s", wanted, sorted(state.deployed))
+            _logger.error("cannot roll back to model %d; available: %s", wanted, sorted(state.deployed))
         elif state.extra.get("rolled_back_at") != [wanted, state.round]:  # a crash came before the request was removed
             weights = state.deployed[wanted]
             why = f"went back to model {wanted}"
@@ -193,7 +193,7 @@ class Coordinator:
             self._keep(
                 replace(state, weights=weights, deployed=deployed, optimizer=optimizer, extra=extra), self._memory
             )
-            _logger.warning("went back to model %d, as model %d", wanted, self.version)
+            _logger.warning("rolled back to model %d, deployed as model %d", wanted, self.version)
         self._store.rollback_done()
 
 
