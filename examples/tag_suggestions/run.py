@@ -110,7 +110,7 @@ def main() -> None:
         children.end()
         page.shutdown()
         page.server_close()
-    print(f"ended; started again it goes on from {chosen.out}", flush=True)
+    print(f"stopped; run the same command again to resume from {chosen.out}", flush=True)
 
 
 if __name__ == "__main__":

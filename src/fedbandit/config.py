@@ -1,23 +1,40 @@
-"""One typed tree for everything a run can be told. Frozen, refuses unknown keys, checked before any work starts.
+"""The configuration of a run as one typed tree. Frozen, refuses unknown keys, checked before any work starts.
 
 The names are the ones users type, in TOML and with `--set`.
 """
 
+import importlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.parts import nearest
+from fedbandit.core.parts import check_keys, nearest, resolve
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Sections that name a part: the key of its name, where the built-in ones are, and arguments that come from elsewhere.
+_PARTS = (
+    ("policy", "name", "fedbandit.policies", 0),
+    ("objective", "name", "fedbandit.objectives", 0),
+    ("model", "name", "fedbandit.models", 1),
+    ("server", "optimizer", "fedbandit.federated.server", 0),
+    ("algorithm", "name", "fedbandit.algorithms", 1),
+    ("compression", "name", "fedbandit.compression", 0),
+)
+_RATES = (
+    "client.learning_rate",
+    "server.learning_rate",
+    "pretraining.client_learning_rate",
+    "pretraining.server_learning_rate",
+)
 # Where a run is computed says nothing about what it computes.
 _NOT_IDENTITY = ("threads", "engine", "device")
 
@@ -35,7 +52,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class _Open(BaseModel):
+class _OpenSection(BaseModel):
     """A section with further keys: the parameters of what it names, which are checked when that is built."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -45,14 +62,14 @@ class _Open(BaseModel):
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
-    def _can_be_kept(self) -> "_Open":
+    def _can_be_kept(self) -> "_OpenSection":
         for key, value in self.parameters.items():
             if not _is_plain(value):
                 raise ValueError(f"{key} should be a number, a text, true or false, or a list or table of these")
         return self
 
 
-class _Component(_Open):
+class _Component(_OpenSection):
     name: str
 
 
@@ -89,7 +106,7 @@ class ClientConfig(_Section):
     max_examples: Count | None = None
 
 
-class ServerConfig(_Open):
+class ServerConfig(_OpenSection):
     """The server's optimiser; further keys are its own parameters (`momentum`, `epsilon`, ...)."""
 
     optimizer: str = "adam"
@@ -218,6 +235,15 @@ class Config(_Section):
     drift: DriftConfig = DriftConfig()
     gate: GateConfig = GateConfig()
 
+    @model_validator(mode="after")
+    def _rates_fit(self) -> "Config":
+        for path in _RATES:
+            section, _, key = path.partition(".")
+            rate = getattr(getattr(self, section), key)
+            if rate is not None and rate > float(np.finfo(self.dtype).max):
+                raise ValueError(f"{path}: {rate:g} is too large for {self.dtype}")
+        return self
+
     @classmethod
     def build(cls, values: Mapping[str, Any], where: str = "") -> "Config":
         """From nested values, as TOML gives them; a wrong one is refused with its path."""
@@ -234,7 +260,9 @@ class Config(_Section):
         # A new name takes the old one's parameters away, so it must not come after those that belong to it.
         for key in sorted(settings, key=lambda key: not key.endswith((".name", ".optimizer"))):
             values = _set(values, key, settings[key])
-        return Config.build(values)
+        changed = Config.build(values)
+        _check_parts(changed, {key.partition(".")[0] for key in settings})
+        return changed
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
@@ -243,6 +271,20 @@ class Config(_Section):
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def _check_parts(config: Config, sections: set[str]) -> None:
+    """Refuse unknown names and parameters of built-in parts in these sections; a user's own part checks its own."""
+    for section, key, module, leading in _PARTS:
+        if section not in sections:
+            continue
+        chosen = getattr(config, section)
+        name = getattr(chosen, key)
+        if ":" in name or (section, name) == ("compression", "none"):  # who builds it imports a user's module
+            continue
+        make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
+        floor = ("floor",) if section == "policy" else ()  # goes with every built-in rule
+        check_keys(section, make, {k: v for k, v in chosen.parameters.items() if k not in floor}, leading)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -295,13 +337,13 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] == "model_type":
         return f"{path}: should be a section with keys of its own, not {first['input']!r}"
     if first["type"] == "value_error":
-        return f"{path}: {first['msg'].removeprefix('Value error, ')}"
+        return f"{path}: ".removeprefix(": ") + first["msg"].removeprefix("Value error, ")  # of the whole: no path
     alike = dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
     return f"{path}: should be {' or '.join(alike)}, not {first['input']!r}"
 
 
 def _path(location: tuple[int | str, ...]) -> str:
-    """The key as a user types it: a location goes on behind it with the kinds of value that were tried."""
+    """The key as a user types it: pydantic appends the kinds of value that it tried."""
     model: Any = Config
     parts = []
     for part in location:

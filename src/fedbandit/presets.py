@@ -135,6 +135,8 @@ def preset(name: str) -> Config:
     """The configuration of that name."""
     presets = all_presets()
     if name not in presets:
+        if Path(name).is_dir():
+            raise ConfigError(f"{name}: is a folder, not a preset or a TOML file")
         hint = _beginning(name, presets) or nearest(name, presets)
         raise ConfigError(f"{name}: no such preset or file{hint}; `fedbandit presets` lists them")
     return presets[name]
@@ -181,11 +183,11 @@ def _beginning(name: str, presets: Iterable[str]) -> str:
     if not found:
         return ""
     if len(found) <= 5:
-        return f"; some begin so: {', '.join(found)}"
+        return f"; presets that begin like this: {', '.join(found)}"
     policies = list(_TABLES["so", "scratch"])
     ending = re.compile(f"-({'|'.join(policies)})$")
     kinds = dict.fromkeys(ending.sub("-POLICY", preset) for preset in found)
-    return f"; some begin so: {', '.join(kinds)}, where POLICY is {', '.join(policies)}"
+    return f"; presets that begin like this: {', '.join(kinds)}, where POLICY is {', '.join(policies)}"
 
 
 def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any]:

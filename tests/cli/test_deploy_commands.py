@@ -68,17 +68,19 @@ def test_a_folder_without_a_deployment(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
-    assert "no deployment has been here" in said
+    assert "not the state folder of a deployment" in said
     assert said.count("\n") == 1
 
 
 def test_no_tls_must_be_asked_for(tmp_path):
-    with pytest.raises(ConfigError, match="--ca: missing; or --insecure"):
+    with pytest.raises(ConfigError, match="--ca: missing; use --insecure"):
         run("client", tmp_path, "--server", "127.0.0.1:1")
     (tmp_path / "ca").touch()
+    (tmp_path / "actions.txt").write_text("a\nb\n")
+    (tmp_path / "d.toml").write_text('[deployment]\nstate = "server"\nactions = "actions.txt"\nshape = [2]\n')
     with pytest.raises(ConfigError, match="--certificate: missing"):
         run("server", tmp_path / "d.toml", "--ca", tmp_path / "ca")
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         run("client", tmp_path, "--server", "127.0.0.1:1", "--ca", tmp_path / "ca", "--insecure")
 
 

@@ -209,7 +209,7 @@ def _small_words():
 def test_tuning_says_what_it_chose_and_how_good_it_is():
     grid = ("--server", "0.01,0.05", "--client", "0.5", "--explore", "0.1,0.5", "--seeds", "1")
     said = _run("tune", "so-scratch-epsilon-greedy", *grid, *_small_words())
-    assert said.count("played") == 4
+    assert said.count("  run 0.") == 4
     assert said.count("<- chosen") == 1
     assert "% of the best candidate's" in said
     assert "use it: --set server.learning_rate=" in said

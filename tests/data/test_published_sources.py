@@ -185,11 +185,11 @@ def test_without_published_counts_the_training_split_is_counted(tmp_path, stacko
 
 
 def test_stackoverflow_can_drop_the_unlabelled(tmp_path, stackoverflow_file):
-    words, tags = write_counts(tmp_path, WORDS, TAGS)
-    options = StackOverflowOptions(actions=1, drop_unlabelled=True)
+    words, tags = write_counts(tmp_path, WORDS, {**TAGS, "rarely": 50})
+    options = StackOverflowOptions(actions=2, drop_unlabelled=True)
     path = import_stackoverflow(pack(stackoverflow_file), tmp_path / "out", words, tags, options)
     dataset = FederatedDataset.open(path)
-    assert dataset.header.actions == ("java",)
+    assert dataset.header.actions == ("java", "rarely")
     assert [dataset.train.client_id(c) for c in range(dataset.train.num_clients)] == ["u1"]
     assert dataset.header.source["dropped_clients"] == 1
     assert dataset.header.source["dropped_rows_without_label"] == 2

@@ -54,11 +54,11 @@ def test_text_and_tags(tmp_path, text_file):
 
 def test_limits_and_dropping(tmp_path, text_file):
     options = TableOptions(
-        client="user", labels="tags", text=["title", "body"], vocabulary=2, actions=1, drop_unlabelled=True
+        client="user", labels="tags", text=["title", "body"], vocabulary=2, actions=2, drop_unlabelled=True
     )
     dataset = FederatedDataset.open(import_table(text_file, tmp_path / "out", options))
     assert dataset.header.shape == (2,)
-    assert dataset.header.actions == ("python",)
+    assert dataset.header.actions == ("python", "java")
     assert dataset.header.source["dropped_clients"] == 1
     assert dataset.header.source["dropped_rows_without_label"] == 1
     assert not dataset.test or dataset.train.num_examples + dataset.test.num_examples == 3
@@ -166,7 +166,7 @@ def test_parquet_columns_of_other_kinds_are_named(tmp_path):
         ({"text": []}, "text, features"),
         ({"features": ["x"]}, "text, features"),
         ({"vocabulary": 0}, "vocabulary: must be at least 1"),
-        ({"actions": 0}, "actions: must be at least 1"),
+        ({"actions": 1}, "actions: must be at least 2"),
         ({"label_separator": ""}, "label-separator"),
         ({"test_fraction": 1.5}, "test-fraction"),
     ],

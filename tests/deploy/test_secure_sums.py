@@ -9,8 +9,8 @@ from fedbandit.deploy.secure_sums import (
     MOST,
     MOST_EVENTS,
     RANGE,
-    Bounds,
     Figures,
+    ReportBounds,
     decode,
     encode,
     reward_error,
@@ -18,7 +18,7 @@ from fedbandit.deploy.secure_sums import (
     why_impossible,
 )
 
-BOUNDS = Bounds(events=1000, reward=2.0)
+BOUNDS = ReportBounds(events=1000, reward=2.0)
 
 
 def on_grid(vector, rng):
@@ -77,7 +77,7 @@ def test_rounding_has_no_bias():
 
 
 def test_counts_up_to_their_limit_are_exact():
-    bounds = Bounds(MOST_EVENTS, 1.0)
+    bounds = ReportBounds(MOST_EVENTS, 1.0)
     rng = np.random.default_rng(1)
     for events in (0, 1, 12345, MOST_EVENTS):
         found = summed([Figures(np.zeros(3), 1, events, 0.0, 0.0)] * 3, rng, 1.0, bounds)

@@ -14,7 +14,7 @@ from fedbandit.evaluation.ope import Bernstein, Bootstrap, DirectMethod, DoublyR
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.evaluation.ope.reward_models import action_means, choose_columns, linear_rewards, linear_sums
 from fedbandit.policies import Uniform
-from fedbandit.studies.evaluate import Request, _rewards
+from fedbandit.studies.evaluate import EvaluationRequest, _rewards
 
 ACTIONS, CLIENTS, EVENTS, DRAWS = 3, 60, 20, 150
 TARGET = np.array([0.2, 0.1, 0.7])
@@ -155,12 +155,14 @@ def test_a_client_is_predicted_from_others_alone():
 def test_it_is_the_default_where_there_are_contexts():
     split = _log(3)
     rows = np.arange(50)
-    assert np.array_equal(_rewards(split, None, ACTIONS, Request())(rows), linear_rewards(split, ACTIONS)(rows))
+    assert np.array_equal(
+        _rewards(split, None, ACTIONS, EvaluationRequest())(rows), linear_rewards(split, ACTIONS)(rows)
+    )
     bare = Split(split.client_ids, split.offsets, np.empty((split.num_examples, 0), np.float32), split.labels)
     bare = Split(bare.client_ids, bare.offsets, bare.features, bare.labels, log=split.log)
-    assert np.array_equal(_rewards(bare, None, ACTIONS, Request())(rows), action_means(bare, ACTIONS)(rows))
+    assert np.array_equal(_rewards(bare, None, ACTIONS, EvaluationRequest())(rows), action_means(bare, ACTIONS)(rows))
     with pytest.raises(ConfigError, match="linear needs contexts"):
-        _rewards(bare, None, ACTIONS, Request(reward_model="linear"))
+        _rewards(bare, None, ACTIONS, EvaluationRequest(reward_model="linear"))
 
 
 def test_wide_contexts_are_cut_to_what_varies():

@@ -8,7 +8,7 @@ import pytest
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.paper.catalogue import Above, Alike, figure, figure_names, matching
-from fedbandit.paper.figures import Request, judge, make_figure
+from fedbandit.paper.figures import FigureRequest, judge, make_figure
 from fedbandit.paper.gallery import TITLE, make_gallery
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
@@ -52,7 +52,7 @@ def test_scale_shortens_everything_together():
 )
 def test_impossible_requests_are_refused(wrong):
     with pytest.raises(ConfigError):
-        Request(**wrong)
+        FigureRequest(**wrong)
 
 
 def _curves(*final):
@@ -79,7 +79,7 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
 
 
 def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
     said = []
     made = make_figure("fig2c", request, tmp_path, said.append)
     assert made.png.read_bytes().startswith(b"\x89PNG")
@@ -97,7 +97,7 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
 
 
 def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
     alone = make_figure("fig2d", request, tmp_path, lambda text: None)
     assert "make that too" in alone.text
     make_figure("fig2c", request, tmp_path, lambda text: None)
@@ -115,7 +115,7 @@ def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text
 
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     settings = {"clients_per_round": 8}
-    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+    request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
     text = make_figure("fig4c", request, tmp_path, lambda text: None).text
     [run] = tmp_path.rglob("so-dp-0.7/seed-0/summary.json")
     ours = json.loads(run.read_text(encoding="utf-8"))["privacy"]["epsilon_rdp"]
@@ -124,7 +124,9 @@ def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
 
 
 def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, runner=LocalRunner(1)
+    )
     said = []
     made = make_figure("fig3b", request, tmp_path, said.append)
     assert made.png.name == "fig3b-tuned.png"
@@ -146,11 +148,11 @@ def test_uneven_tuning_is_warned_of():
 
 def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
     with pytest.raises(ConfigError, match="images"):
-        make_figure("fig1a", Request(str(tiny_text)), tmp_path)
+        make_figure("fig1a", FigureRequest(str(tiny_text)), tmp_path)
 
 
 def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
+    request = FigureRequest(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
     names = ["fig3b", "ablation-importance-weighting", "drift"]
     made = make_gallery(names, request, tmp_path, lambda text: None)
     page = made.index.read_text(encoding="utf-8")
@@ -163,7 +165,9 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
 
 
 def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
-    request = Request(str(tiny_text), seeds=2, scale=0.1, settings={"clients_per_round": 8}, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=2, scale=0.1, settings={"clients_per_round": 8}, runner=LocalRunner(1)
+    )
     said = []
     [made] = make_gallery(["drift"], request, tmp_path, said.append).figures
     assert made.png.read_bytes().startswith(b"\x89PNG")

@@ -237,7 +237,7 @@ def test_the_server_serves_its_page_and_nothing_else(runs):
 
 
 def test_the_server_refuses_folders_that_are_not_there_and_taken_ports(runs, tmp_path):
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(DataError, match="no such folder"):
         make_server(tmp_path / "nowhere")
     with make_server(runs) as server, pytest.raises(ConfigError, match="--port"):
         make_server(runs, server.server_address[1])

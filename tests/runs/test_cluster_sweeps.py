@@ -127,7 +127,7 @@ def test_runs_land_on_both_nodes(runner, tiny_text, tmp_path, cluster):
     def look() -> None:
         while not parents or len(parents) < 2:
             for process in psutil.process_iter(["ppid", "cmdline"]):
-                if any("play_task" in part for part in process.info["cmdline"] or ()):
+                if any("run_task" in part for part in process.info["cmdline"] or ()):
                     parents.add(process.info["ppid"])
             if over.is_set():
                 return
@@ -136,7 +136,7 @@ def test_runs_land_on_both_nodes(runner, tiny_text, tmp_path, cluster):
     over = threading.Event()
     watcher = threading.Thread(target=look)
     watcher.start()
-    ends = runner.play(jobs)
+    ends = runner.run(jobs)
     over.set()
     watcher.join()
     assert [end.status for end in ends] == ["finished"] * 4
@@ -146,19 +146,19 @@ def test_runs_land_on_both_nodes(runner, tiny_text, tmp_path, cluster):
 def test_a_diverged_run_and_wrong_data_are_told_as_at_home(runner, tiny_text, tmp_path, monkeypatch):
     good = small_config(data__source=str(tiny_text))
     wild = good.with_values({"client.learning_rate": 1e30, "clipping.enabled": False})
-    assert [end.status for end in runner.play([Job(wild, tmp_path / "w"), Job(good, tmp_path / "g")])] == [
+    assert [end.status for end in runner.run([Job(wild, tmp_path / "w"), Job(good, tmp_path / "g")])] == [
         "diverged",
         "finished",
     ]
-    assert runner.play([Job(good, tmp_path / "late")], deadline=time.monotonic() - 1)[0].status == "not run"
+    assert runner.run([Job(good, tmp_path / "late")], deadline=time.monotonic() - 1)[0].status == "not run"
     assert not (tmp_path / "late").exists()
     with pytest.raises(ConfigError, match="made by another configuration"):
-        runner.play([Job(good.with_values({"seed": 3}), tmp_path / "g")])
+        runner.run([Job(good.with_values({"seed": 3}), tmp_path / "g")])
     dataset = FederatedDataset.open(tiny_text)
     other = replace(dataset, header=replace(dataset.header, fingerprint="another"))
     monkeypatch.setattr(many_ray, "dataset_of", lambda job: other)
     with pytest.raises(DataError, match="other data"):
-        runner.play([Job(good, tmp_path / "h")])
+        runner.run([Job(good, tmp_path / "h")])
 
 
 def test_a_folder_that_is_not_shared_is_refused(runner, tiny_text, tmp_path, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_folder_that_is_not_shared_is_refused(runner, tiny_text, tmp_path, mon
     monkeypatch.setattr(many_ray, "_SEE_SECONDS", 0.0)
     monkeypatch.setattr(Path, "write_text", lambda *args, **kwargs: 0)
     with pytest.raises(ConfigError, match=r"--out: .* all machines share"):
-        runner.play([Job(small_config(data__source=str(tiny_text)), tmp_path / "run")])
+        runner.run([Job(small_config(data__source=str(tiny_text)), tmp_path / "run")])
     assert not (tmp_path / "run").exists()
 
 
@@ -178,7 +178,7 @@ def test_a_token_of_another_folder_is_not_taken_for_ours(tmp_path, monkeypatch):
     Token(str(tmp_path / "token"), "theirs").check("10.0.0.7")
 
 
-def test_ctrl_c_keeps_what_was_played(tiny_text, tmp_path):
+def test_ctrl_c_keeps_what_was_run(tiny_text, tmp_path):
     """Through the command line, on a cluster of its own, with paths that mean something here only."""
     path = tmp_path / "sweep.toml"
     path.write_text(SPEC.format(data=tiny_text).replace("rounds = 2400", "rounds = 50000"), encoding="utf-8")
@@ -192,20 +192,20 @@ def test_ctrl_c_keeps_what_was_played(tiny_text, tmp_path):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, said
-    assert "run it again to go on" in said
+    assert "run the same command again to resume" in said
     for folder in [p.parent for p in (tmp_path / "out").rglob("metrics.jsonl")]:
         rounds = (folder / "metrics.jsonl").read_bytes().count(b"\n")
         assert (folder / "checkpoints" / f"round-{rounds:06d}.safetensors").exists()
 
 
 def test_figures_take_the_same_runner(tiny_text, tmp_path, cluster):
-    from fedbandit.paper.figures import Request, make_figure
+    from fedbandit.paper.figures import FigureRequest, make_figure
 
     settings = {"clients_per_round": 8, "pretraining.clients": 20}
     with runner_of("ray", cluster.address) as there:
-        request = Request(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=there)
+        request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=there)
         away = make_figure("fig2c", request, tmp_path / "away", lambda text: None)
-    request = Request(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+    request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
     home = make_figure("fig2c", request, tmp_path / "home", lambda text: None)
     assert away.text == home.text
     assert away.png.read_bytes() == home.png.read_bytes()

@@ -33,7 +33,7 @@ def test_a_diverged_run_does_not_stop_its_neighbours(tiny_text, tmp_path):
     good = small_config(data__source=str(tiny_text))
     wild = good.with_values({"client.learning_rate": 1e30, "clipping.enabled": False})
     jobs = [Job(wild, tmp_path / "w"), Job(good, tmp_path / "g"), Job(good, tmp_path / "h")]
-    ends = LocalRunner(2).play(jobs)
+    ends = LocalRunner(2).run(jobs)
     assert [end.status for end in ends] == ["diverged", "finished", "finished"]
 
 
@@ -49,8 +49,8 @@ def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_pat
 
     killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
-    with pytest.raises(FedbanditError, match="run it again to go on"):
-        LocalRunner(2).play(jobs)
+    with pytest.raises(FedbanditError, match="run the same command again to resume"):
+        LocalRunner(2).run(jobs)
 
 
 @pytest.mark.parametrize("killer", [signal.SIGTERM, signal.SIGKILL])

@@ -119,7 +119,7 @@ def test_the_command_line_says_where_it_stopped(tmp_path, monkeypatch):
     words = ["so-init-softmax", "--rounds", 2, "--set", "pretraining.rounds=3", "--set", "pretraining.seed=77"]
     result = in_this_process("run", *words, "--out", tmp_path / "run")
     assert result.returncode == 130
-    assert result.stdout == "stopped after pre-training round 1 of 3; the same command goes on from there\n"
+    assert result.stdout == "stopped after pre-training round 1 of 3; run the same command again to resume\n"
     assert result.stderr == ""
 
 
@@ -143,7 +143,7 @@ def test_a_stop_while_several_runs_wait_for_their_start_keeps_what_there_is(tmp_
 def test_runs_that_a_stop_kept_from_beginning_are_interrupted_and_not_out_of_time(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(many, "prepare", lambda jobs, stopping: signal.raise_signal(signal.SIGINT))
     jobs = [Job(CONFIG.with_values({"seed": seed}), tmp_path / str(seed)) for seed in range(2)]
-    assert [end.status for end in LocalRunner(2).play(jobs, deadline=1e12)] == ["interrupted"] * 2
+    assert [end.status for end in LocalRunner(2).run(jobs, deadline=1e12)] == ["interrupted"] * 2
 
 
 def test_an_interrupted_command_is_one_line(monkeypatch):

@@ -3,11 +3,11 @@
 import pytest
 
 from fedbandit.data.embedded import topics
-from fedbandit.studies.cluster_cost import Measured, measure, predict
+from fedbandit.studies.cluster_cost import WorkMeasurement, measure, predict
 
 
 def test_a_round_by_hand():
-    measured = Measured(weight_bytes=1000, seconds_per_client=0.5, clients_per_chunk=4, sum_bytes=200)
+    measured = WorkMeasurement(weight_bytes=1000, seconds_per_client=0.5, clients_per_chunk=4, sum_bytes=200)
     cost = predict(measured, clients=90, machines=3, cores=2, deploy_every=10, gigabits=8e-6)
     assert cost.chunks == 23
     assert cost.bytes_out == pytest.approx(3 * 1000 * 1.1)
@@ -18,7 +18,7 @@ def test_a_round_by_hand():
 
 
 def test_workers_without_a_chunk_do_not_help():
-    measured = Measured(weight_bytes=1, seconds_per_client=1.0, clients_per_chunk=10, sum_bytes=1)
+    measured = WorkMeasurement(weight_bytes=1, seconds_per_client=1.0, clients_per_chunk=10, sum_bytes=1)
     few, many = (predict(measured, clients=20, machines=m, cores=1, deploy_every=1, gigabits=1) for m in (2, 50))
     assert few.work_seconds == many.work_seconds == 10
 

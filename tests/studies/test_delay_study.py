@@ -10,27 +10,27 @@ from fedbandit.evaluation.theory import (
     falcon_per_event,
     federated_regret,
 )
-from fedbandit.studies.delay import ACTIONS, Study, draw, play
+from fedbandit.studies.delay import ACTIONS, DelayStudy, draw, run_study
 
-STUDY = Study(rounds=6, deploy_every=(2, 6), seeds=2, epsilon=0.2, gamma=50.0, log_class=3.0, clients_per_round=4)
+STUDY = DelayStudy(rounds=6, deploy_every=(2, 6), seeds=2, epsilon=0.2, gamma=50.0, log_class=3.0, clients_per_round=4)
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return play(STUDY)
+    return run_study(STUDY)
 
 
 def test_bounds_are_told_the_measured_error_and_how_often_was_trained(rows):
     often, once = rows
     assert (often.samples, often.periods) == (2 * 4 * 20, 3)
     for row in rows:
-        error = row.played["epsilon-greedy"].optimization_error
+        error = row.measured["epsilon-greedy"].optimization_error
         setting, events = Setting(ACTIONS, 0.2, 3.0, 0.05, error), row.samples * row.periods
         assert row.bounds.federated == pytest.approx(federated_regret(setting, row.samples, row.periods) / events)
         assert row.bounds.centralised == pytest.approx(centralised_regret(setting, row.samples, row.periods) / events)
         assert row.perfect.federated < row.bounds.federated
     # The model that serves the third period has been trained on the first two.
-    own = {name: Setting(ACTIONS, 0.2, 3.0, 0.05, often.played[name].optimization_error) for name in often.played}
+    own = {name: Setting(ACTIONS, 0.2, 3.0, 0.05, often.measured[name].optimization_error) for name in often.measured}
     assert often.bounds.last["epsilon-greedy"] == pytest.approx(epsilon_greedy_per_event(own["epsilon-greedy"], 160, 2))
     assert often.bounds.last["falcon"] == pytest.approx(falcon_per_event(own["falcon"], 160, 2))
     assert all(np.isnan(value) for value in once.bounds.last.values())  # one period: its model was never trained
@@ -40,9 +40,9 @@ def test_bounds_are_told_the_measured_error_and_how_often_was_trained(rows):
 def test_both_policies_are_measured(rows):
     often, once = rows
     for policy in ("epsilon-greedy", "falcon"):
-        assert once.played[policy].whole == pytest.approx(once.played[policy].last)
-        assert (often.played[policy].last < once.played[policy].last).all()
-    assert not np.array_equal(often.played["epsilon-greedy"].whole, often.played["falcon"].whole)
+        assert once.measured[policy].whole == pytest.approx(once.measured[policy].last)
+        assert (often.measured[policy].last < once.measured[policy].last).all()
+    assert not np.array_equal(often.measured["epsilon-greedy"].whole, often.measured["falcon"].whole)
     assert "-" in once.bounds_line()
 
 

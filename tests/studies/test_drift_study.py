@@ -6,14 +6,14 @@ from fedbandit.cli.experiments import drift as command
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies import drift
-from fedbandit.studies.drift import DriftStudy, play, table
+from fedbandit.studies.drift import DriftStudy, run_study, table
 
 SHORT = {"rounds": 24, "deploy_every": 4, "seeds": 2}
 SETTINGS = {"clients_per_round": 8, "client.max_examples": 8}
 
 
-def test_the_command_keeps_its_runs_and_plays_none_twice(tiny_text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(drift.play, "__kwdefaults__", {**drift.play.__kwdefaults__, "runner": LocalRunner(1)})
+def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(drift.run_study, "__kwdefaults__", {**drift.run_study.__kwdefaults__, "runner": LocalRunner(1)})
     settings = [f"{key}={value}" for key, value in SETTINGS.items()]
     words = {**SHORT, "data": str(tiny_text), "at": "12", "policies": "greedy,softmax", "settings": settings}
     command(**words, out=tmp_path / "drift.png")
@@ -34,7 +34,7 @@ def test_the_command_keeps_its_runs_and_plays_none_twice(tiny_text, tmp_path, ca
     ("wrong", "message"),
     [({"policies": ","}, "--policies"), ({"at": "x"}, "--at"), ({"at": "20"}, "leave at least"), ({}, "png")],
 )
-def test_wrong_words_are_refused_before_anything_is_played(tiny_text, tmp_path, wrong, message):
+def test_wrong_words_are_refused_before_anything_is_run(tiny_text, tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
         command(**{**SHORT, "data": str(tiny_text), "at": "12", **wrong}, out=tmp_path / "drift.gif")
     assert not list(tmp_path.iterdir())
@@ -47,7 +47,9 @@ def test_a_policy_that_diverges_is_counted_and_the_others_are_told(tiny_text, tm
     tame = drift.members(study)
     wild = {"client.learning_rate": 1e30, "clipping.enabled": False}
     monkeypatch.setattr(drift, "members", lambda study: {**tame, "greedy": tame["greedy"].with_values(wild)})
-    greedy, softmax = outcomes = play(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
+    greedy, softmax = outcomes = run_study(
+        study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1)
+    )
     assert (greedy.diverged, softmax.diverged) == ((0, 1), ())
     assert len(softmax.recovered) == 2
     text = table(study, outcomes)
@@ -55,7 +57,7 @@ def test_a_policy_that_diverges_is_counted_and_the_others_are_told(tiny_text, tm
     assert "the mean of 10 is back" in text
     monkeypatch.setattr(drift, "members", lambda study: {"greedy": tame["greedy"].with_values(wild)})
     with pytest.raises(Diverged, match="every run"):
-        play(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
+        run_study(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
 
 
 @pytest.mark.parametrize("key", ["seed", "rounds", "drift.at", "drift.kind", "data.source", "scenario"])

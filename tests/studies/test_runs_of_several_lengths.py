@@ -30,10 +30,10 @@ def test_a_sweep_over_rounds_plays_every_member_to_its_end(tiny_text, tmp_path, 
     [result] = results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     assert result.winner.statuses == ("finished",)
     rows = {row["rounds"]: row for row in rows_of(results, spec.all_seeds, tmp_path / "out")}
-    assert rows[4]["rounds_played"] == 4
+    assert rows[4]["rounds_run"] == 4
     assert rows[4]["status"] == "finished"
     if halving is None:
-        assert rows[8]["rounds_played"] == 8
+        assert rows[8]["rounds_run"] == 8
         assert result.winner.score == max(row["running_reward"] for row in rows.values())
 
 

@@ -81,7 +81,7 @@ def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
     spec = _spec(tmp_path, text, tiny_text)
     results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
-    assert sorted({row["rounds_played"] for row in rows}) == [2, 6]
+    assert sorted({row["rounds_run"] for row in rows}) == [2, 6]
     assert sum(row["status"] == "finished" for row in rows) == 4  # the best of each start, with two seeds
     assert {row["status"] for row in rows} == {"finished", "stopped early"}
 

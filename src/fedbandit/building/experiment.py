@@ -258,8 +258,10 @@ def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> 
     """The clients of the bandit phase: everybody but the initial ones."""
     pool = range(pretrained, dataset.train.num_clients)
     if pretrained and not pool:
-        share = f"{pretrained} of the {dataset.train.num_clients} clients that {dataset.header.name} has"
-        raise ConfigError(f"pretraining.clients: {share} leave none for the bandit phase")
+        there = dataset.train.num_clients
+        share = f"{pretrained} of the {there} clients that {dataset.header.name} has leave none for the bandit phase"
+        fewer = f"--set pretraining.clients={there // 2} --set clients_per_round={max(1, there // 4)}"
+        raise ConfigError(f"pretraining.clients: {share}; set fewer, for example {fewer}")
     if pretrained and config.clients_per_round > pretrained:
         asked = config.clients_per_round
         raise ConfigError(f"clients_per_round: {asked} is more than the {pretrained} pre-training clients")

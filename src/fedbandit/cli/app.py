@@ -1,4 +1,4 @@
-"""The command line: a thin skin over the library. Imports what a command needs only when it runs."""
+"""The commands `run`, `presets` and `demo`, and the program itself. A command imports what it needs when it runs."""
 
 import errno
 import sys
@@ -6,44 +6,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from fedbandit.cli import data as cli_data
 from fedbandit.cli import deploy as cli_deploy
 from fedbandit.cli import evaluate as cli_evaluate
-from fedbandit.cli import experiments as cli_drift
 from fedbandit.cli import experiments as cli_experiments
 from fedbandit.cli import privacy as cli_privacy
 from fedbandit.cli import theory as cli_theory
+from fedbandit.cli.help import Commands, Section
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.extras import needing
 
-
-class _Interrupted(FedbanditError):
-    """Ctrl-C in a command that does nothing better with it."""
-
-    exit_code = 130
-
-
-class _Group(TyperGroup):
-    """The parser makes a silent exit of an interrupt; this one lets it be told."""
-
-    def invoke(self, context: Any) -> Any:
-        try:
-            return super().invoke(context)
-        except KeyboardInterrupt:
-            raise _Interrupted("interrupted") from None
-
-
-app = typer.Typer(
-    name="fedbandit",
-    cls=_Group,
-    help="Federated contextual bandits: simulate, evaluate and deploy.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = Commands("Federated contextual bandits: simulate, evaluate and deploy.")
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WRONG_PLACE = (
     errno.ENOTDIR,
@@ -57,7 +31,7 @@ _WRONG_PLACE = (
 
 
 def main() -> None:
-    """Run the command line; whatever a user can mend ends as one line and an exit code."""
+    """Run the command line; an error that a user can fix becomes one line and an exit code."""
     try:
         with needing("this command"):
             code = app(standalone_mode=False)
@@ -68,7 +42,8 @@ def main() -> None:
             _fail(f"{error.filename}: {error.strerror}", 2)
         if error.errno not in _DISK_TROUBLE:
             raise
-        _fail(f"{error.filename or 'the disk'}: {error.strerror}; nothing is lost: free some space and run it again", 2)
+        place = error.filename or "the disk"
+        _fail(f"{place}: {error.strerror}; nothing is lost: free some space and run the same command again", 2)
     except Exception as error:
         message = getattr(error, "format_message", None)  # the parser's own errors
         if message is None:
@@ -101,27 +76,34 @@ def _options(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Options of no command in particular."""
+    """Options of the program itself."""
 
 
-@app.command()
+@app.command(section=Section.SIMULATE)
 def run(
-    what: Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset, or a TOML file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder; run again with the same to resume.")],
-    data: Annotated[str | None, typer.Option(help="A data set folder, or an embedded set: glyphs, topics.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Bandit rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of everything random in the run.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Worker threads; the results do not depend on it.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Where clients are computed: threads, or ray.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="A running Ray cluster; none: one for this run.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, or a torch device such as cuda.")] = None,
-    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")] = [],  # noqa: B006
-    checkpoint_seconds: Annotated[float, typer.Option(help="How often the state is kept; 0: every round.")] = 20,
-    tracker: Annotated[str | None, typer.Option(help="Also send metrics to: tensorboard, or module:Name.")] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print where the time went.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    what: Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder; use the same one again to resume.")],
+    data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of bandit rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the bandit phase.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Worker threads; results do not depend on their number.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Where clients are computed: threads or ray.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")] = None,
+    device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1.")] = None,
+    settings: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
+    ] = [],  # noqa: B006
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0 for every round.")] = 20,
+    tracker: Annotated[
+        str | None, typer.Option(help="Also send metrics to tensorboard or my_module:MyTracker.")
+    ] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Print the time spent in each step.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Run a simulation into a folder, or go on where it stopped."""
+    """Run a simulation into a folder, or resume it.
+
+    Ctrl-C stops after the current round. Run the same command again to resume.
+    """
     from contextlib import closing
 
     from fedbandit.building.parts import make_engine
@@ -129,7 +111,7 @@ def run(
     from fedbandit.data import open_dataset
     from fedbandit.presets import load
     from fedbandit.runs.progress import show_progress
-    from fedbandit.runs.run import run as play
+    from fedbandit.runs.run import run as run_into
     from fedbandit.runs.trackers import tracker_named
 
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
@@ -138,7 +120,7 @@ def run(
     config = load(what).with_values({**chosen, **parse_settings(settings)})
     dataset = open_dataset(config.data.source)
     with closing(make_engine(config, ray_address)) as clients_engine:
-        outcome = play(
+        outcome = run_into(
             config,
             out,
             dataset=dataset,
@@ -151,8 +133,10 @@ def run(
         stopped = f"round {outcome.rounds} of {config.rounds}"
         if outcome.pretraining is not None:
             stopped = f"pre-training round {outcome.pretraining} of {config.pretraining.rounds}"
-        print(f"stopped after {stopped}; the same command goes on from there")
+        print(f"stopped after {stopped}; run the same command again to resume")
         raise typer.Exit(130)
+    if outcome.finished_before:
+        print("already finished; for another run use another folder")
     reward = _number(outcome.summary["running_reward"])
     print(f"running average reward {reward} after {outcome.summary['rounds']} rounds")
     for key, value in outcome.summary.items():
@@ -167,9 +151,9 @@ def run(
         _print_profile(outcome.profile)
 
 
-@app.command()
-def presets(names_only: Annotated[bool, typer.Option("--names", help="Only the names.")] = False) -> None:
-    """List the named configurations: the paper's tables, with their parameters."""
+@app.command(section=Section.SIMULATE)
+def presets(names_only: Annotated[bool, typer.Option("--names", help="Print the names only.")] = False) -> None:
+    """List the presets: the paper's tables with their parameters."""
     from fedbandit.presets import all_presets, describe
 
     found = all_presets()
@@ -181,12 +165,14 @@ def presets(names_only: Annotated[bool, typer.Option("--names", help="Only the n
         print(f"{name:<{width}}  {describe(config)}")
 
 
-@app.command()
-def demo(out: Annotated[Path, typer.Option("--out", "-o", help="Where runs and picture go.")] = Path("demo")) -> None:
-    """Compare four policies on embedded data in about two minutes."""
-    from fedbandit.report.demo import demo as play
+@app.command(section=Section.SIMULATE)
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for runs and picture.")] = Path("demo"),
+) -> None:
+    """Compare four policies on embedded data in two minutes."""
+    from fedbandit.report.demo import demo as run_demo
 
-    play(out)
+    run_demo(out)
 
 
 def _number(value: float | None) -> str:
@@ -200,27 +186,20 @@ def _print_profile(seconds: dict[str, float]) -> None:
         print(f"{name:<12} {value:8.2f} s  {100 * value / total:5.1f}%")
 
 
-app.add_typer(cli_data.app, name="data")
-
-
-app.add_typer(cli_privacy.app, name="privacy")
-
-
-app.add_typer(cli_deploy.app, name="deploy")
-
-
-cli_experiments.register(app)
-
-
-for command in (
-    cli_evaluate.evaluate,
-    cli_evaluate.train_offline,
-    cli_evaluate.tune,
-    cli_drift.drift,
-    cli_theory.theory,
-    cli_theory.regret,
-):
-    app.command(command.__name__.replace("_", "-"))(command)
+app.command(section=Section.SIMULATE)(cli_experiments.figure)
+app.command(section=Section.SIMULATE)(cli_experiments.sweep)
+app.command(section=Section.SIMULATE)(cli_experiments.advise)
+app.command(section=Section.SIMULATE)(cli_experiments.drift)
+app.command(section=Section.SIMULATE)(cli_experiments.report)
+app.command(section=Section.SIMULATE)(cli_experiments.watch)
+app.add_typer(cli_data.app, name="data", rich_help_panel=Section.DATA)
+app.command(section=Section.LOGS)(cli_evaluate.evaluate)
+app.command("train-offline", section=Section.LOGS)(cli_evaluate.train_offline)
+app.command(section=Section.LOGS)(cli_evaluate.tune)
+app.command(section=Section.LOGS)(cli_theory.theory)
+app.command(section=Section.LOGS)(cli_theory.regret)
+app.add_typer(cli_privacy.app, name="privacy", rich_help_panel=Section.PROTECT)
+app.add_typer(cli_deploy.app, name="deploy", rich_help_panel=Section.PROTECT)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
-"""`fedbandit data`: import data sets into the on-disk format and look at them. A thin skin over `fedbandit.data`."""
+"""`fedbandit data`: import and inspect data sets. A thin layer over `fedbandit.data`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Import data sets and look at them.", no_args_is_help=True)
-import_app = typer.Typer(help="Make a data set folder from a source.", no_args_is_help=True)
+from fedbandit.cli.help import Commands
+
+app = Commands("Import and inspect data sets.")
+import_app = Commands("Import a data set into a folder.")
 
 
 app.add_typer(import_app, name="import")
 
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to make; it may not exist yet.")]
-TestFraction = Annotated[float, typer.Option(help="How much to hold out where the source has no split.")]
-Vocabulary = Annotated[int, typer.Option(help="How many of the most frequent words to keep.")]
-Actions = Annotated[int, typer.Option(help="How many of the most frequent tags become actions.")]
-DropUnlabelled = Annotated[bool, typer.Option("--drop-unlabelled", help="Leave out examples without any action.")]
-Client = Annotated[str, typer.Option(help="The column with the client's id.")]
-Text = Annotated[list[str], typer.Option(help="A column of text; may be repeated.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")]
+TestFraction = Annotated[float, typer.Option(help="Share of examples to hold out if the source has no split.")]
+Vocabulary = Annotated[int, typer.Option(help="Number of words to keep, the most frequent first.")]
+Actions = Annotated[int, typer.Option(help="Number of tags that become actions, the most frequent first.")]
+DropUnlabelled = Annotated[bool, typer.Option("--drop-unlabelled", help="Skip examples without any action.")]
+Client = Annotated[str, typer.Option(help="The column with the client id.")]
+Text = Annotated[list[str], typer.Option(help="A text column; repeatable.")]
 FeatureColumns = Annotated[list[str], typer.Option(help="Feature columns: a,b,c or a pattern such as 'x_*'.")]
 SplitColumn = Annotated[str | None, typer.Option(help="A column that says train or test.")]
 
@@ -31,16 +33,20 @@ def table(
     labels: Annotated[str, typer.Option(help="The column with the label or labels.")],
     text: Text = [],  # noqa: B006 - typer's way to say "repeatable"
     features: FeatureColumns = [],  # noqa: B006
-    label_separator: Annotated[str, typer.Option(help="What stands between labels in a cell.")] = "|",
+    label_separator: Annotated[str, typer.Option(help="The separator between labels in a cell.")] = "|",
     vocabulary: Vocabulary = 10_000,
     actions: Annotated[
-        int | None, typer.Option(help="How many of the most frequent labels become actions [text: 50, else all].")
+        int | None,
+        typer.Option(
+            help="Number of labels that become actions, the most frequent first.",
+            show_default="50 for text, otherwise all",
+        ),
     ] = None,
     drop_unlabelled: DropUnlabelled = False,
     split: SplitColumn = None,
     test_fraction: TestFraction = 0.1,
 ) -> None:
-    """Any table: client id, text or features, labels."""
+    """A table with client ids, text or features, and labels."""
     from fedbandit.data.importers.table import TableOptions, import_table
 
     options = TableOptions(
@@ -65,16 +71,19 @@ def arrays(
     features: Annotated[str, typer.Option(help="The array of features or images, one row per example.")],
     labels: Annotated[str, typer.Option(help="The array of labels.")],
     clients: Annotated[str, typer.Option(help="The array of client ids.")],
-    invert: Annotated[bool, typer.Option("--invert", help="Turn bright ink on dark into dark ink on bright.")] = False,
+    invert: Annotated[
+        bool, typer.Option("--invert", help="Invert images: bright ink on dark becomes dark ink on bright.")
+    ] = False,
     case_map: Annotated[
-        bool | None, typer.Option(help="Whether the classes are 0-9, A-Z, a-z [62 classes of 28x28 images: yes].")
+        bool | None,
+        typer.Option(help="Whether the classes are 0-9, A-Z, a-z.", show_default="yes for 62 classes of 28x28 images"),
     ] = None,
     actions: Annotated[
-        int | None, typer.Option(help="How many classes there are [the largest label plus one].")
+        int | None, typer.Option(help="Number of classes.", show_default="the largest label plus one")
     ] = None,
     test_fraction: TestFraction = 0.1,
 ) -> None:
-    """Arrays in a .npz file, images for example."""
+    """Arrays in a .npz file, for example images."""
     from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
 
     options = ArrayOptions(
@@ -93,9 +102,9 @@ def arrays(
 def emnist(
     out: Out,
     path: Annotated[
-        Path | None, typer.Argument(help="emnist_all.sqlite(.lzma) or its folder; downloaded where missing.")
+        Path | None, typer.Argument(help="The file emnist_all.sqlite(.lzma) or its folder; downloaded if missing.")
     ] = None,
-    digits: Annotated[bool, typer.Option("--digits", help="Only the ten digits.")] = False,
+    digits: Annotated[bool, typer.Option("--digits", help="Import the ten digits only.")] = False,
 ) -> None:
     """EMNIST by writer, from the published SQLite file."""
     from fedbandit.data.importers.images import import_emnist
@@ -111,15 +120,20 @@ def emnist(
 def stackoverflow(
     out: Out,
     path: Annotated[
-        Path | None, typer.Argument(help="stackoverflow.sqlite(.lzma) or its folder; downloaded where missing.")
+        Path | None, typer.Argument(help="The file stackoverflow.sqlite(.lzma) or its folder; downloaded if missing.")
     ] = None,
-    words: Annotated[Path | None, typer.Option(help="The published word_count file [found beside PATH].")] = None,
-    tags: Annotated[Path | None, typer.Option(help="The published tag_count file [found beside PATH].")] = None,
+    words: Annotated[
+        Path | None, typer.Option(help="The published word_count file.", show_default="beside PATH")
+    ] = None,
+    tags: Annotated[Path | None, typer.Option(help="The published tag_count file.", show_default="beside PATH")] = None,
     vocabulary: Vocabulary = 10_000,
     actions: Actions = 50,
     drop_unlabelled: DropUnlabelled = False,
 ) -> None:
-    """Stack Overflow by user, from the published SQLite file and its word and tag counts."""
+    """Stack Overflow by user, from the published SQLite file.
+
+    The published word and tag counts decide which words and tags are kept.
+    """
     from fedbandit.data.importers.published import find_counts, find_database
     from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
 
@@ -136,7 +150,7 @@ def stackoverflow(
 
 @import_app.command()
 def leaf(
-    path: Annotated[Path, typer.Argument(help="The folder that holds train/*.json and test/*.json.")],
+    path: Annotated[Path, typer.Argument(help="The folder with train/*.json and test/*.json.")],
     out: Out,
     test_fraction: TestFraction = 0.1,
 ) -> None:
@@ -148,14 +162,14 @@ def leaf(
 
 @import_app.command()
 def stackexchange(
-    path: Annotated[Path, typer.Argument(help="A Posts.xml, or the folder that holds it.")],
+    path: Annotated[Path, typer.Argument(help="A Posts.xml file or its folder.")],
     out: Out,
     vocabulary: Vocabulary = 10_000,
     actions: Actions = 50,
     drop_unlabelled: DropUnlabelled = False,
     test_fraction: TestFraction = 0.1,
 ) -> None:
-    """Any Stack Exchange site, from its public dump."""
+    """A Stack Exchange site, from its public dump."""
     from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
 
     options = StackExchangeOptions(
@@ -171,13 +185,16 @@ def logged(
     client: Client,
     action: Annotated[str, typer.Option(help="The column with the action that was taken.")],
     reward: Annotated[str, typer.Option(help="The column with its reward.")],
-    propensity: Annotated[str, typer.Option(help="The column with the probability with which it was taken.")],
+    propensity: Annotated[str, typer.Option(help="The column with the probability of that action.")],
     text: Text = [],  # noqa: B006
     features: FeatureColumns = [],  # noqa: B006
-    available: Annotated[str | None, typer.Option(help="A column with the actions that could be taken.")] = None,
-    separator: Annotated[str, typer.Option(help="What stands between available actions in a cell.")] = "|",
+    available: Annotated[str | None, typer.Option(help="The column with the available actions.")] = None,
+    separator: Annotated[str, typer.Option(help="The separator between available actions in a cell.")] = "|",
     vocabulary: Vocabulary = 10_000,
-    actions: Annotated[int | None, typer.Option(help="Actions are 0..N-1 [the names that occur].")] = None,
+    actions: Annotated[
+        int | None,
+        typer.Option(help="Number N of actions, which are named 0 to N-1.", show_default="the names in the file"),
+    ] = None,
     test_fraction: TestFraction = 0.0,
 ) -> None:
     """Logged bandit feedback: context, action, reward, propensity."""
@@ -201,13 +218,13 @@ def logged(
 
 @app.command()
 def info(
-    source: Annotated[str, typer.Argument(help="A data set folder, or glyphs or topics.")],
+    source: Annotated[str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")],
     picture: Annotated[
         Path | None,
-        typer.Option(help="Where the contact sheet of images goes [NAME-contact-sheet.png]."),
+        typer.Option(help="The contact sheet to write, for images.", show_default="NAME-contact-sheet.png"),
     ] = None,
 ) -> None:
-    """What is in a data set; for images also a contact sheet."""
+    """Show what is in a data set; draw a contact sheet of images."""
     from fedbandit.data import open_dataset
     from fedbandit.data.info import describe, picture_name, write_contact_sheet
 
@@ -220,10 +237,10 @@ def info(
 
 @app.command()
 def statistics(
-    source: Annotated[str, typer.Argument(help="A data set folder, or glyphs or topics.")],
-    no_difficulty: Annotated[bool, typer.Option("--no-difficulty", help="Leave out the supervised models.")] = False,
+    source: Annotated[str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")],
+    no_difficulty: Annotated[bool, typer.Option("--no-difficulty", help="Skip the supervised models.")] = False,
 ) -> None:
-    """How a data set looks in numbers: sizes, skew, how much clients differ, how hard it is to learn centrally."""
+    """Measure sizes, skew, differences between clients, difficulty."""
     from fedbandit.data import open_dataset
     from fedbandit.data.embedded.statistics import describe
 
@@ -232,7 +249,7 @@ def statistics(
 
 
 def _run(out: Path, importer: Any, *arguments: Any) -> None:
-    """Run an importer under guard and say what came of it."""
+    """Run an importer into a folder that appears only when complete, and print the result."""
     from fedbandit.core.progress import to_stderr
     from fedbandit.data.importers.common import importing
     from fedbandit.data.info import outcome
@@ -244,4 +261,4 @@ def _run(out: Path, importer: Any, *arguments: Any) -> None:
         typer.echo("interrupted; nothing was written", err=True)
         raise typer.Exit(130) from None
     typer.echo(outcome(out))
-    typer.echo(f"Look at it: fedbandit data info {out}")
+    typer.echo(f"Inspect it: fedbandit data info {out}")

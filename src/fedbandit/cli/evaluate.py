@@ -1,63 +1,84 @@
-"""`fedbandit evaluate`, `train-offline` and `tune`: what logs can tell. A thin skin over `fedbandit.evaluation`."""
+"""`fedbandit evaluate`, `train-offline` and `tune`: off-policy work on logs. A thin layer over `fedbandit.studies`."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")]
-What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset, or a TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
+]
+What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
 
 
 def evaluate(
-    logs: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet of decisions, or a logged data set folder.")],
+    logs: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file of decisions, or a logged data set.")],
     policy: Annotated[
         str | None,
-        typer.Option(help="uniform, constant, greedy, epsilon-greedy, softmax, falcon, my_module:MyPolicy [uniform]."),
+        typer.Option(
+            help="The policy to evaluate: uniform, constant, greedy, epsilon-greedy, softmax, falcon or"
+            " my_module:MyPolicy.",
+            show_default="uniform",
+        ),
     ] = None,
     parameters: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="The policy's parameters: action=x, epsilon=0.1.")
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy, such as epsilon=0.1; repeatable."),
     ] = [],  # noqa: B006 - typer's way to say "repeatable"
-    model: Annotated[Path | None, typer.Option(help="A run folder or model file whose scores the policy uses.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A run folder or model file that gives the policy its scores.")
+    ] = None,
     reward_model: Annotated[
         str,
         typer.Option(
-            help="For dm and dr: linear (in contexts), actions (each one's mean), or a run folder or model file;"
-            " auto: linear where there are contexts."
+            help="The reward model of dm and dr: linear (in the context), actions (the mean of each), a run folder or a"
+            " model file; auto is linear if there are contexts."
         ),
     ] = "auto",
     target: Annotated[
         str | None,
-        typer.Option(help="A column with the policy's probability of the action taken, in place of a policy."),
+        typer.Option(help="A column with the policy's probability of the logged action, instead of --policy."),
     ] = None,
     estimators: Annotated[
-        str, typer.Option(help="Which, separated by commas: ips,snips,dm,dr [all that can be].")
+        str, typer.Option(help="Estimators, separated by commas: ips,snips,dm,dr.", show_default="all that apply")
     ] = "",
-    clip: Annotated[float | None, typer.Option(help="No importance weight above this.")] = None,
-    shrink: Annotated[float | None, typer.Option(help="Shrink weights w to L·w / (w² + L), for this L.")] = None,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    interval: Annotated[str, typer.Option(help="bootstrap (over clients), or bernstein (over events).")] = "bootstrap",
+    clip: Annotated[float | None, typer.Option(help="Clip importance weights at this value.")] = None,
+    shrink: Annotated[
+        float | None, typer.Option(help="Shrink importance weights w to L·w / (w² + L) with this L.")
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
+    interval: Annotated[
+        str, typer.Option(help="Kind of interval: bootstrap (over clients) or bernstein (over events).")
+    ] = "bootstrap",
     reward_range: Annotated[
-        str | None, typer.Option(help="LOW,HIGH of rewards, for bernstein [as in the log].")
+        str | None, typer.Option(help="LOW,HIGH of the rewards, for bernstein.", show_default="as in the log")
     ] = None,
     floor: Annotated[
-        float | None, typer.Option(help="The log's smallest possible propensity, for bernstein [as in the log].")
+        float | None,
+        typer.Option(help="The smallest possible propensity, for bernstein.", show_default="as in the log"),
     ] = None,
-    client: Annotated[str | None, typer.Option(help="The column with the client's id [every row its own].")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="The column with the client id.", show_default="every row is a client")
+    ] = None,
     action: Annotated[str, typer.Option(help="The column with the action.")] = "action",
     reward: Annotated[str, typer.Option(help="The column with the reward.")] = "reward",
     propensity: Annotated[str, typer.Option(help="The column with the probability of the action.")] = "propensity",
-    available: Annotated[str | None, typer.Option(help="A column with the actions that could be taken.")] = None,
-    split: Annotated[str | None, typer.Option(help="Of a data set folder: train or test [train].")] = None,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    available: Annotated[str | None, typer.Option(help="The column with the available actions.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The split of a data set: train or test.", show_default="train")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a policy would have earned, from the log of another one: estimates with intervals and warnings."""
+    """Estimate a policy's reward from the log of another policy.
+
+    Prints estimates with intervals, and warnings where the log says little.
+    """
     from fedbandit.config import parse_settings
     from fedbandit.evaluation.ope.logs import LogColumns
-    from fedbandit.studies.evaluate import Request, evaluate_logs
+    from fedbandit.studies.evaluate import EvaluationRequest, evaluate_logs
 
-    request = Request(
+    request = EvaluationRequest(
         policy=policy,
         parameters=parse_settings(parameters),
         model=model,
@@ -79,16 +100,29 @@ def evaluate(
 
 
 def train_offline(
-    logs: Annotated[Path, typer.Argument(help="A folder made by `fedbandit data import logged`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model file to make (.safetensors).")],
-    what: Annotated[str | None, typer.Option("--config", help="A preset or TOML file [a linear model].")] = None,
-    objective: Annotated[
-        str | None, typer.Option(help="regression, weighted-regression, doubly-robust, ... [the config's].")
+    logs: Annotated[Path, typer.Argument(help="A data set made by `fedbandit data import logged`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model file to write (.safetensors).")],
+    what: Annotated[
+        str | None, typer.Option("--config", help="A preset or TOML file.", show_default="linear model")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of federated training [100, or the config's].")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="The objective: regression, weighted-regression, doubly-robust and others.",
+            show_default="the configuration's",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="Number of training rounds.", show_default="the configuration's, or 100"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing model file.")] = False,
     settings: Settings = [],  # noqa: B006
 ) -> None:
-    """Train a model from logged feedback, federated and off-policy, into a file that `evaluate --model` reads."""
+    """Train a model from logged feedback, federated and off-policy.
+
+    `fedbandit evaluate --model` reads the resulting file.
+    """
     from fedbandit.config import Config, parse_settings
     from fedbandit.core.errors import ConfigError
     from fedbandit.core.files import write_bytes
@@ -105,6 +139,8 @@ def train_offline(
     config = config.with_values(parse_settings(settings))
     if out.suffix != ".safetensors":
         raise ConfigError(f"--out: {out} must end in .safetensors")
+    if out.exists() and not force:
+        raise ConfigError(f"{out}: already exists; use another name, or --force to overwrite it")
     trained = train_from_logs(config, dataset)
     model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=0)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -116,19 +152,25 @@ def train_offline(
 
 def tune(
     what: What,
-    data: Annotated[str | None, typer.Option(help="A data set folder, or an embedded set: glyphs, topics.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
     server: Annotated[str, typer.Option(help="Server learning rates, separated by commas.")] = "0.005,0.02,0.05",
     client: Annotated[str, typer.Option(help="Client learning rates, separated by commas.")] = "0.1,0.5,2",
     explore: Annotated[
-        str | None, typer.Option(help="Values of epsilon, beta or gamma, separated by commas [around the config's].")
+        str | None,
+        typer.Option(
+            help="Values of epsilon, beta or gamma, separated by commas.", show_default="around the configuration's"
+        ),
     ] = None,
-    estimator: Annotated[str, typer.Option(help="ips, snips or dr.")] = "snips",
-    cost: Annotated[float, typer.Option(help="The share of reward that more exploration may cost now.")] = 0.05,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Play every candidate and compare.")] = True,
-    seeds: Annotated[int, typer.Option(help="Seeds of that comparison, apart from the one that logged.")] = 2,
+    estimator: Annotated[str, typer.Option(help="The estimator: ips, snips or dr.")] = "snips",
+    cost: Annotated[float, typer.Option(help="Share of the reward that more exploration may cost.")] = 0.05,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Run every candidate and compare.")] = True,
+    seeds: Annotated[int, typer.Option(help="Number of seeds of that comparison; none of them made the log.")] = 2,
     settings: Settings = [],  # noqa: B006
 ) -> None:
-    """Choose learning rates and exploration from one period's logs; say how close that comes to the best."""
+    """Choose learning rates and exploration from logs.
+
+    Simulates one deployment period, evaluates the candidates on its log, and compares the choice with the best.
+    """
     from contextlib import closing
 
     from fedbandit.config import parse_settings
@@ -136,7 +178,7 @@ def tune(
     from fedbandit.data import open_dataset
     from fedbandit.engines import ThreadEngine
     from fedbandit.presets import load
-    from fedbandit.studies.tuning import check as play_all
+    from fedbandit.studies.tuning import check as run_all
     from fedbandit.studies.tuning import exploration_around
     from fedbandit.studies.tuning import tune as choose
 
@@ -144,7 +186,7 @@ def tune(
     if data is not None:
         config = config.with_values({"data.source": data})
     if check and seeds < 1:
-        raise ConfigError(f"--seeds: the comparison needs one at least, not {seeds}; --no-check leaves it out")
+        raise ConfigError(f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it")
     dataset = open_dataset(config.data.source)
     with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
         tuned = choose(
@@ -161,12 +203,12 @@ def tune(
         found = None
         if check:
             apart = range(config.seed + 1, config.seed + 1 + seeds)
-            found = play_all(config, dataset, tuned, seeds=apart, engine=engine)
+            found = run_all(config, dataset, tuned, seeds=apart, engine=engine)
     for number, candidate in enumerate(tuned.candidates):
         what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
-        played = f"  played {found.rewards[number]:.4f}" if found else ""
+        measured = f"  run {found.rewards[number]:.4f}" if found else ""
         mark = "  <- chosen" if candidate is tuned.chosen else ""
-        print(f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{played}  {what_is}{mark}")
+        print(f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{measured}  {what_is}{mark}")
     for warning in tuned.chosen.estimate.warnings:
         print(f"warning: {warning}")
     if found:

@@ -1,65 +1,61 @@
-"""Commands for many runs: figure, sweep, report, watch, advise, drift."""
+"""Commands about many runs: figure, sweep, advise, drift, report, watch."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run.")]
-Workers = Annotated[int | None, typer.Option(help="Runs at a time; none: one per core.")]
-Engine = Annotated[str, typer.Option(help="Where runs are played: threads (this machine), or ray (a cluster).")]
-RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster to join; none: one for this command.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to an app."""
-    for command in (figure, sweep, report, watch, advise):
-        app.command()(command)
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable.")
+]
+Workers = Annotated[int | None, typer.Option(help="Number of parallel runs.", show_default="one per core")]
+Engine = Annotated[str, typer.Option(help="Where runs are computed: threads (this machine) or ray (a cluster).")]
+RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")]
 
 
 def figure(
     name: Annotated[
         str,
         typer.Argument(
-            help="fig1a ... fig4d; fig1 ... fig4 for all panels; ablation-server-optimizer;"
-            " ablation-importance-weighting; drift (ours); or all."
+            help="One panel (fig1a to fig4d), one figure (fig1 to fig4), ablation-server-optimizer,"
+            " ablation-importance-weighting, drift (not in the paper), or all."
         ),
     ],
     data: Annotated[
-        str | None, typer.Option(help="A data set folder; none: the embedded glyphs or topics, as the figure needs.")
+        str | None, typer.Option(help="A data set folder.", show_default="embedded glyphs or topics")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ...")] = 5,
+    seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
     scale: Annotated[
-        float, typer.Option(help="Shorten rounds, deployment period and pre-training to this share; 0.05 for a try.")
+        float, typer.Option(help="Shorten rounds, deployment period and pre-training to this share; try 0.05.")
     ] = 1.0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where pictures and runs go.")] = Path("figures"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for pictures and runs.")] = Path("figures"),
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="First search the paper's grid of rates and exploration, on seeds of its own."),
+        typer.Option("--tune", help="First tune rates and exploration on the paper's grid, with separate seeds."),
     ] = False,
-    budget: Annotated[float | None, typer.Option(help="Minutes for --tune; none: 10.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Minutes for --tune.", show_default="10")] = None,
     settings: Settings = [],  # noqa: B006 - typer's way to say "repeatable"
     workers: Workers = None,
     engine: Engine = "threads",
     ray_address: RayAddress = None,
 ) -> None:
-    """Make a figure of the paper: run what is missing, draw it, print the numbers beside the paper's.
+    """Reproduce a figure of the paper and compare the numbers.
 
-    Stopped and given again, the same command goes on.
+    Run the same command again to resume after an interruption; finished runs are reused.
     """
     from fedbandit.config import parse_settings
     from fedbandit.core.errors import ConfigError
     from fedbandit.paper.catalogue import matching
-    from fedbandit.paper.figures import Request
+    from fedbandit.paper.figures import FigureRequest
     from fedbandit.paper.gallery import make_gallery
     from fedbandit.runs.ray_runner import runner_of
 
     if budget is not None and not tune:
-        raise ConfigError("--budget: is for --tune")
+        raise ConfigError("--budget: needs --tune")
     names = matching(name)
     minutes = (10.0 if budget is None else budget) if tune else None
     with runner_of(engine, ray_address, workers) as runner:
-        request = Request(data, seeds, scale, parse_settings(settings), minutes, runner)
+        request = FigureRequest(data, seeds, scale, parse_settings(settings), minutes, runner)
         made = make_gallery(names, request, out, typer.echo)
     for one in made.figures:
         typer.echo(f"\n{one.text}\n\npicture: {one.png}")
@@ -68,20 +64,20 @@ def figure(
 
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="What to vary; see docs/your-own-data.md.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where runs and tables go; run again to go on.")],
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The values to vary; see docs/your-own-data.md.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for runs and tables; use it again to resume.")],
     workers: Workers = None,
     engine: Engine = "threads",
     ray_address: RayAddress = None,
 ) -> None:
-    """Play every combination of the values in a file, rank them, and write the table."""
+    """Run every combination of the values in a file and rank them."""
     from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.sweeps import read_sweep, rows_of, summary_text, write_table
-    from fedbandit.studies.sweeps import sweep as play
+    from fedbandit.studies.sweeps import sweep as run_sweep
 
     wanted = read_sweep(spec)
     with runner_of(engine, ray_address, workers) as runner:
-        results = play(wanted, out, runner=runner, say=typer.echo)
+        results = run_sweep(wanted, out, runner=runner, say=typer.echo)
     written = write_table(rows_of(results, wanted.all_seeds, out), out / "results")
     typer.echo(f"\n{summary_text(results)}\n")
     winner = out / "winner.toml"
@@ -90,45 +86,53 @@ def sweep(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that hold some.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain runs.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Make one self-contained HTML page of runs: curves, parameters, data, and how to repeat them."""
+    """Write one HTML page about runs: curves, parameters, data.
+
+    The page needs no other file, and says how to reproduce every run.
+    """
     from fedbandit.report.report import write_report
 
     typer.echo(f"report: {write_report(runs, out)}")
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(help="The folder whose runs to follow.")] = Path("."),
-    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 takes any free one.")] = 8327,
+    folder: Annotated[Path, typer.Argument(help="The folder with the runs.")] = Path("."),
+    port: Annotated[int, typer.Option(help="The port on 127.0.0.1; 0 for any free port.")] = 8327,
 ) -> None:
-    """Serve a page on this machine that follows running and finished runs."""
+    """Serve a local page that follows running and finished runs."""
     from fedbandit.report.watch import make_server
 
     server = make_server(folder, port)
-    typer.echo(f"following {folder} on http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C ends it)")
+    typer.echo(f"following {folder} on http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C to stop)")
     try:
         server.serve_forever()
     except KeyboardInterrupt:
-        typer.echo("ended")
+        typer.echo("stopped")
     finally:
         server.server_close()
 
 
 def advise(
-    data: Annotated[str, typer.Option(help="A data set folder, or an embedded set: glyphs, topics.")],
-    budget: Annotated[float, typer.Option(help="About how many minutes to take.")] = 10.0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where runs and advice go; run again to go on.")] = Path(
-        "advice"
-    ),
-    scenario: Annotated[str, typer.Option(help="scratch, init, init-shift, or another scenario.")] = "init-shift",
-    epsilon: Annotated[float, typer.Option(help="The privacy whose price to measure; 0 for none.")] = 8.0,
+    data: Annotated[str, typer.Option(help="A data set folder, or the embedded glyphs or topics.")],
+    budget: Annotated[float, typer.Option(help="Approximate time in minutes.")] = 10.0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for runs and advice; use it again to resume.")
+    ] = Path("advice"),
+    scenario: Annotated[
+        str, typer.Option(help="The scenario: scratch, init, init-shift or my_module:MyScenario.")
+    ] = "init-shift",
+    epsilon: Annotated[float, typer.Option(help="The epsilon whose cost to measure; 0 for none.")] = 8.0,
     workers: Workers = None,
     engine: Engine = "threads",
     ray_address: RayAddress = None,
 ) -> None:
-    """Hold a small tournament on your data and say what to use, with the evidence and how sure it is."""
+    """Run a small tournament on your data and recommend a policy.
+
+    The recommendation comes with its evidence and its uncertainty.
+    """
     from fedbandit.core.files import write_text
     from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.advice import hold, recommendation
@@ -141,24 +145,30 @@ def advise(
 
 
 def _note(text: str) -> None:
-    """Progress goes beside the result, not into it."""
+    """Progress goes to stderr, results to stdout."""
     typer.echo(text, err=True)
 
 
 def drift(
-    kind: Annotated[str, typer.Option(help="permute (labels), appear (actions), or rotate (preferences).")] = "permute",
-    data: Annotated[str, typer.Option(help="A data set folder, or an embedded set: glyphs, topics.")] = "topics",
-    at: Annotated[str, typer.Option(help="The rounds before which the world changes, separated by commas.")] = "200",
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 400,
+    kind: Annotated[
+        str, typer.Option(help="The change: permute (labels), appear (actions) or rotate (preferences).")
+    ] = "permute",
+    data: Annotated[str, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = "topics",
+    at: Annotated[str, typer.Option(help="Rounds before which the change happens, separated by commas.")] = "200",
+    rounds: Annotated[int, typer.Option(help="Number of rounds of each run.")] = 400,
     deploy_every: Annotated[int, typer.Option(help="Rounds between deployments.")] = 10,
-    policies: Annotated[str, typer.Option(help="Which, separated by commas.")] = "greedy,epsilon-greedy,softmax,falcon",
-    seeds: Annotated[int, typer.Option(help="Runs of each policy.")] = 3,
-    settings: Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to make (.png or .svg).")] = Path("drift.png"),
+    policies: Annotated[
+        str, typer.Option(help="Policies, separated by commas.")
+    ] = "greedy,epsilon-greedy,softmax,falcon",
+    seeds: Annotated[int, typer.Option(help="Number of runs of each policy.")] = 3,
+    settings: Annotated[
+        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable.")
+    ] = [],  # noqa: B006
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")] = Path("drift.png"),
 ) -> None:
-    """How far each policy falls when the world changes, and how soon it recovers: a table and a picture.
+    """Measure how each policy recovers after a sudden change.
 
-    Stopped and given again, the same command goes on.
+    Prints a table and draws a picture. Run the same command again to resume after an interruption.
     """
     from itertools import pairwise
 
@@ -167,7 +177,7 @@ def drift(
     from fedbandit.data import open_dataset
     from fedbandit.results.plots import require_picture
     from fedbandit.studies.comparison import telling
-    from fedbandit.studies.drift import DriftStudy, draw, members, play, table
+    from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
     from fedbandit.studies.sweeps import name_of
 
     try:
@@ -185,14 +195,14 @@ def drift(
         settings=tuple(parse_settings(settings).items()),
     )
     if not study.policies:
-        raise ConfigError("--policies: name one at least")
+        raise ConfigError("--policies: name at least one")
     edges = [1, *changes, rounds + 1]
     if seeds < 1 or any(later - earlier < study.window for earlier, later in pairwise(edges)):
         raise ConfigError(f"--at, --rounds: leave at least {study.window} rounds before, between and after changes")
     require_picture(out)
     names = {policy: name_of(policy, config) for policy, config in members(study).items()}
     runs = out.with_name(f"{out.stem}-runs")
-    outcomes = play(
+    outcomes = run_study(
         study,
         lambda policy, seed: runs / names[policy] / f"seed-{seed}",
         on_end=telling(lambda text: typer.echo(text, err=True)),

@@ -1,25 +1,32 @@
-"""`fedbandit privacy`: what a plan costs, how much noise a budget needs, and whether the code keeps its word.
-
-A thin skin over `fedbandit.privacy`.
-"""
+"""`fedbandit privacy`: epsilon of a plan, noise for a budget, clip norms and audits. A thin layer over the library."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(help="Epsilon, noise, clip norms and audits.", no_args_is_help=True)
-Population = Annotated[int, typer.Option(help="Clients that may take part.")]
-ClientsPerRound = Annotated[int, typer.Option(help="Clients a round: on average (poisson) or exactly.")]
-Noise = Annotated[float, typer.Option(help="Noise multiplier: standard deviation in clip norms.")]
-Rounds = Annotated[int, typer.Option(help="Rounds.")]
-Delta = Annotated[float, typer.Option(help="Delta; should be well below 1/population.")]
-Accountant = Annotated[str, typer.Option(help="rdp, or pld (tighter).")]
-Mechanism = Annotated[str, typer.Option(help="dp-fedavg, dp-ftrl or banded-mf.")]
-Sampling = Annotated[str | None, typer.Option(help="poisson, fixed or min-separation [what suits the mechanism].")]
-Separation = Annotated[int | None, typer.Option(help="Rounds between two turns of a client [as many as possible].")]
-What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset, or a TOML file.")]
-Settings = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value.")]
+from fedbandit.cli.help import Commands
+
+app = Commands("Compute epsilon, noise and clip norms; audit the mechanism.")
+Population = Annotated[int, typer.Option(help="Number of clients that may take part.")]
+ClientsPerRound = Annotated[int, typer.Option(help="Clients per round: on average with poisson, otherwise exactly.")]
+Noise = Annotated[float, typer.Option(help="Noise multiplier: standard deviation divided by the clip norm.")]
+Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
+Delta = Annotated[float, typer.Option(help="Delta, well below 1/population.")]
+Accountant = Annotated[str, typer.Option(help="The accountant: rdp or pld (tighter).")]
+Mechanism = Annotated[str, typer.Option(help="The mechanism: dp-fedavg, dp-ftrl or banded-mf.")]
+Sampling = Annotated[
+    str | None,
+    typer.Option(help="The sampling: poisson, fixed or min-separation.", show_default="what suits the mechanism"),
+]
+Separation = Annotated[
+    int | None,
+    typer.Option(help="Rounds between two participations of a client.", show_default="as many as possible"),
+]
+What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
+Settings = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
+]
 
 
 @app.command()
@@ -34,7 +41,7 @@ def epsilon(
     sampling: Sampling = None,
     separation: Separation = None,
 ) -> None:
-    """Print epsilon on the first line, and below it what it assumes."""
+    """Print epsilon, and below it the assumptions."""
     ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
     _print_epsilon(ledger, accountant)
 
@@ -43,7 +50,7 @@ def epsilon(
 def noise(
     population: Population,
     clients_per_round: ClientsPerRound,
-    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    epsilon: Annotated[float, typer.Option(help="The privacy budget.")],
     rounds: Rounds,
     delta: Delta = 1e-6,
     accountant: Accountant = "rdp",
@@ -51,7 +58,7 @@ def noise(
     sampling: Sampling = None,
     separation: Separation = None,
 ) -> None:
-    """Print the smallest noise multiplier within a budget on the first line, and below it what that rests on."""
+    """Print the smallest noise multiplier within a budget."""
     ledger = _ledger(
         population,
         clients_per_round,
@@ -71,15 +78,19 @@ def noise(
 
 @app.command()
 def extrapolate(
-    scale: Annotated[float, typer.Option(help="By how much clients per round and noise grow together.")],
-    population: Annotated[int, typer.Option(help="Clients that may take part after scaling.")],
+    scale: Annotated[float, typer.Option(help="Factor by which clients per round and noise grow.")],
+    population: Annotated[int, typer.Option(help="Number of clients that may take part after scaling.")],
     clients_per_round: ClientsPerRound,
     noise: Noise,
     rounds: Rounds,
     delta: Delta = 1e-6,
     accountant: Accountant = "rdp",
 ) -> None:
-    """The paper's argument: the noise of the mean stays the same, and so should the reward; epsilon falls."""
+    """Print the epsilon of the same training with more clients.
+
+    The paper's argument: if clients per round and noise grow together, the noise of the mean stays the same, and so
+    should the reward; epsilon falls.
+    """
     from dataclasses import replace
 
     from fedbandit.privacy.reporting import extrapolated
@@ -93,12 +104,12 @@ def extrapolate(
         f" {noise:g} -> {large.plan.noise_multiplier:g}; noise of the mean in clip norms stays"
         f" {noise / clients_per_round:.3g}"
     )
-    print("the reward is expected to stay what it was at the small scale; that is an argument, not a measurement")
+    print("the reward is expected to stay the same; that is an argument, not a measurement")
 
 
 @app.command()
 def plot(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture, .png, .svg or .pdf.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png, .svg or .pdf).")],
     population: Population,
     clients_per_round: ClientsPerRound,
     noise: Noise,
@@ -121,13 +132,16 @@ def plot(
 @app.command("clip-norm")
 def clip_norm(
     what: What,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of each run [the configuration's].")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set folder, or an embedded set.")] = None,
-    quantile: Annotated[float, typer.Option(help="Of the update norms.")] = 0.5,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of each run.", show_default="as configured")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
+    quantile: Annotated[float, typer.Option(help="Quantile of the update norms.")] = 0.5,
     grid: Annotated[bool, typer.Option(help="Then try learning rates around the configured ones.")] = True,
     settings: Settings = [],  # noqa: B006
 ) -> None:
-    """The paper's recipe: find a clip norm without noise, print it, fix it, then try learning rates around it."""
+    """Find a clip norm without noise, then learning rates for it.
+
+    This is the paper's recipe. It looks at the clients without privacy.
+    """
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.presets import load
@@ -153,7 +167,7 @@ def clip_norm(
             f"next: --set clipping.norm={norm:g} --set server.learning_rate={best.server_learning_rate:g}"
             f" --set client.learning_rate={best.client_learning_rate:g}"
         )
-    print("this looked at the clients without privacy: use public data, or count it")
+    print("this used the clients' data without privacy: use public data, or account for it")
 
 
 @app.command()
@@ -166,12 +180,15 @@ def audit(
     mechanism: Mechanism = "dp-fedavg",
     sampling: Sampling = None,
     separation: Separation = None,
-    trials: Annotated[int, typer.Option(help="Runs with, and as many without, the planted client.")] = 500,
+    trials: Annotated[int, typer.Option(help="Number of runs with the planted client, and as many without.")] = 500,
     actual_noise: Annotated[
-        float | None, typer.Option(help="Add this noise in place of the stated one, to see the audit fail.")
+        float | None, typer.Option(help="Add this noise instead of the stated one, to see the audit fail.")
     ] = None,
 ) -> None:
-    """Attack real rounds with a planted client; the lower bound on epsilon must not exceed the stated one."""
+    """Attack real rounds with a planted client.
+
+    Prints a lower bound on epsilon; the audit fails if it exceeds the stated epsilon.
+    """
     from fedbandit.privacy.reporting import show
     from fedbandit.studies.privacy import audit as attack
 
@@ -231,7 +248,7 @@ def _accountant(name: str) -> str:
     from fedbandit.core.errors import ConfigError
 
     if name not in ("rdp", "pld"):
-        raise ConfigError(f"--accountant: rdp or pld, not {name}")
+        raise ConfigError(f"--accountant: should be rdp or pld, not {name}")
     return name
 
 

@@ -1,4 +1,4 @@
-"""`fedbandit theory` and `fedbandit regret`: what delay costs in bounds and in measurements, and what a run lost."""
+"""`fedbandit theory` and `fedbandit regret`: the cost of delay in bounds and measurements, and the regret of a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,23 +7,26 @@ import typer
 
 
 def theory(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to make (.png or .svg).")] = Path("theory.png"),
-    rounds: Annotated[int, typer.Option(help="Rounds of every run.")] = 600,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")] = Path("theory.png"),
+    rounds: Annotated[int, typer.Option(help="Number of rounds of every run.")] = 600,
     every: Annotated[str, typer.Option(help="Rounds between deployments, separated by commas.")] = (
         "1,5,20,60,120,200,300,600"
     ),
-    seeds: Annotated[int, typer.Option(help="Runs for each deployment period.")] = 3,
-    epsilon: Annotated[float, typer.Option(help="Exploration of ε-greedy.")] = 0.1,
+    seeds: Annotated[int, typer.Option(help="Number of runs for each deployment period.")] = 3,
+    epsilon: Annotated[float, typer.Option(help="The ε of ε-greedy.")] = 0.1,
     gamma: Annotated[float, typer.Option(help="The γ of FALCON; its μ is the number of actions.")] = 100.0,
-    log_class: Annotated[float, typer.Option(help="ln|F| in the bounds [one nat for each of the 45 weights].")] = 45.0,
-    delta: Annotated[float, typer.Option(help="The probability with which the bounds may fail.")] = 0.05,
+    log_class: Annotated[float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")] = 45.0,
+    delta: Annotated[float, typer.Option(help="The probability that the bounds fail.")] = 0.05,
 ) -> None:
-    """Draw federated against centralised bounds, and the regret measured where the truth is known."""
+    """Compare regret bounds with the regret that is measured.
+
+    Draws federated and centralised bounds, and the regret in a simulation whose best policy is known.
+    """
     from fedbandit.core.errors import ConfigError
     from fedbandit.evaluation.theory import longest_useful_period
     from fedbandit.policies import Falcon
     from fedbandit.results.plots import require_picture
-    from fedbandit.studies.delay import BOUNDS_HEADING, HEADING, Study, draw, play
+    from fedbandit.studies.delay import BOUNDS_HEADING, HEADING, DelayStudy, draw, run_study
 
     require_picture(out)
     try:
@@ -31,21 +34,21 @@ def theory(
     except ValueError:
         raise ConfigError(f"--every: expected whole numbers separated by commas, not {every!r}") from None
     if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
-        raise ConfigError(f"--every, --seeds: periods must lie between 1 and {rounds}, and there must be a seed")
-    study = Study(rounds, periods, seeds, epsilon, gamma, log_class, delta)
+        raise ConfigError(f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1")
+    study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
     try:
         setting, _ = study.setting(), Falcon(gamma=gamma)
     except ValueError as error:
         raise ConfigError("--" + str(error).replace("log_class", "log-class")) from None
     print(HEADING)
-    rows = play(study, lambda row: print(row.line(), flush=True))
+    rows = run_study(study, lambda row: print(row.line(), flush=True))
     print(BOUNDS_HEADING)
     for row in rows:
         print(row.bounds_line())
     per_round = rows[0].samples // rows[0].deploy_every
     longest = longest_useful_period(setting, per_round * rounds)
     if longest is None:
-        print("even with a perfect oracle the federated bound says nothing here, whatever the period")
+        print("even with a perfect oracle the federated bound is vacuous for every period")
     else:
         print(f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period")
     print("constants are dropped: compare shapes, not heights")
@@ -54,13 +57,18 @@ def theory(
 
 def regret(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[str | None, typer.Option(help="The data set, where it is not the one of the run's config.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set.", show_default="the run's")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds of full-information training for the best policy.")] = 200,
     learning_rate: Annotated[
-        float | None, typer.Option(help="The clients' rate in that training [that of pre-training].")
+        float | None,
+        typer.Option(help="Client learning rate of that training.", show_default="that of pre-training"),
     ] = None,
 ) -> None:
-    """The federated regret (eq. 4) of a run's policy with its newest model, against the best policy of the class."""
+    """Estimate the regret of a run against the best policy.
+
+    This is the federated regret (eq. 4 of the paper) of the run's policy with its newest model, against the best
+    policy of the same class.
+    """
     from contextlib import closing
 
     from fedbandit.building.experiment import build_experiment

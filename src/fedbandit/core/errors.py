@@ -1,8 +1,8 @@
-"""What can go wrong in ways a user can act on. The command line turns these into one line and an exit code."""
+"""Errors that a user can act on. The command line turns them into one line and an exit code."""
 
 
 class FedbanditError(Exception):
-    """Something the user can mend: bad input, a bad configuration, a damaged file. Exit code 2."""
+    """Something the user can fix: bad input, a bad configuration, a damaged file. Exit code 2."""
 
     exit_code = 2
 
@@ -16,6 +16,6 @@ class DataError(FedbanditError):
 
 
 class Diverged(FedbanditError):
-    """Training left the finite numbers. Not a user's mistake as such, so it has an exit code of its own."""
+    """Training diverged: a weight or a score is not finite. Exit code 1, since the input may be right."""
 
     exit_code = 1

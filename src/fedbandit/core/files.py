@@ -3,6 +3,7 @@
 Knows nothing of what stands in them.
 """
 
+import errno
 import json
 import math
 import os
@@ -14,6 +15,8 @@ from typing import IO, Any
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name, for good."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # others may write it too
     try:
         with open(temporary, "wb") as file:
@@ -21,8 +24,10 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # name the file that was asked for, not the temporary one
+            error.filename, error.filename2 = str(path), None
         raise
     _keep_names(path.parent)
 

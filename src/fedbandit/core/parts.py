@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,7 @@ def source_digest(name: str) -> str:
 
 def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any) -> Any:
     """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path."""
-    try:
-        accepted = list(inspect.signature(make).parameters)[len(leading) :]
-    except (TypeError, ValueError):
-        raise ConfigError(f"{path}: {make!r} is nothing that can be made with parameters") from None
-    for key in parameters:
-        if key not in accepted:
-            raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
+    accepted = check_keys(path, make, parameters, len(leading))
     values = {key: _typed(f"{path}.{key}", make, key, value) for key, value in parameters.items()}
     try:
         return make(*leading, **values)
@@ -62,6 +56,18 @@ def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any]
         raise ConfigError(f"{path}: {error}") from None
     except ValueError as error:
         raise ConfigError(f"{path}.{error}") from None
+
+
+def check_keys(path: str, make: Callable[..., Any], parameters: Iterable[str], leading: int = 0) -> list[str]:
+    """Refuse parameters that `make` does not take behind its `leading` ones; those that it does take."""
+    try:
+        accepted = list(inspect.signature(make).parameters)[leading:]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{path}: {make!r} cannot be made with parameters") from None
+    for key in parameters:
+        if key not in accepted:
+            raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
+    return accepted
 
 
 def nearest(word: str, known: Any) -> str:
@@ -101,6 +107,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 member`, `2 members`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def in_short(value: Any) -> str:
-    """A value as short as it can be said."""
+    """A value in as few characters as possible."""
     return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)

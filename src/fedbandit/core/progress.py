@@ -23,7 +23,7 @@ class Advance(Protocol):
 
 @dataclass(frozen=True)
 class Progress:
-    """Reports tasks one after the other to a stream; without a stream to nobody."""
+    """Reports tasks one after the other to a stream; without a stream, silent."""
 
     stream: TextIO | None
 

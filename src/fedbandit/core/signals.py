@@ -1,4 +1,4 @@
-"""Being told to stop: have signals call a function for as long as a block lasts. Knows nothing of what stops."""
+"""Requests to stop: signals call a function for the duration of a block."""
 
 import signal
 import threading

@@ -151,7 +151,11 @@ def _read_header(path: Path) -> Header:
         fields = json.loads((path / "header.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one") from None
-    except (OSError, ValueError) as error:
+    except NotADirectoryError:
+        raise DataError(f"{path}: is a file, not a data set folder; `fedbandit data import` makes one of it") from None
+    except OSError as error:
+        raise DataError(f"{path / 'header.json'}: {error.strerror}") from None
+    except ValueError as error:
         raise DataError(f"{path / 'header.json'}: unreadable: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
@@ -219,7 +223,7 @@ def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
 
 
 def _mapped_bytes() -> int:
-    """What is resident of files, where the system tells; 0 elsewhere."""
+    """What is resident of files, where the system reports it; 0 elsewhere."""
     try:
         return int(_STATUS.read_text().split()[2]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -68,7 +68,7 @@ def is_image(dataset: FederatedDataset) -> bool:
 
 
 def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
-    """Where the contact sheet goes, unless told otherwise by the data set's name; None for what has no images."""
+    """Where the contact sheet goes, by default named after the data set; None without images."""
     if not is_image(dataset):
         if wanted is not None:
             shape = " x ".join(str(side) for side in dataset.header.shape)

@@ -21,8 +21,8 @@ TOLERANCE = 1e-3  # a device computes its norm in other steps than the server do
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What one device reports at most in one round: so many events, each with a reward of at most that size."""
+class ReportBounds:
+    """The most that one device may report in one round: number of events, and size of each reward."""
 
     events: int
     reward: float
@@ -41,11 +41,11 @@ class Figures:
 
 
 def length(parameters: int) -> int:
-    """Entries of a vector for a model of so many parameters."""
+    """Number of entries of a vector for a model with this many parameters."""
     return parameters + _TAIL
 
 
-def encode(own: Figures, clip_norm: float, bounds: Bounds) -> np.ndarray:
+def encode(own: Figures, clip_norm: float, bounds: ReportBounds) -> np.ndarray:
     """One device's figures as float64 [P + 5]; the update is clipped once more, and counts are on the grid."""
     update = own.update.astype(np.float64)
     vector = np.empty(length(update.size))
@@ -62,8 +62,8 @@ def encode(own: Figures, clip_norm: float, bounds: Bounds) -> np.ndarray:
     return vector
 
 
-def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: Bounds) -> Figures:
-    """The figures of a sum over so many devices, from its grid points modulo MODULUS: int64 [P + 5]."""
+def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBounds) -> Figures:
+    """The figures of a sum over `devices`, from its grid points modulo MODULUS: int64 [P + 5]."""
     total = levels * STEP - devices * RANGE
     unclipped, events, rewards, propensities, present = total[-_TAIL:]
     return Figures(
@@ -81,13 +81,13 @@ def update_error(devices: int, clip_norm: float) -> float:
     return devices * clip_norm * STEP / RANGE
 
 
-def reward_error(devices: int, bounds: Bounds) -> float:
+def reward_error(devices: int, bounds: ReportBounds) -> float:
     """By how much, at most, rounding can change the sum of rewards."""
     return devices * bounds.events * bounds.reward * STEP / RANGE
 
 
-def why_impossible(found: Figures, devices: int, clip_norm: float, bounds: Bounds) -> str | None:
-    """The reason to refuse a sum over so many devices, or None: honest devices could have come to it."""
+def why_impossible(found: Figures, devices: int, clip_norm: float, bounds: ReportBounds) -> str | None:
+    """The reason to refuse a sum over `devices`, or None if honest devices could have produced it."""
     if found.devices != devices:
         return f"{found.devices} devices are in it, {devices} should be"
     if not (0 <= found.unclipped <= devices and 0 <= found.events <= devices * bounds.events):

@@ -124,7 +124,7 @@ def _fetched(reference: Any) -> np.ndarray:
 
 
 _PARTS_PER_WORKER = 4  # parts of a cohort per worker: few messages, and no long wait for the last
-_MOST_ATTEMPTS = 4  # a part that has cost so many workers their lives is not given to another
+_MOST_ATTEMPTS = 4  # a part that has killed this many workers is not retried
 _START_SECONDS = 300.0  # for the first worker of a cluster to start
 
 
@@ -233,7 +233,7 @@ class RayEngine:
             self._replace(worker, error)
             part.attempts += 1
             if part.attempts >= _MOST_ATTEMPTS:
-                raise FedbanditError(f"ray: {part.attempts} workers died over the same clients: {error}") from None
+                raise FedbanditError(f"ray: {part.attempts} workers died on the same clients: {error}") from None
             waiting.appendleft(part)
             return
         for i, answer in zip(part.chunks, answers, strict=True):
@@ -257,7 +257,7 @@ class RayEngine:
         self._pool.ready.append(worker)
 
     def _replace(self, worker: Any, error: Exception) -> None:
-        """Start another worker in place of one that is gone; others do its part if the new one finds no room."""
+        """Replace a worker that died; the others take its part if no new one can start."""
         self._pool.ready = [other for other in self._pool.ready if other is not worker]
         self.traffic.replaced += 1
         if self.traffic.replaced > _MOST_ATTEMPTS * self.workers and not self._pool.ready:

@@ -16,12 +16,21 @@ from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.paper.catalogue import EMBEDDED, Above, Alike, Family, Figure, Member, figure
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.comparison import Curves, compare, paired_difference, read_curves, standard_error, table, telling
+from fedbandit.studies.comparison import (
+    Curves,
+    compare,
+    paired_difference,
+    read_curves,
+    standard_error,
+    table,
+    telling,
+    with_error,
+)
 from fedbandit.studies.search import effort, effort_in_words, scaled, tune
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FigureVerdict:
     """A claim of the paper and what came out here: a difference of final rewards, with its standard error."""
 
     claim: str
@@ -31,7 +40,7 @@ class Verdict:
     verdict: Literal["agrees", "disagrees", "not clear"]
 
 
-def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> Verdict:
+def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> FigureVerdict:
     """Whether the seeds bear a claim out; differences within two standard errors decide nothing."""
     if isinstance(claim, Above):
         difference, error = paired_difference(curves[claim.higher], curves[claim.lower])
@@ -49,10 +58,10 @@ def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> Verdict:
             verdict = "agrees"
         elif abs(difference) - slack > allowed:
             verdict = "disagrees"
-    return Verdict(text, claim.words, difference, error, verdict)  # type: ignore[arg-type]
+    return FigureVerdict(text, claim.words, difference, error, verdict)  # type: ignore[arg-type]
 
 
-def improvement(label: str, often: Curves, seldom: Curves) -> Verdict:
+def improvement(label: str, often: Curves, seldom: Curves) -> FigureVerdict:
     """The paper says that every method ends higher where models are deployed more often."""
     found = judge(Above("often", "seldom", _OFTEN), {"often": often, "seldom": seldom})
     return replace(found, claim=f"{label} above {label} every 200 rounds")
@@ -67,7 +76,7 @@ def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str,
     return "\n".join(lines)
 
 
-def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Sequence[Verdict]) -> str:
+def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]) -> str:
     """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
     lines = [table(curves, "member")]
     if figure.stated:
@@ -77,20 +86,24 @@ def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Seque
             lines.append(f"  {label}: {value:.2f} there, {ours.mean():.4f} here" if len(ours) else f"  {label}: -")
     if figure.shows == "trials":
         for label, member in curves.items():
-            spread = member.final.std(ddof=1) / member.final.mean() if len(member.final) > 1 else float("nan")
-            lines.append(f"\n{label}: the trials' standard deviation is {100 * spread:.2f}% of the final reward")
+            if len(member.final) > 1:
+                spread = member.final.std(ddof=1) / member.final.mean()
+                lines.append(f"\n{label}: the trials' standard deviation is {100 * spread:.2f}% of the final reward")
+            else:
+                lines.append(f"\n{label}: one trial has no standard deviation")
             lines.append('  the paper: "the variation in rewards across repeated trials is negligible"')
     if judged:
         width = max(len(verdict.claim) for verdict in judged)
         lines.append("\nthe paper's orderings (difference ± standard error over seeds, paired):")
         lines += [
-            f"  {v.claim:<{width}}  {v.difference:+8.4f} ± {v.error:.4f}  {v.verdict:<9}  ({v.words})" for v in judged
+            f"  {v.claim:<{width}}  {with_error(f'{v.difference:+8.4f}', v.error)}  {v.verdict:<9}  ({v.words})"
+            for v in judged
         ]
     return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Request:
+class FigureRequest:
     """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as published."""
 
     data: str | None = None  # None: the embedded data set of the figure's family
@@ -105,9 +118,9 @@ class Request:
             raise ConfigError(f"--seeds: should be at least 1, not {self.seeds}")
         if not 0 < self.scale <= 1:
             raise ConfigError(f"--scale: should be above 0 and at most 1, not {self.scale:g}")
-        for key, instead in (("seed", "--seeds says how many there are"), ("data.source", "say --data")):
+        for key, instead in (("seed", "use --seeds"), ("data.source", "use --data")):
             if key in self.settings:
-                raise ConfigError(f"--set {key}: the figure decides it; {instead}")
+                raise ConfigError(f"--set {key}: set by the figure; {instead}")
         if self.tune_minutes is not None and not self.tune_minutes > 0:
             raise ConfigError(f"--budget: should be above 0 minutes, not {self.tune_minutes:g}")
 
@@ -124,7 +137,7 @@ class Made:
     svg: Path
 
 
-def make_figure(name: str, request: Request, out: Path, say: Callable[[str], None] = print) -> Made:
+def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
     """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
     wanted, dataset = _choose(name, request)
     members = {
@@ -172,7 +185,7 @@ def make_figure(name: str, request: Request, out: Path, say: Callable[[str], Non
     return Made(wanted.name, wanted.title, note, text, png, svg)
 
 
-def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: Request, *more: str) -> str:
+def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str) -> str:
     """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
     parts = [f"data: {dataset.header.name}", f"{rounds} rounds, deploying every {deploy_every}"]
     if request.scale != 1:
@@ -183,7 +196,7 @@ def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request:
     return "; ".join([*parts, *more])
 
 
-def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
+def _choose(name: str, request: FigureRequest) -> tuple[Figure, FederatedDataset]:
     """The figure, in the family that the data belongs to where it exists for both."""
     family: Family | None = None
     if request.data is not None:
@@ -198,11 +211,11 @@ def _choose(name: str, request: Request) -> tuple[Figure, FederatedDataset]:
     return wanted, dataset
 
 
-def _source(wanted: Figure, request: Request) -> str:
+def _source(wanted: Figure, request: FigureRequest) -> str:
     return request.data if request.data is not None else EMBEDDED[wanted.family]
 
 
-def runs_folder(out: Path, dataset: FederatedDataset, request: Request) -> Path:
+def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) -> Path:
     """A folder named after everything that all members of a figure share, so that no run is taken for another."""
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
@@ -210,7 +223,7 @@ def runs_folder(out: Path, dataset: FederatedDataset, request: Request) -> Path:
 
 
 def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[str, Curves]:
-    """The runs of another figure, of those members that have been played with all seeds."""
+    """The runs of another figure, of those members that have run with all seeds."""
     found = {}
     for label, member in members.items():
         runs = [folder / member.key / f"seed-{seed}" for seed in range(seeds)]
@@ -253,7 +266,7 @@ def _keep(
     members: Mapping[str, Config],
     curves: Mapping[str, Curves],
     efforts: Mapping[str, tuple[int, int]],
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[FigureVerdict],
 ) -> None:
     """The numbers behind the picture, for tables elsewhere."""
     kept = {

@@ -9,14 +9,14 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import write_json, write_text
 from fedbandit.data import open_dataset
 from fedbandit.paper.catalogue import figure
-from fedbandit.paper.figures import Made, Request, describe, make_figure, runs_folder
+from fedbandit.paper.figures import FigureRequest, Made, describe, make_figure, runs_folder
 from fedbandit.studies.comparison import telling
-from fedbandit.studies.drift import DriftStudy, Outcome, draw, play, table
+from fedbandit.studies.drift import DriftOutcome, DriftStudy, draw, run_study, table
 
 TITLE = "labels trade places half-way; how far policies fall, how soon they recover"
 
 
-def make_drift_figure(request: Request, out: Path, say: Callable[[str], None] = print) -> Made:
+def make_drift_figure(request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
     """Run what is missing, draw it with the change marked, and tell each policy's fall and recovery.
 
     Always at the published rates; a search of rates for a world that is about to change would be another study.
@@ -25,7 +25,7 @@ def make_drift_figure(request: Request, out: Path, say: Callable[[str], None] = 
     dataset = open_dataset(study.data)
     place = runs_folder(out, dataset, request) / "drift"
     say(f"drift: {TITLE}")
-    outcomes = play(
+    outcomes = run_study(
         study, lambda policy, seed: place / policy / f"seed-{seed}", runner=request.runner, on_end=telling(say)
     )
     clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples each"
@@ -36,7 +36,7 @@ def make_drift_figure(request: Request, out: Path, say: Callable[[str], None] = 
     return Made("drift", TITLE, note, f"drift: {TITLE}\n{note}\n\n{table(study, outcomes)}", png, svg)
 
 
-def scaled_study(request: Request) -> DriftStudy:
+def scaled_study(request: FigureRequest) -> DriftStudy:
     """The study at the length asked for, with rounds enough on both sides of the change to read a mean off."""
     whole = DriftStudy()
     rounds = max(4 * whole.window, round(whole.rounds * request.scale))
@@ -50,7 +50,7 @@ def scaled_study(request: Request) -> DriftStudy:
     )
 
 
-def _keep(path: Path, note: str, outcomes: Sequence[Outcome]) -> None:
+def _keep(path: Path, note: str, outcomes: Sequence[DriftOutcome]) -> None:
     kept = {
         "figure": "drift",
         "title": TITLE,
@@ -69,10 +69,12 @@ class Gallery:
     index: Path | None
 
 
-def make_gallery(names: Sequence[str], request: Request, out: Path, say: Callable[[str], None] = print) -> Gallery:
+def make_gallery(
+    names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
+) -> Gallery:
     """Make the figures one after another; of several, those that the given data does not fit take embedded data."""
     if list(names) == ["drift"] and request.tune_minutes is not None:
-        raise ConfigError("--tune: drift is played at the published rates")
+        raise ConfigError("--tune: drift uses the published rates")
     if len(names) == 1:
         return Gallery([_make(names[0], request, out, say)], None)
     made = [_make(name, _fitting(name, request), out, say) for name in names]
@@ -87,11 +89,11 @@ def page(made: Sequence[Made]) -> str:
     return _PAGE.replace("ITEMS", items)
 
 
-def _make(name: str, request: Request, out: Path, say: Callable[[str], None]) -> Made:
+def _make(name: str, request: FigureRequest, out: Path, say: Callable[[str], None]) -> Made:
     return make_drift_figure(request, out, say) if name == "drift" else make_figure(name, request, out, say)
 
 
-def _fitting(name: str, request: Request) -> Request:
+def _fitting(name: str, request: FigureRequest) -> FigureRequest:
     if request.data is None:
         return request
     sparse = open_dataset(request.data).header.kind == "sparse"

@@ -58,7 +58,7 @@ class Ledger:
     public_pretraining: bool = False  # declared so by whoever configured the run
 
     def event(self, rounds: int) -> Any:
-        """Everything that has been released after so many rounds, as one event."""
+        """Everything released in the first `rounds` rounds, as one event."""
         from dp_accounting import ComposedDpEvent, NonPrivateDpEvent
 
         if self.pretraining is None:
@@ -68,7 +68,7 @@ class Ledger:
         return ComposedDpEvent([self.pretraining.event(), self.plan.event(rounds)])
 
     def epsilon(self, rounds: int) -> float:
-        """Epsilon by RDP after so many rounds; cheap enough for every round."""
+        """Epsilon by RDP after `rounds` rounds; cheap enough for every round."""
         from dp_accounting import rdp
 
         if self.plan.noise_multiplier == 0:

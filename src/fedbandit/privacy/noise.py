@@ -32,7 +32,7 @@ class NoiseStream(Protocol):
 
 
 class SimulatedNoise:
-    """Noise that follows from a seed. Rounds may be asked for in any order; going on from the last one is fast."""
+    """Noise that follows from a seed. Rounds may be asked for in any order; the next after the last one is fast."""
 
     def __init__(self, strategy: Strategy, seed: int) -> None:
         self._strategy, self._seed = strategy, seed
@@ -57,7 +57,7 @@ class SimulatedNoise:
 class DeploymentNoise:
     """Noise from the operating system's randomness: no seed, no second time.
 
-    A strategy that remembers needs its memory to go on after a restart of the server: keep `memory` where the weights
+    A strategy that remembers needs its memory to resume after a restart of the server: keep `memory` where the weights
     are kept, but secret, since it undoes the protection. Without it a stream can only begin at round 1.
     """
 
@@ -67,7 +67,7 @@ class DeploymentNoise:
 
     @property
     def memory(self) -> Mapping[int, np.ndarray]:
-        """What has to be kept, secretly, to go on after `done` rounds."""
+        """What has to be kept, secretly, to resume after `done` rounds."""
         return dict(self._memory)
 
     @property

@@ -12,7 +12,7 @@ from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, hopeless
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Banded, Independent, Restarted, Strategy, Tree
 
-# At 20 an attacker's odds may grow by e^20, five hundred million: more than doubt about one client leaves room for.
+# At 20 an attacker's odds may grow by e^20, five hundred million: far beyond any plausible deniability.
 MEANINGLESS = 20.0
 NOT_COVERED = (
     "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
@@ -58,7 +58,7 @@ def assumptions(plan: PrivacyPlan) -> dict[str, str]:
 
 
 def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
-    """For `summary.json`: the run's privacy after so many rounds, with all that it rests on."""
+    """For `summary.json`: the run's privacy after `rounds` rounds, with all assumptions."""
     if ledger is None:
         return {"mechanism": "none", "guarantee": "none: updates are clipped where configured, but no noise is added"}
     plan = ledger.plan
@@ -90,7 +90,7 @@ def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
 
 
 def in_one_line(found: dict[str, Any]) -> str:
-    """A summary's privacy for somebody who reads one line."""
+    """The privacy of a summary in one line."""
     if found["mechanism"] == "none":
         return "no differential privacy"
     by_rdp, by_pld = found["epsilon_rdp"], found["epsilon_pld"]

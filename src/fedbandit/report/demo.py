@@ -14,7 +14,7 @@ POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
 
 
 def demo(out: Path, say: Callable[[str], None] = print) -> Path:
-    """Run the demonstration into a folder and draw its picture; run again, it goes on or shows what is there."""
+    """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the results."""
     say(f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds.")
     say(f"Shortened: {ROUNDS} rounds, deploying every {DEPLOY_EVERY} (the paper: 1500, every 200 or 40).\n")
     curves = compare(

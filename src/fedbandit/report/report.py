@@ -18,7 +18,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_text
 from fedbandit.report import tables
 from fedbandit.report.tables import chart, columns_of
-from fedbandit.runs.index import Group, find_runs, grouped
+from fedbandit.runs.index import RunGroup, find_runs, grouped
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -47,13 +47,13 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     return path
 
 
-def render(groups: Sequence[Group]) -> str:
+def render(groups: Sequence[RunGroup]) -> str:
     """The whole page."""
     charts = _charts(groups)
     sections = [
         f"<h1>{escape(_title(groups))}</h1>",
         f'<p class="soft">{escape(_subtitle(groups))}; fedbandit {__version__}</p>',
-        _section("What came out", tables.outcomes(groups)),
+        _section("Results", tables.outcomes(groups)),
         tables.failures(groups),
         *(
             _section(data["title"], f'<p class="soft">{_NOTES.get(name, "")}</p><div id="{name}"></div>')
@@ -101,7 +101,7 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _charts(groups: Sequence[Group]) -> dict[str, Any]:
+def _charts(groups: Sequence[RunGroup]) -> dict[str, Any]:
     columns = {group.label: [columns_of(run.metrics) for run in group.runs if run.rounds] for group in groups}
     periods = {group.config.deploy_every for group in groups}
     marks = periods.pop() if len(periods) == 1 else None
@@ -114,13 +114,13 @@ def _says_something(name: str, data: dict[str, Any]) -> bool:
     return name != "worst_decile" or any(value > 0.01 for series in data["series"] for value in series["mean"])
 
 
-def _title(groups: Sequence[Group]) -> str:
+def _title(groups: Sequence[RunGroup]) -> str:
     scenarios = sorted({group.config.scenario for group in groups})
     data = sorted({str(run.environment.get("data", "?")) for group in groups for run in group.runs})
     return f"{', '.join(scenarios)} on {', '.join(data)}"
 
 
-def _subtitle(groups: Sequence[Group]) -> str:
+def _subtitle(groups: Sequence[RunGroup]) -> str:
     runs = [run for group in groups for run in group.runs]
     states = [run.status for run in runs]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

@@ -14,10 +14,10 @@ from fedbandit.data import open_dataset
 from fedbandit.data.info import describe
 from fedbandit.results.plots import styles_of
 from fedbandit.runs.folder import beside_reward
-from fedbandit.runs.index import Group
+from fedbandit.runs.index import RunGroup
 from fedbandit.studies.comparison import standard_error
 
-_POINTS = 400  # more than a chart has room for
+_POINTS = 400  # more than a chart can show
 Columns = Mapping[str, np.ndarray]  # values by name, one a round
 
 
@@ -90,7 +90,7 @@ def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for line in metrics for name in line if name.startswith("test_")))
 
 
-def outcomes(groups: Sequence[Group]) -> str:
+def outcomes(groups: Sequence[RunGroup]) -> str:
     """Final running average of each configuration, best first, with what else the summaries say."""
     extra = list(dict.fromkeys(key for group in groups for run in group.runs for key in beside_reward(run.summary)))
     heads = ["configuration", "running average", "± s.e.", "std", "seeds", "rounds", *(_in_words(key) for key in extra)]
@@ -114,7 +114,7 @@ def outcomes(groups: Sequence[Group]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def failures(groups: Sequence[Group]) -> str:
+def failures(groups: Sequence[RunGroup]) -> str:
     """Runs that died, and of what."""
     lines = [
         f'<p class="error">{escape(run.name)}: {escape(run.error)}</p>'
@@ -125,7 +125,7 @@ def failures(groups: Sequence[Group]) -> str:
     return f"<section><h2>What went wrong</h2>{''.join(lines)}</section>" if lines else ""
 
 
-def parameters(groups: Sequence[Group]) -> str:
+def parameters(groups: Sequence[RunGroup]) -> str:
     """What differs between the configurations as a table; what they share below it."""
     flat = [flatten(group.config.identity()) for group in groups]
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key != "seed"]
@@ -148,7 +148,7 @@ def parameters(groups: Sequence[Group]) -> str:
     return "".join(parts)
 
 
-def data_facts(groups: Sequence[Group]) -> str:
+def data_facts(groups: Sequence[RunGroup]) -> str:
     """What is in the data sets, as far as they are still where the runs found them."""
     facts = []
     for source in dict.fromkeys(group.config.data.source for group in groups):
@@ -160,14 +160,14 @@ def data_facts(groups: Sequence[Group]) -> str:
     return "".join(facts)
 
 
-def environments(groups: Sequence[Group]) -> str:
+def environments(groups: Sequence[RunGroup]) -> str:
     """The versions that made the runs; every different one once."""
     found = {json.dumps(dict(run.environment), sort_keys=True): run.environment for g in groups for run in g.runs}
     texts = ["\n".join(f"{key} {value}" for key, value in environment.items()) for environment in found.values()]
     return "".join(f"<pre>{escape(text)}</pre>" for text in texts)
 
 
-def commands(groups: Sequence[Group]) -> str:
+def commands(groups: Sequence[RunGroup]) -> str:
     """The commands that make the runs again, each with the configuration it needs."""
     parts = [
         "<p>Save a configuration under the name given, then run the command; each run is repeated bit for bit.</p>"
@@ -185,7 +185,7 @@ def commands(groups: Sequence[Group]) -> str:
     return "".join(parts)
 
 
-def _names(groups: Sequence[Group]) -> dict[str, str]:
+def _names(groups: Sequence[RunGroup]) -> dict[str, str]:
     """The head of each configuration's row: its label behind a piece of its line."""
     heads = {}
     for label, (colour, dashed) in styles_of([group.label for group in groups]).items():

@@ -1,7 +1,7 @@
 """A page on this machine that follows the runs of a folder: a small read-only server and what it answers.
 
 The standard library's server is enough for one person's browser on 127.0.0.1, so nothing has to be installed for it.
-A request never names a path: the page is told what is there and cannot ask for anything else.
+A request never names a path: the page receives what is there and cannot ask for anything else.
 """
 
 import threading
@@ -19,7 +19,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import objects_in, to_json
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, chart, columns_of
-from fedbandit.runs.index import Group, Run, find_runs, grouped
+from fedbandit.runs.index import Run, RunGroup, find_runs, grouped, require_folder
 
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12
@@ -95,10 +95,10 @@ class Watcher:
                 },
             }
 
-    def _worth_showing(self, groups: list[Group]) -> list[Group]:
+    def _worth_showing(self, groups: list[RunGroup]) -> list[RunGroup]:
         """Those that run now and those that did best, where there are more than anybody can tell apart."""
 
-        def rank(group: Group) -> tuple[bool, float]:
+        def rank(group: RunGroup) -> tuple[bool, float]:
             last = [self._columns[run.path][1]["running_reward"][-1:] for run in group.runs]
             return any(r.status == "running" for r in group.runs), max(
                 (float(v[0]) for v in last if len(v)), default=0.0
@@ -177,8 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     """A server on 127.0.0.1, not yet serving; port 0 takes any free one."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder")
+    require_folder(folder)
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, Watcher(folder)))
     except (OSError, OverflowError) as error:

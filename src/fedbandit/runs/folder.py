@@ -1,7 +1,7 @@
 """A run folder: the exact configuration, one line of metrics a round, timings, checkpoints and a summary.
 
-Whatever happens to the process, the folder can be picked up again: what stands behind the newest checkpoint is cut off
-and played again, with the same bytes as a result.
+Whatever happens to the process, the run can be resumed: lines after the newest checkpoint are cut off and those rounds
+run again, to the same bytes.
 """
 
 import fcntl
@@ -72,11 +72,11 @@ class RunFolder:
 
     @property
     def failure(self) -> dict[str, Any] | None:
-        """What the run died of the last time (`kind`, `error`), or None."""
+        """Why the run failed the last time (`kind`, `error`), or None."""
         return read_json(self.path / "error.json")
 
     def fail(self, error: Exception) -> None:
-        """Keep what the run died of; going on with it takes the note away."""
+        """Note why the run failed; resuming it removes the note."""
         write_json(self.path / "error.json", {"kind": type(error).__name__, "error": str(error)})
 
     def rounds_recorded(self) -> int:
@@ -84,7 +84,7 @@ class RunFolder:
         return len(read_metrics(self.path)) if (self.path / "metrics.jsonl").exists() else 0
 
     def resume(self) -> State | None:
-        """The state to go on from, with metrics and timings cut to it; None to start from the beginning."""
+        """The state to resume from, with metrics and timings cut to it; None to start from the beginning."""
         state = self._newest_checkpoint()
         (self.path / "error.json").unlink(missing_ok=True)
         if not (self.path / "config.toml").exists():
@@ -192,7 +192,7 @@ def _cut_to_round(path: Path, rounds: int) -> IO[str]:
     with open(path, "rb+") as file:
         for _ in range(rounds):
             if not file.readline().endswith(b"\n"):
-                raise DataError(f"{path}: shorter than the checkpoint beside it; the folder was tampered with")
+                raise DataError(f"{path}: shorter than the checkpoint beside it; the folder has been changed")
         file.truncate(file.tell())
     return open(path, "a", encoding="utf-8")
 

@@ -52,7 +52,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The rounds' metrics; none where somebody has damaged the file, which must not hide all other runs."""
+        """The rounds' metrics; none if the file is damaged, which must not hide all other runs."""
         try:
             return read_metrics(self.path) if self.rounds else []
         except ValueError:
@@ -68,7 +68,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that differ in nothing but their seed."""
 
     label: str
@@ -82,8 +82,7 @@ class Group:
 def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
     """Every run in or below the folders, in the order of their paths; links that lead elsewhere are not followed."""
     for folder in folders:
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder")
+        require_folder(folder)
         for place, inner, files in os.walk(folder, followlinks=False):
             if "config.toml" in files:
                 inner.clear()  # a run holds no runs
@@ -93,6 +92,14 @@ def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
                     yield run
             else:
                 inner.sort()
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse what is not a folder, where a folder with runs is expected."""
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file, not a folder with runs")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
 
 
 def read_run(path: Path, name: str) -> Run | None:
@@ -119,7 +126,7 @@ def _config(path: Path, written: int) -> Config:
     return Config.build(read_toml(path), where=f"{path}: ")
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs of one configuration together, labelled by what sets each configuration apart from the others."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -129,7 +136,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     by_seed = [sorted(members, key=lambda run: run.config.seed) for members in groups.values()]
     order = {name: place for place, name in enumerate(COLOURS)}
     return sorted(
-        (Group(label, members) for label, members in zip(labels, by_seed, strict=True)),
+        (RunGroup(label, members) for label, members in zip(labels, by_seed, strict=True)),
         key=lambda group: (order.get(policy_of(group.label) or "", len(order)), group.label),
     )
 

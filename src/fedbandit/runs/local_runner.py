@@ -1,6 +1,6 @@
-"""Playing many runs, each into a folder of its own: one per core at a time, stopped and gone on with like a single one.
+"""Many runs, each in a folder of its own: one per core at a time, interrupted and resumed like a single one.
 
-Knows nothing of figures or sweeps. What a run computes does not depend on where or beside which others it is played.
+Knows nothing of figures or sweeps. What a run computes does not depend on where it runs or what runs beside it.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ Status = Literal["finished", "paused", "diverged", "interrupted", "not run"]
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration to be played into a folder, to its last round or up to a round to pause at."""
+    """A configuration to run into a folder, to its last round or up to a round to pause at."""
 
     config: Config
     folder: Path
@@ -63,7 +63,7 @@ def nobody(job: Job, ended: Ended) -> None:
 class Runner(Protocol):
     """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it leaves."""
 
-    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+    def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
         """Play every job; those not started by the deadline (of `time.monotonic`), or after an interrupt, are left."""
         ...
 
@@ -73,13 +73,13 @@ class LocalRunner:
     """Plays on this machine, `workers` runs at a time (one per core).
 
     A run alone spreads its clients over all cores, but its rounds have a serial part and end when the slowest thread
-    does. With several runs to play, one run per core on one thread wastes neither.
+    does. With several jobs, one run per core on one thread wastes neither.
     """
 
     workers: int | None = None
 
-    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
-        """Play every job here, in processes of their own if several can run at a time."""
+    def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+        """Run every job on this machine, in separate processes if several run at a time."""
         workers = min(self.workers or usable_cores(), len(jobs))
         if workers <= 1:
             return _one_after_another(jobs, deadline, on_end)
@@ -97,7 +97,7 @@ def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEn
             if _stopped(results) or (deadline is not None and time.monotonic() > deadline):
                 results.append(Ended("not run"))
                 continue
-            results.append(play_one(job, engine, dataset_of(job)))
+            results.append(run_one(job, engine, dataset_of(job)))
             on_end(job, results[-1])
     finally:
         engine.close()
@@ -105,7 +105,7 @@ def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEn
 
 
 def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd) -> list[Ended]:
-    """One process a worker; each holds one thread, and stops cleanly when this process is told to, or dies."""
+    """One process a worker; each holds one thread, and stops cleanly when this process is asked to stop, or dies."""
     results = [Ended("not run")] * len(jobs)
     waiting = iter(enumerate(jobs))
     running: dict[Future[Ended], int] = {}
@@ -136,20 +136,20 @@ def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_
 
 
 def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> Ended:
-    """How a worker's job ended; a worker that was killed leaves a run that can be gone on with."""
+    """How a worker's job ended; a worker that was killed leaves a run that can be resumed."""
     try:
         return future.result()
     except BrokenProcessPool:
         if interrupted.is_set():
             return Ended("interrupted")
         raise FedbanditError(
-            f"{job.folder}: a worker process was killed, for want of memory perhaps (--workers takes fewer);"
-            " run it again to go on"
+            f"{job.folder}: a worker process was killed, perhaps out of memory (try fewer --workers);"
+            " run the same command again to resume"
         ) from None
 
 
-def play_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
-    """Play a job here and now; one that leaves the finite numbers has ended like any other."""
+def run_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
+    """Run a job in this process; one that diverges has ended like any other."""
     started = time.monotonic()
     try:
         outcome = run(job.config, job.folder, dataset=dataset, engine=engine, until=job.until)
@@ -162,7 +162,7 @@ def play_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
 def _play_alone(job: Job) -> Ended:
     engine = ThreadEngine(1)
     try:
-        return play_one(job, engine, dataset_of(job))
+        return run_one(job, engine, dataset_of(job))
     finally:
         engine.close()
         if _orphaned.is_set():

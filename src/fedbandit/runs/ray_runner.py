@@ -31,12 +31,12 @@ from fedbandit.runs.local_runner import (
     dataset_of,
     interrupts,
     nobody,
-    play_one,
     prepare,
+    run_one,
     shared_start,
 )
 
-_MOST_ATTEMPTS = 4  # a run that has cost so many workers their lives is not given to another
+_MOST_ATTEMPTS = 4  # a run that has killed this many workers is not retried
 _LOOK_SECONDS = 1.0  # how often the driver looks for interrupts and for machines that came or went
 _STOP_SECONDS = 60.0  # for runs to end their round and keep their state after an interrupt
 _LOCK_SECONDS = 60.0  # for the lock of a worker that was lost to be given up
@@ -51,7 +51,7 @@ class Token:
     text: str
 
     def check(self, machine: str) -> None:
-        """Refuse to play on a machine that would write into a folder of its own."""
+        """Refuse to run on a machine that would write into a folder of its own."""
         ends = time.monotonic() + _SEE_SECONDS
         while not self._seen():
             if time.monotonic() > ends:
@@ -88,7 +88,7 @@ class _Waiting:
 
 
 class RayRunner:
-    """Plays runs on a Ray cluster. A worker that dies loses no run: it is gone on with elsewhere, to the same bytes."""
+    """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same bytes."""
 
     def __init__(self, address: str | None = None, workers: int | None = None) -> None:
         """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
@@ -99,11 +99,11 @@ class RayRunner:
         self._owns_cluster = join(self._ray, address, workers)
         self._workers = workers
         # Attempts are counted here and not by Ray, since a second one has to wait for the first one's lock.
-        self._remote = self._ray.remote(num_cpus=1, max_retries=0)(play_task)
+        self._remote = self._ray.remote(num_cpus=1, max_retries=0)(run_task)
         self._look = self._ray.remote(num_cpus=0, max_retries=0)(look)
         self.attempts = 0  # tasks sent, over all calls
 
-    def play(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+    def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
         """Play every job on whichever core is free."""
         results = [Ended("not run")] * len(jobs)
         if not jobs:
@@ -179,19 +179,19 @@ class RayRunner:
         return self._remote.remote(task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0)
 
     def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
-        """How the job ended; None if its worker did first, and it has to be gone on with elsewhere."""
+        """How the job ended; None if its worker died first, and the job has to resume elsewhere."""
         try:
             ended: Ended = self._ray.get(call)
             if ended.status != "interrupted":
                 return ended
-            reason = "told to stop, by nobody here"
+            reason = "the worker was stopped from outside"
         except self._ray.exceptions.RayTaskError as error:
             raise original(error) from None
         except self._ray.exceptions.RayError as error:
             reason = str(error).splitlines()[0]
         turn.attempts += 1
         if turn.attempts >= _MOST_ATTEMPTS:
-            raise FedbanditError(f"{job.folder}: {turn.attempts} Ray workers died over this run: {reason}")
+            raise FedbanditError(f"{job.folder}: {turn.attempts} Ray workers died during this run: {reason}")
         return None
 
     def _stop(self, running: Iterable[Any]) -> None:
@@ -203,8 +203,8 @@ class RayRunner:
             self._ray.wait(calls, num_returns=len(calls), timeout=_STOP_SECONDS)
 
 
-def play_task(task: Task, weights: bytes | None, patience: float) -> Ended:
-    """Runs inside a Ray worker: play the job on one thread, from where an earlier worker has left it."""
+def run_task(task: Task, weights: bytes | None, patience: float) -> Ended:
+    """Runs inside a Ray worker: run the job on one thread, from where an earlier worker stopped."""
     task.token.check(_this_machine())
     if task.pretrained is not None and weights is not None:
         _keep_weights(cache_folder() / "pretrained" / task.pretrained, weights)
@@ -214,7 +214,7 @@ def play_task(task: Task, weights: bytes | None, patience: float) -> Ended:
     try:
         while True:
             try:
-                return play_one(task.job, engine, dataset)
+                return run_one(task.job, engine, dataset)
             except FolderBusy:
                 if time.monotonic() > ends:
                     raise
@@ -247,7 +247,7 @@ def _keep_weights(path: Path, weights: bytes) -> None:
 
 @contextmanager
 def _token(jobs: Sequence[Job]) -> Iterator[Token]:
-    """A token in the folder that holds all the runs, for as long as they are played."""
+    """A token in the folder that holds all the runs, while they run."""
     folder = Path(os.path.commonpath([job.folder.absolute().parent for job in jobs]))
     folder.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
@@ -268,7 +268,7 @@ def runner_of(engine: str, ray_address: str | None = None, workers: int | None =
         raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
     if engine == "threads":
         if ray_address is not None:
-            raise ConfigError("--ray-address: is for --engine ray")
+            raise ConfigError("--ray-address: needs --engine ray")
         yield LocalRunner(workers)
         return
 

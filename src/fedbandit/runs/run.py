@@ -1,4 +1,4 @@
-"""Playing a configuration into a run folder, so that it can be interrupted at any moment and picked up again."""
+"""Running a configuration into a run folder, so that it can be interrupted at any moment and resumed."""
 
 import threading
 import time
@@ -26,23 +26,24 @@ CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
 
 class Progress(Protocol):
-    """Is told of every round; shows it to somebody."""
+    """Receives the metrics of every round, and shows them."""
 
     def update(self, metrics: dict[str, Any]) -> None: ...
 
 
-# What the rounds are called, how many there are, and how many of them have been played before.
+# What the rounds are called, how many there are, and how many of them were run earlier.
 ShowProgress = Callable[[str, int, int], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a call of `run` ended."""
 
     summary: dict[str, Any] | None  # None: stopped or paused before the last round
     rounds: int
     profile: dict[str, float]  # seconds by name, of this call
-    pretraining: int | None = None  # the rounds of pre-training that were played, if it stopped among them
+    finished_before: bool = False  # an earlier call had finished it, and nothing was run now
+    pretraining: int | None = None  # the rounds of pre-training that were run, if it stopped among them
 
 
 def run(
@@ -55,13 +56,13 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     tracker: Callable[[Path, Config], Tracker] | None = None,
     until: int | None = None,
-) -> Outcome:
-    """Play the configuration into the folder, from wherever an earlier call stopped. Ctrl-C stops after the round.
+) -> RunOutcome:
+    """Run the configuration into the folder, or resume it. Ctrl-C stops after the current round.
 
-    With `until` the run pauses after that round, for a later call to go on with.
+    With `until` the run pauses after that round, for a later call to resume.
     """
     dataset = dataset or open_dataset(config.data.source)
-    experiment = build_experiment(config, dataset)  # what is wrong with it is said before the folder is touched
+    experiment = build_experiment(config, dataset)  # a wrong configuration is refused before the folder is touched
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out, config, dataset.header))
         if (ended := _ended(folder, experiment.rounds, until)) is not None:
@@ -76,7 +77,7 @@ def run(
             with watch("pretrain"):
                 _pretrain(pretraining, progress, stopping)
             if pretraining.state.round < pretraining.rounds:
-                return Outcome(None, 0, watch.take(), pretraining.state.round)
+                return RunOutcome(None, 0, watch.take(), pretraining=pretraining.state.round)
             state = experiment.bandit.start(pretraining.state.weights)
         memory = folder.memory(experiment.bandit.work.algorithm, state)
         simulation = stack.enter_context(
@@ -87,27 +88,27 @@ def run(
             followers.append(stack.enter_context(progress("round", experiment.rounds, simulation.state.round)))
         if tracker is not None:
             followers.append(stack.enter_context(closing(tracker(out, config))))
-        return _play(
+        return _run_rounds(
             simulation, folder, followers, checkpoint_seconds, lambda number: stopping.is_set() or number == until
         )
 
 
-def _ended(folder: RunFolder, rounds: int, until: int | None) -> Outcome | None:
-    """How the run has ended already, if it has, or come as far as it should."""
+def _ended(folder: RunFolder, rounds: int, until: int | None) -> RunOutcome | None:
+    """The outcome of a run that is finished already, or has come as far as it should."""
     if (summary := folder.summary) is not None:
-        return Outcome(summary, summary["rounds"], {})
+        return RunOutcome(summary, summary["rounds"], {}, finished_before=True)
     failure = folder.failure or {}
     if failure.get("kind") == Diverged.__name__:
         raise Diverged(
             str(failure.get("error", "diverged"))
         )  # it would again: a run is a function of its configuration
     if until is not None and until < rounds and folder.rounds_recorded() >= until:
-        return Outcome(None, until, {})
+        return RunOutcome(None, until, {})
     return None
 
 
 def _pretrain(pretraining: Pretraining, progress: ShowProgress | None, stopping: threading.Event) -> None:
-    """Play what is missing of the pre-training, or as much of it as there is before a request to stop."""
+    """Run the missing rounds of pre-training, until the end or a request to stop."""
     with ExitStack() as stack:
         shown = None
         if progress is not None and pretraining.state.round < pretraining.rounds:
@@ -120,14 +121,14 @@ def _pretrain(pretraining: Pretraining, progress: ShowProgress | None, stopping:
                 return
 
 
-def _play(
+def _run_rounds(
     simulation: Simulation,
     folder: RunFolder,
     followers: Sequence[Progress],
     checkpoint_seconds: float,
     pauses_after: Callable[[int], bool],
-) -> Outcome:
-    """Play the remaining rounds into the folder, and tell the followers of each."""
+) -> RunOutcome:
+    """Run the remaining rounds into the folder, and pass the metrics of each to the followers."""
     config, watch, profile = simulation.experiment.config, simulation.watch, Stopwatch()
     kept_at = time.monotonic()
     started, last = time.perf_counter(), {}
@@ -149,13 +150,13 @@ def _play(
                 folder.checkpoint(simulation.state, simulation.memory)
             kept_at = time.monotonic()
         if pausing and metrics["round"] < simulation.experiment.rounds:
-            return Outcome(None, metrics["round"], dict(profile.seconds))
+            return RunOutcome(None, metrics["round"], dict(profile.seconds))
     with watch("checkpoint"):
         folder.checkpoint(simulation.state, simulation.memory)
     profile.add(watch.take())
     summary = _summary(simulation, folder, last or read_metrics(folder.path)[-1])
     folder.finish(summary)
-    return Outcome(summary, summary["rounds"], dict(profile.seconds))
+    return RunOutcome(summary, summary["rounds"], dict(profile.seconds))
 
 
 def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,7 +177,7 @@ def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any])
 
 @contextmanager
 def _kept_failures(folder: RunFolder) -> Iterator[None]:
-    """Leave a note in the folder of what a run died of, for whoever looks at it later."""
+    """Note in the folder why a run failed, for later inspection."""
     try:
         yield
     except FedbanditError as error:

@@ -11,7 +11,7 @@ from fedbandit.core.parts import construct, flatten, resolve
 
 
 class Tracker(Protocol):
-    """Yours is made with the run's folder and configuration, told of every round, and closed at the end."""
+    """Made with the run's folder and configuration, updated after every round, and closed at the end."""
 
     def update(self, metrics: dict[str, Any]) -> None:
         """One round's metrics, as in `metrics.jsonl`."""

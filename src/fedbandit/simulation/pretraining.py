@@ -32,10 +32,10 @@ def starting_weights(experiment: Experiment, engine: Engine) -> np.ndarray:
 
 
 class Pretraining:
-    """The supervised rounds before a run: iterating plays those that are missing, yielding each one's metrics.
+    """The supervised rounds before a run: iterating runs those that are missing, yielding each one's metrics.
 
     The model is kept for all runs that share it. So is the state before it is finished, every now and then and by
-    `keep`: whoever needs the model next goes on from there.
+    `keep`: the next run that needs the model resumes from there.
     """
 
     def __init__(self, experiment: Experiment, engine: Engine, keep_seconds: float = KEEP_SECONDS) -> None:
@@ -59,7 +59,7 @@ class Pretraining:
             yield metrics
 
     def keep(self) -> None:
-        """Keep what there is for whoever needs it next."""
+        """Save the state, for the next run that needs it."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class Pretraining:
 def pretrained_file(experiment: Experiment) -> Path | None:
     """Where this machine keeps (or would keep) the pre-trained model that the run starts from; None: nowhere.
 
-    Data in memory that does not say what it is cannot be told from other such data.
+    Data in memory without a fingerprint cannot be distinguished from other such data.
     """
     if experiment.pretraining is None or not experiment.dataset.header.fingerprint:
         return None

@@ -22,7 +22,7 @@ from fedbandit.simulation.pretraining import starting_weights
 
 @dataclass
 class Simulation:
-    """A run in progress: iterating over it plays rounds; `state` is all that has to be kept to go on later.
+    """A run in progress: iterating over it runs rounds; `state` is all that has to be kept to resume later.
 
     An engine of its own is closed after the last round, or at the end of a `with` block by one who stops earlier.
     """
@@ -41,7 +41,7 @@ class Simulation:
         self.close()
 
     def close(self) -> None:
-        """End the engine, if it was made for this simulation; no round can be played after that."""
+        """End the engine, if it was made for this simulation; no round can run after that."""
         if self.owns_engine:
             self.engine.close()
         if self.memory is not None:

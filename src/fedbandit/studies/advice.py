@@ -17,7 +17,7 @@ from fedbandit.data.info import describe
 from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Job, LocalRunner, Runner
-from fedbandit.studies.comparison import Curves, compare, paired_difference, standard_error
+from fedbandit.studies.comparison import Curves, compare, paired_difference, standard_error, with_error
 from fedbandit.studies.halving import cost
 from fedbandit.studies.search import (
     FACTOR,
@@ -41,7 +41,7 @@ _SHORTEST = 0.02  # of the paper's length; below it a tournament says nothing
 
 @dataclass(frozen=True)
 class Tournament:
-    """All that was played, to be judged by whoever writes the recommendation."""
+    """All runs of the tournament, from which the recommendation is written."""
 
     dataset: FederatedDataset
     scale: float
@@ -86,7 +86,7 @@ def hold(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> Tournament:
-    """Hold the tournament within about so many minutes; run again, it goes on where it stopped."""
+    """Run the tournament within about `minutes`, or resume it."""
     if epsilon is not None and not epsilon > 0:
         raise ConfigError(f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}")
     started = time.monotonic()
@@ -97,7 +97,7 @@ def hold(
     tries = len(points(grid)) + 1
     private = epsilon is not None
     if (out / "tournament.json").exists():
-        say(f"going on with the tournament in {out}, as long as it was planned; for another budget name another folder")
+        say(f"resuming the tournament in {out} with its original plan; for another budget use another folder")
     scale = _decided(out, "scale", lambda: _fitting_scale(bases["softmax"], out, 60 * minutes, tries, private, say))
     bases = {name: scaled(config, scale) for name, config in bases.items()}
     configs = {}
@@ -131,13 +131,13 @@ def hold(
 
 
 def choose(curves: Mapping[str, Curves]) -> str:
-    """The policy with the highest mean; softmax where it cannot be told from it, since it has one parameter to set."""
-    playing = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
-    if not playing:
+    """The policy with the highest mean; softmax if it is not clearly worse, since it has a single parameter."""
+    entrants = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
+    if not entrants:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
-    best = max(playing, key=lambda name: playing[name].final.mean())
-    if best in EXPLORERS and "softmax" in playing:
-        difference, error = paired_difference(playing[best], playing["softmax"])
+    best = max(entrants, key=lambda name: entrants[name].final.mean())
+    if best in EXPLORERS and "softmax" in entrants:
+        difference, error = paired_difference(entrants[best], entrants["softmax"])
         return "softmax" if not difference > 2 * error else best
     return best
 
@@ -158,7 +158,7 @@ def _fitting_scale(
     """How much the paper's length has to be shortened for the whole tournament to fit."""
     rounds = 30
     probe = config.with_values({"rounds": rounds, "seed": TUNING_SEED})
-    LocalRunner(1).play([Job(probe, out / "probe")])
+    LocalRunner(1).run([Job(probe, out / "probe")])
     seconds_a_round = _pace(out / "probe")
     scale = 1.0
     while _rounds_of_everything(search_steps(scaled(config, scale)), tries, 3, private) * seconds_a_round > seconds:
@@ -166,7 +166,7 @@ def _fitting_scale(
         if scale < _SHORTEST:
             least = math.ceil(_least_minutes(config, tries, seconds_a_round))
             raise ConfigError(f"--budget: a tournament on this data needs at least {least} minutes here")
-    say(f"{seconds_a_round * 1000:.0f} ms a round; playing {scale:.2g} of the paper's length")
+    say(f"{seconds_a_round * 1000:.0f} ms a round; running {scale:.2g} of the paper's length")
     return scale
 
 
@@ -178,7 +178,7 @@ def _least_minutes(config: Config, tries: int, seconds_a_round: float) -> float:
 def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
     """What an earlier call for this folder has decided, or a decision now, kept for the next call.
 
-    How long runs are and how many depends on the time there is; a tournament that is gone on with has to stay the same.
+    How long runs are and how many depends on the time there is; a tournament that is resumed has to stay the same.
     """
     kept = read_json(out / "tournament.json") or {}
     if not isinstance(kept.get(name), int | float):
@@ -190,7 +190,7 @@ def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
 
 
 def _pace(folder: Path) -> float:
-    """The usual seconds a round of a run that has played some."""
+    """The median seconds per round of a run with some rounds."""
     seconds = [line["seconds"] for line in read_lines(folder / "timings.jsonl")]
     return float(np.median(seconds)) if seconds else 0.0
 
@@ -294,7 +294,8 @@ def _worth(curves: Mapping[str, Curves]) -> str:
         return "Cannot be said: the runs that would show it diverged."
     best = max(explorers, key=lambda name: explorers[name].final.mean())
     difference, error = paired_difference(curves[best], curves["greedy"])
-    amount = f"{best} ends {abs(difference):.4f} ± {error:.4f} {'above' if difference > 0 else 'below'} greedy"
+    size = with_error(f"{abs(difference):.4f}", error)
+    amount = f"{best} ends {size} {'above' if difference > 0 else 'below'} greedy"
     if difference > _SURE * error:
         return f"Yes: {amount}."
     if difference < -_SURE * error:
@@ -305,13 +306,14 @@ def _worth(curves: Mapping[str, Curves]) -> str:
 def _rule(held: Tournament) -> str:
     chosen = held.curves[held.chosen]
     others = {n: c for n, c in held.curves.items() if n not in (held.chosen, "baseline") and len(c.final)}
-    text = f"**{held.chosen}**, {chosen.final.mean():.4f} ± {standard_error(chosen.final):.4f}."
-    told = []
+    text = f"**{held.chosen}**, {with_error(f'{chosen.final.mean():.4f}', standard_error(chosen.final))}."
+    parts = []
     for name, curves in sorted(others.items(), key=lambda item: -item[1].final.mean()):
         difference, error = paired_difference(chosen, curves)
         clear = "" if abs(difference) > _SURE * error else ", not clear"
-        told.append(f"{name} {'-' if difference > 0 else '+'}{abs(difference):.4f} ± {error:.4f}{clear}")
-    return f"{text} The others, against it: {'; '.join(told)}." if told else text
+        size = with_error(f"{'-' if difference > 0 else '+'}{abs(difference):.4f}", error)
+        parts.append(f"{name} {size}{clear}")
+    return f"{text} The others, against it: {'; '.join(parts)}." if parts else text
 
 
 def _deploying(periods: Mapping[int, Curves]) -> str:
@@ -322,25 +324,25 @@ def _deploying(periods: Mapping[int, Curves]) -> str:
         difference, error = paired_difference(ended[best], curves)
         if every > longest and not difference > _SURE * error:
             longest = every
-    told = ", ".join(f"{curves.final.mean():.4f} every {every} rounds" for every, curves in ended.items())
+    rewards = ", ".join(f"{curves.final.mean():.4f} every {every} rounds" for every, curves in ended.items())
     if longest != best:
-        return f"Every {longest} rounds is enough; more often gains nothing that could be measured ({told})."
-    return f"Every {best} rounds is best of those tried ({told})."
+        return f"Every {longest} rounds is enough; more often gains nothing that could be measured ({rewards})."
+    return f"Every {best} rounds is best of those tried ({rewards})."
 
 
 def _privacy(held: Tournament) -> str:
     if not held.private:
         return held.private_note or "Not asked for."
-    told = []
+    parts = []
     for epsilon, curves in held.private.items():
         if not len(curves.final):
-            told.append(f"epsilon {epsilon:g}: every run diverged")
+            parts.append(f"epsilon {epsilon:g}: every run diverged")
             continue
         difference, error = paired_difference(curves, held.curves[held.chosen])
         share = 100 * difference / held.curves[held.chosen].final.mean()
-        told.append(f"epsilon {epsilon:g}: {difference:+.4f} ± {error:.4f} ({share:+.1f}%)")
+        parts.append(f"epsilon {epsilon:g}: {with_error(f'{difference:+.4f}', error)} ({share:+.1f}%)")
     return (
-        f"{'; '.join(told)} of reward ({held.private_note}). With few clients noise weighs heavily; with ten times the"
+        f"{'; '.join(parts)} of reward ({held.private_note}). With few clients noise weighs heavily; with ten times the"
         " clients a round it would weigh a tenth. Looking at the data for this advice has itself spent privacy that no"
         " epsilon counts."
     )
@@ -367,6 +369,10 @@ def _table(first: str, curves: Mapping[str, Curves]) -> str:
     rows = [f"| {first} | reward | ± s.e. | seeds | diverged |", "| --- | ---: | ---: | ---: | ---: |"]
     for label, member in curves.items():
         final = member.final
-        numbers = f"{final.mean():.4f} | {standard_error(final):.4f}" if len(final) else "– | –"
+        numbers = f"{final.mean():.4f} | {_error(final)}" if len(final) else "– | –"
         rows.append(f"| {label} | {numbers} | {len(member.seeds)} | {len(member.diverged)} |")
     return "\n".join(rows)
+
+
+def _error(final: np.ndarray) -> str:
+    return f"{standard_error(final):.4f}" if len(final) > 1 else "–"

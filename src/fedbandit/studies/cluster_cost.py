@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Measured:
+class WorkMeasurement:
     """What a round of a small cohort was like on one core."""
 
     weight_bytes: int  # of one model
@@ -33,7 +33,9 @@ class Cost:
         return max(self.work_seconds, self.wire_seconds)
 
 
-def predict(measured: Measured, *, clients: int, machines: int, cores: int, deploy_every: int, gigabits: float) -> Cost:
+def predict(
+    measured: WorkMeasurement, *, clients: int, machines: int, cores: int, deploy_every: int, gigabits: float
+) -> Cost:
     """A round of `clients` clients on `machines` machines of `cores` cores, the driver linked by `gigabits` per second.
 
     Weights go to each machine once, whatever its cores; every chunk sends one sum to the driver.
@@ -51,7 +53,7 @@ def predict(measured: Measured, *, clients: int, machines: int, cores: int, depl
     )
 
 
-def measure(source: str, model: str, clients: int, seed: int = 0) -> Measured:
+def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasurement:
     """Play a cohort on one core, chunk by chunk, after one round to warm up."""
     from fedbandit.building.experiment import build_experiment
     from fedbandit.config import Config
@@ -70,7 +72,7 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> Measured:
         results = [phase.work(chunk, broadcast) for chunk in chunks]
         seconds = time.perf_counter() - start
         sizes = [sum(array.nbytes for array in vars(result.sent.sums["weights"]).values()) for result in results]
-    return Measured(weights.nbytes, seconds / clients, clients / len(sizes), sum(sizes) / len(sizes))
+    return WorkMeasurement(weights.nbytes, seconds / clients, clients / len(sizes), sum(sizes) / len(sizes))
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def telling(say: Callable[[str], None]) -> OnRunEnd:
 
 
 class Interrupted(FedbanditError):
-    """A member was stopped before its last round; the same call goes on from there."""
+    """A member was stopped before its last round; the same call resumes it."""
 
     exit_code = 130
 
@@ -62,13 +62,15 @@ def compare(
     done = [i for i, job in enumerate(jobs) if (job.folder / "summary.json").exists()]
     missing = [i for i in range(len(jobs)) if i not in done]
     # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
-    ended = dict(zip(done, LocalRunner(1).play([jobs[i] for i in done]), strict=True))
+    ended = dict(zip(done, LocalRunner(1).run([jobs[i] for i in done]), strict=True))
     tell = {str(jobs[i].folder): places[i] for i in missing}
-    outcomes = runner.play([jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end))
+    outcomes = runner.run([jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end))
     ended |= zip(missing, outcomes, strict=True)
     for i, (label, seed) in enumerate(places):
         if ended[i].status in ("interrupted", "not run"):
-            raise Interrupted(f"stopped before {label}, seed {seed}, was finished; run it again to go on")
+            raise Interrupted(
+                f"stopped before {label}, seed {seed}, was finished; run the same command again to resume"
+            )
     result = {}
     for label in members:
         good = [seed for i, (name, seed) in enumerate(places) if name == label and ended[i].status == "finished"]
@@ -96,8 +98,13 @@ def read_curves(folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: 
 
 
 def standard_error(values: np.ndarray) -> float:
-    """The standard error of the mean over seeds; not a number for a single one."""
+    """The standard error of the mean over seeds; NaN for a single one."""
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def with_error(text: str, error: float) -> str:
+    """`text ± error`; the text alone where a single seed gives no error."""
+    return f"{text} ± {error:.4f}" if np.isfinite(error) else text
 
 
 def paired_difference(better: Curves, worse: Curves) -> tuple[float, float]:
@@ -124,9 +131,13 @@ def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
             continue
         spread = final.std(ddof=1) if len(final) > 1 else float("nan")
         figures = (final.mean(), standard_error(final), spread, final.min(), final.max())
-        lines.append(f"{label:<{width}}  {'  '.join(f'{value:8.4f}' for value in figures)}  {len(final):5d}{lost}")
+        lines.append(f"{label:<{width}}  {'  '.join(map(_cell, figures))}  {len(final):5d}{lost}")
     return "\n".join(lines)
 
 
 ROUNDS, DEPLOY_EVERY, SEEDS = 300, 40, (0, 1, 2)
 POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
+
+
+def _cell(value: float) -> str:
+    return f"{value:8.4f}" if np.isfinite(value) else f"{'-':>8}"

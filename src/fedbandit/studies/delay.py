@@ -1,4 +1,4 @@
-"""What delayed deployment costs: regret measured in a realisable environment, beside the bounds of the paper."""
+"""The cost of delayed deployment: regret measured in a realisable environment, beside the bounds of the paper."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -32,8 +32,8 @@ from fedbandit.simulation.simulate import simulate
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One run: deployed every so many rounds, what an event lost on average, and the oracle's error."""
+class DelayMeasurement:
+    """One run with a deployment period: the mean regret per event, and the oracle's error."""
 
     deploy_every: int
     samples: int  # events in a full period
@@ -43,8 +43,8 @@ class Measured:
     optimization_error: float  # ε_fed, in squared reward: mean over the deployments after which rounds follow
 
 
-def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> Measured:
-    """Play the configuration in the environment and compute the expected regret of every event."""
+def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> DelayMeasurement:
+    """Run the configuration in the environment and compute the expected regret of every event."""
     simulation = simulate(config, environment.dataset, engine=engine)
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
     work, clients = phase.work, phase.cohorts.pool
@@ -72,7 +72,7 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
         errors.append(fit.excess(layout, simulation.state.weights))
     periods = -(-config.rounds // config.deploy_every)
     samples = round(events / config.rounds * config.deploy_every)
-    return Measured(config.deploy_every, samples, periods, lost / events, regret, float(np.mean(errors)))
+    return DelayMeasurement(config.deploy_every, samples, periods, lost / events, regret, float(np.mean(errors)))
 
 
 def _predict(work: ClientWork, version: Version, rows: np.ndarray) -> Prediction:
@@ -125,8 +125,8 @@ _CENTRALISED = "#000000"  # federated bounds have their policy's colour
 
 
 @dataclass(frozen=True)
-class Study:
-    """How long to play, how often to deploy, and what the bounds are told."""
+class DelayStudy:
+    """How many rounds to run, how often to deploy, and the constants of the bounds."""
 
     rounds: int = 600
     deploy_every: Sequence[int] = (1, 5, 20, 60, 120, 200, 300, 600)
@@ -160,7 +160,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Played:
+class PolicyRegret:
     """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's error."""
 
     whole: np.ndarray  # [seeds]: mean over the run
@@ -168,7 +168,7 @@ class Played:
     optimization_error: float
 
     @classmethod
-    def of(cls, found: Sequence[Measured]) -> "Played":
+    def of(cls, found: Sequence[DelayMeasurement]) -> "PolicyRegret":
         return cls(
             np.array([one.regret for one in found]),
             np.array([one.last_regret for one in found]),
@@ -177,30 +177,30 @@ class Played:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RegretBounds:
     """What theory says of one deployment period, per event and in reward."""
 
     federated: float  # eq. 9 over the run, of ε-greedy
     centralised: float  # eq. 10
-    last: Mapping[str, float]  # for the model deployed last, by policy; not a number where none was ever trained
+    last: Mapping[str, float]  # for the model deployed last, by policy; NaN where none was ever trained
     vacuous: bool  # eq. 9
 
 
 @dataclass(frozen=True)
-class Row:
+class DelayRow:
     """One deployment period: measurements by policy beside the bounds."""
 
     deploy_every: int
     samples: int
     periods: int
-    played: Mapping[str, Played]
-    bounds: Bounds
-    perfect: Bounds  # with an oracle that solves every regression exactly
+    measured: Mapping[str, PolicyRegret]
+    bounds: RegretBounds
+    perfect: RegretBounds  # with an oracle that solves every regression exactly
 
     def line(self) -> str:
         """What was measured."""
         said = f"{self.deploy_every:6d} {self.samples:8d} {self.periods:8d}"
-        for one in self.played.values():
+        for one in self.measured.values():
             said += f"  {one.whole.mean():7.4f} ±{_spread(one.whole):.4f} {one.last.mean():7.4f}"
             said += f" {one.optimization_error:8.5f}"
         return said
@@ -218,17 +218,17 @@ HEADING = " every  samples  periods" + "".join(
 BOUNDS_HEADING = " every    eq. 9   eq. 10" + "".join(f"{f'last, {name}':>15}" for name in _NAMES.values())
 
 
-def play(study: Study, told: Callable[[Row], Any] = lambda row: None) -> list[Row]:
-    """Measure every deployment period of the study; `told` hears of each row as it is done."""
+def run_study(study: DelayStudy, on_row: Callable[[DelayRow], Any] = lambda row: None) -> list[DelayRow]:
+    """Measure every deployment period of the study; `on_row` receives each row as it is done."""
     rows = []
     with closing(ThreadEngine(1)) as engine:
         for every in study.deploy_every:
             rows.append(_row(study, every, engine))
-            told(rows[-1])
+            on_row(rows[-1])
     return rows
 
 
-def _row(study: Study, every: int, engine: Engine) -> Row:
+def _row(study: DelayStudy, every: int, engine: Engine) -> DelayRow:
     found = {
         policy: [
             measure(study.config(policy, every, seed), realizable(seed, actions=ACTIONS), engine)
@@ -236,14 +236,14 @@ def _row(study: Study, every: int, engine: Engine) -> Row:
         ]
         for policy in _NAMES
     }
-    played = {policy: Played.of(each) for policy, each in found.items()}
+    measured = {policy: PolicyRegret.of(each) for policy, each in found.items()}
     first = found["epsilon-greedy"][0]
     bounds = partial(_bounds, study, first.samples, first.periods)
-    errors = {policy: one.optimization_error for policy, one in played.items()}
-    return Row(every, first.samples, first.periods, played, bounds(errors), bounds(dict.fromkeys(errors, 0.0)))
+    errors = {policy: one.optimization_error for policy, one in measured.items()}
+    return DelayRow(every, first.samples, first.periods, measured, bounds(errors), bounds(dict.fromkeys(errors, 0.0)))
 
 
-def _bounds(study: Study, samples: int, periods: int, errors: Mapping[str, float]) -> Bounds:
+def _bounds(study: DelayStudy, samples: int, periods: int, errors: Mapping[str, float]) -> RegretBounds:
     setting, events = study.setting(errors["epsilon-greedy"]), samples * periods
     federated = federated_regret(setting, samples, periods)
     trainings = periods - 1  # the model deployed last has not seen the period that it serves
@@ -252,10 +252,10 @@ def _bounds(study: Study, samples: int, periods: int, errors: Mapping[str, float
         for policy, bound in _PER_EVENT.items()
     }
     centralised = centralised_regret(setting, samples, periods)
-    return Bounds(federated / events, centralised / events, last, is_vacuous(federated, samples, periods))
+    return RegretBounds(federated / events, centralised / events, last, is_vacuous(federated, samples, periods))
 
 
-def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
+def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
     """Bounds on the left and measurements on the right; above over the whole run, below for the model deployed last."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -270,8 +270,8 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
     _finish_bounds(whole_bounds, "Bounds, mean over the run")
     for policy, name in _NAMES.items():
         _bound(last_bounds, rows, lambda b, p=policy: b.last[p], COLOURS[policy], "o", f"{name}, federated")  # type: ignore[misc]
-        _measured(whole, rows, [row.played[policy].whole for row in rows], COLOURS[policy], name)
-        _measured(last, rows, [row.played[policy].last for row in rows], COLOURS[policy], name)
+        _measured(whole, rows, [row.measured[policy].whole for row in rows], COLOURS[policy], name)
+        _measured(last, rows, [row.measured[policy].last for row in rows], COLOURS[policy], name)
     _finish_bounds(last_bounds, "Bounds, an event of the model deployed last")
     whole.set_title("Measured, mean over the run", fontsize=10)
     last.set_title("Measured, an event of the model deployed last", fontsize=10)
@@ -286,7 +286,7 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
     for axes in panels[1]:
         axes.set_xlabel(f"rounds between deployments (of {study.rounds})")
     figure.suptitle(
-        f"What delay costs; measured over {study.seeds} seeds (± sd)\n"
+        f"The cost of delay; measured over {study.seeds} seeds (± sd)\n"
         "Constants of the bounds are dropped: compare shapes, not heights",
         fontsize=11,
     )
@@ -294,7 +294,7 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> Path:
 
 
 def _bound(
-    axes: Any, rows: Sequence[Row], value: Callable[[Bounds], float], colour: str, marker: str, label: str
+    axes: Any, rows: Sequence[DelayRow], value: Callable[[RegretBounds], float], colour: str, marker: str, label: str
 ) -> None:
     """A bound with the measured error of the oracle, and dotted with none."""
     every = [row.deploy_every for row in rows]
@@ -311,7 +311,7 @@ def _finish_bounds(axes: Any, title: str) -> None:
     axes.set_ylim(top=top)
 
 
-def _measured(axes: Any, rows: Sequence[Row], values: Sequence[np.ndarray], colour: str, label: str) -> None:
+def _measured(axes: Any, rows: Sequence[DelayRow], values: Sequence[np.ndarray], colour: str, label: str) -> None:
     means, spreads = [float(each.mean()) for each in values], [_spread(each) for each in values]
     axes.errorbar([row.deploy_every for row in rows], means, spreads, fmt="o-", color=colour, capsize=3, label=label)
 

@@ -1,6 +1,6 @@
-"""Drift as a study: several policies in a world that changes, how far each falls and how soon it recovers.
+"""The drift study: how far the reward of each policy falls after a change, and how soon it recovers.
 
-Its runs lie in folders like all others, and are gone on with; a policy that diverges is counted, and does not end it.
+Its runs are in run folders and can be resumed; a policy that diverges is counted, and does not end the study.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.comparison import OnRunEnd, compare, nobody
 
 _OWN = {
-    "seed": "--seeds says how many there are",
-    "data.source": "say --data",
+    "seed": "use --seeds",
+    "data.source": "use --data",
     "scenario": "it is `drift`",
-    "rounds": "say --rounds, or --scale of the figure",
-    "drift.at": "say --at",
-    "drift.kind": "say --kind",
+    "rounds": "use --rounds, or --scale of the figure",
+    "drift.at": "use --at",
+    "drift.kind": "use --kind",
 }
 
 
@@ -49,11 +49,11 @@ class DriftStudy:
     def __post_init__(self) -> None:
         for key, _ in self.settings:
             if key in _OWN:
-                raise ConfigError(f"--set {key}: the study decides it; {_OWN[key]}")
+                raise ConfigError(f"--set {key}: set by the study; {_OWN[key]}")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DriftOutcome:
     """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and seeds that diverged."""
 
     policy: str
@@ -96,25 +96,25 @@ def members(study: DriftStudy) -> dict[str, Config]:
     return {policy: preset(f"{family}-scratch-{policy}").with_values(world) for policy in study.policies}
 
 
-def play(
+def run_study(
     study: DriftStudy,
     folders: Callable[[str, int], Path],
     *,
     runner: Runner = HERE,
     on_end: OnRunEnd = nobody,
-) -> list[Outcome]:
+) -> list[DriftOutcome]:
     """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what the changes did."""
     outcomes = []
     for policy, curves in compare(members(study), range(study.seeds), folders, runner=runner, on_end=on_end).items():
         rewards = np.array([_rewards(folders(policy, seed)) for seed in curves.seeds], float)
         recovered = [recoveries(curve, study.at, window=study.window) for curve in rewards]
-        outcomes.append(Outcome(policy, rewards, recovered, curves.diverged))
+        outcomes.append(DriftOutcome(policy, rewards, recovered, curves.diverged))
     if not any(outcome.recovered for outcome in outcomes):
         raise Diverged("drift: every run diverged")
     return outcomes
 
 
-def table(study: DriftStudy, outcomes: Sequence[Outcome]) -> str:
+def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
     """What each change did to each policy, and how to read it."""
     heads = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
     legend = (
@@ -124,7 +124,7 @@ def table(study: DriftStudy, outcomes: Sequence[Outcome]) -> str:
     return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
 
 
-def draw(study: DriftStudy, outcomes: Sequence[Outcome], path: Path, title: str, note: str = "") -> Path:
+def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str, note: str = "") -> Path:
     """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
     return draw_curves(
         {outcome.policy: _smooth(outcome.rewards, study.window) for outcome in outcomes if len(outcome.rewards)},
@@ -141,7 +141,7 @@ def _rewards(folder: Path) -> list[float]:
 
 
 def _smooth(rewards: np.ndarray, window: int) -> np.ndarray:
-    """Means over the last `window` rounds, [seeds, rounds]; not a number before there are so many."""
+    """Means over the last `window` rounds, [seeds, rounds]; NaN before the first full window."""
     kernel = np.ones(window) / window
     means = np.array([np.convolve(curve, kernel, mode="valid") for curve in rewards])
     return np.pad(means, ((0, 0), (window - 1, 0)), constant_values=np.nan)

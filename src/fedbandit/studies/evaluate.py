@@ -30,7 +30,7 @@ from fedbandit.studies.scoring import load_scorer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class EvaluationRequest:
     """What to evaluate and how; the names are those of the command line's options."""
 
     policy: str | None = None  # uniform, where no target column says what the policy does
@@ -67,14 +67,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of it, beside what the log itself earned."""
+    """The estimates, and the reward of the log itself."""
 
     estimates: dict[str, Estimate]
     logged_reward: float  # the mean reward of the logging policy, as logged
     notes: tuple[str, ...] = ()
 
 
-def evaluate_logs(logs: Path | FederatedDataset, request: Request) -> Evaluation:
+def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> Evaluation:
     """Evaluate a policy on a table of decisions, or on a data set made by `fedbandit data import logged`."""
     if isinstance(logs, Path) and not logs.exists():
         raise DataError(f"{logs}: no such file or folder")
@@ -99,7 +99,7 @@ def evaluate_logs(logs: Path | FederatedDataset, request: Request) -> Evaluation
     return Evaluation(estimates, float(records.rewards.mean()), tuple(notes))
 
 
-def _refuse_what_would_not_be_used(request: Request, of_table: bool) -> None:
+def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -> None:
     """An option that does not fit what is evaluated is a mistake, and its answer would be taken for another's."""
     columns = request.columns
     if of_table and request.split is not None:
@@ -129,7 +129,7 @@ def _refuse_what_would_not_be_used(request: Request, of_table: bool) -> None:
 _Ready = tuple[Records, Bernstein | None, list[str]]
 
 
-def _table_records(path: Path, request: Request) -> _Ready:
+def _table_records(path: Path, request: EvaluationRequest) -> _Ready:
     table = read_log_table(path, request.columns)
     bernstein, notes = _bernstein(request, log_of(table.split))
     if table.target is not None:
@@ -144,7 +144,7 @@ def _table_records(path: Path, request: Request) -> _Ready:
     return records_of(table.split, policy, k, rewards=rewards, within=_range(bernstein)), bernstein, notes
 
 
-def _dataset_records(dataset: FederatedDataset, request: Request) -> _Ready:
+def _dataset_records(dataset: FederatedDataset, request: EvaluationRequest) -> _Ready:
     split, header = dataset.test if request.split == "test" else dataset.train, dataset.header
     if split is None:
         raise ConfigError(f"split: {header.name} has no test split")
@@ -168,7 +168,7 @@ def _range(bernstein: Bernstein | None) -> tuple[float, float] | None:
     return None if bernstein is None else (bernstein.low, bernstein.high)
 
 
-def _rewards(split: Split, header: Header | None, num_actions: int, request: Request) -> RowScores:
+def _rewards(split: Split, header: Header | None, num_actions: int, request: EvaluationRequest) -> RowScores:
     if request.reward_model in ("auto", "linear"):
         fitted = linear_rewards(split, num_actions)
         if fitted is not None:
@@ -182,7 +182,7 @@ def _rewards(split: Split, header: Header | None, num_actions: int, request: Req
     return load_scorer(Path(request.reward_model), header).rewards_on(split)
 
 
-def _estimators(request: Request, records: Records) -> dict[str, Estimator]:
+def _estimators(request: EvaluationRequest, records: Records) -> dict[str, Estimator]:
     can_model = records.predicted is not None
     names = request.estimators or [name for name in BUILT_IN if can_model or name not in NEEDS_MODEL]
     for name in names:
@@ -191,7 +191,7 @@ def _estimators(request: Request, records: Records) -> dict[str, Estimator]:
     return {name: resolve("estimators", name, BUILT_IN) for name in names}
 
 
-def _bernstein(request: Request, log: Log) -> tuple[Bernstein | None, list[str]]:
+def _bernstein(request: EvaluationRequest, log: Log) -> tuple[Bernstein | None, list[str]]:
     """The range that the bound needs; what was not given is taken from the log, and said."""
     if request.interval == "bootstrap":
         return None, []

@@ -1,6 +1,6 @@
-"""Successive halving: many candidates play a few rounds, the best of them more, the very best to the end.
+"""Successive halving: many candidates run a few rounds, the best of them more, the very best to the end.
 
-A candidate that stays in the race is paused and gone on with, never played twice.
+A candidate that stays in the race is paused and resumed, never restarted.
 """
 
 import math
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
+from fedbandit.core.parts import counted
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Ended, Job, Runner
 from fedbandit.studies.comparison import Interrupted
@@ -34,7 +35,7 @@ class Standing:
 
     candidate: Candidate
     step: int  # the last one that it was let take part in
-    rounds: int  # that it played up to there: fewer, if its own run is shorter than the step
+    rounds: int  # that it has run up to there: fewer, if its own run is shorter than the step
     rewards: tuple[float, ...]
     statuses: tuple[str, ...]
 
@@ -54,7 +55,7 @@ def rungs(rounds: int, factor: int, shortest: int) -> list[int]:
 
 
 def cost(candidates: int, steps: Sequence[int], factor: int) -> int:
-    """The rounds that a race of so many candidates plays, for one seed."""
+    """The rounds that a race of this many candidates runs, for one seed."""
     total, alive, before = 0, candidates, 0
     for step in steps:
         total += alive * (step - before)
@@ -73,7 +74,7 @@ def race(
     deadline: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Standing]:
-    """The standings, best first: by how far a candidate was let go, then by its running average reward there.
+    """The standings, best first: by how many rounds a candidate was given, then by its running average reward there.
 
     Within a deadline each step has its share of the time, so that the last one is reached.
     """
@@ -82,27 +83,28 @@ def race(
     for number, step in enumerate(steps):
         places = [(candidate, seed) for candidate in alive for seed in seeds]
         jobs = [Job(c.config.with_values({"seed": seed}), folder(c, seed), until=step) for c, seed in places]
-        outcomes = runner.play(jobs, deadline=ends[number])
+        outcomes = runner.run(jobs, deadline=ends[number])
         if any(end.status == "interrupted" for end in outcomes) or (
             deadline is None and any(end.status == "not run" for end in outcomes)
         ):
-            raise Interrupted("stopped before the search was finished; run it again to go on")
+            raise Interrupted("stopped before the search was finished; run the same command again to resume")
         per_seed = len(seeds)
         grouped = [outcomes[i * per_seed : (i + 1) * per_seed] for i in range(len(alive))]
         standings = [_standing(c, seeds, folder, step, group) for c, group in zip(alive, grouped, strict=True)]
-        played = [s for s in standings if "not run" not in s.statuses]
-        if not played:  # out of time; what the step before said has to do
+        ran = [s for s in standings if "not run" not in s.statuses]
+        if not ran:  # out of time; what the step before said has to do
             return sorted(final, key=_order)
-        final = [s for s in final if s.candidate not in [p.candidate for p in played]] + played
-        ranked = sorted(played, key=lambda s: -s.score)
+        final = [s for s in final if s.candidate not in [p.candidate for p in ran]] + ran
+        ranked = sorted(ran, key=lambda s: -s.score)
         last = number == len(steps) - 1
         keep = len(ranked) if last else math.ceil(len(ranked) / factor)
         alive = [s.candidate for s in ranked[:keep] if s.score > -math.inf]
         for lost in ranked[keep:]:
             for seed in seeds:
                 shutil.rmtree(folder(lost.candidate, seed) / "checkpoints", ignore_errors=True)
-        say(f"{step} rounds: {len(played)} candidates, best {ranked[0].score:.4f}, {len(alive)} go on" if not last
-            else f"{step} rounds: {len(played)} candidates, best {ranked[0].score:.4f}")  # fmt: skip
+        rest = "" if last else f", {len(alive)} continue{'s' if len(alive) == 1 else ''}"
+        size = f"{counted(step, 'round')}: {counted(len(ran), 'candidate')}"
+        say(f"{size}, best {ranked[0].score:.4f}{rest}")
         if not alive:
             break
     return sorted(final, key=_order)

@@ -92,7 +92,7 @@ def train_from_logs(
         phase = replace(phase, work=replace(work, predicted=predicted))
     if clients is not None:
         phase = replace(phase, cohorts=_cohorts(config, clients))
-    weights, rounds = _play(phase, start, config.rounds, engine)
+    weights, rounds = _train(phase, start, config.rounds, engine)
     return Trained(experiment, weights, rounds)
 
 
@@ -126,7 +126,7 @@ def _cross_fitted(
     experiment = _experiment(plain, dataset)
     halves = (range(pool.start, middle), range(middle, pool.stop))
     fitted = [
-        _play(replace(experiment.bandit, cohorts=_cohorts(config, half)), start, config.rounds, engine)[0]
+        _train(replace(experiment.bandit, cohorts=_cohorts(config, half)), start, config.rounds, engine)[0]
         for half in halves
     ]
     split, learner = dataset.train, experiment.bandit.work.learner
@@ -143,7 +143,7 @@ def _cohorts(config: Config, clients: range) -> FixedCohorts:
     return FixedCohorts(clients, min(config.clients_per_round, len(clients)), config.seed)
 
 
-def _play(phase: Phase, start: np.ndarray, rounds: int, engine: Engine) -> tuple[np.ndarray, list[dict[str, Any]]]:
+def _train(phase: Phase, start: np.ndarray, rounds: int, engine: Engine) -> tuple[np.ndarray, list[dict[str, Any]]]:
     state, metrics = phase.start(start), []
     for _ in range(rounds):
         state, line = play_round(phase, state, engine, Stopwatch())

@@ -158,7 +158,7 @@ def audit(
 
 
 def epsilon_lower_bound(hits: int, alarms: int, trials: int, delta: float, confidence: float = 0.95) -> float:
-    """What a test with so many hits with, and alarms without, the client proves about epsilon (Clopper and Pearson)."""
+    """The epsilon that hits with the client and alarms without it prove as a lower bound (Clopper-Pearson)."""
     from scipy.stats import beta
 
     miss = (1 - confidence) / 2

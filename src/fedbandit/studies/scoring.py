@@ -1,4 +1,4 @@
-"""A trained model from wherever it lies (a run folder, a model file), ready to score the contexts of a data set."""
+"""A trained model from a run folder or a model file, ready to score the contexts of a data set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -96,7 +96,7 @@ FACTOR = 3
 
 @dataclass(frozen=True)
 class Search:
-    """Where a search plays and keeps its choice, until when (of `time.monotonic`), and who is told."""
+    """Where a search runs and keeps its choice, its deadline (of `time.monotonic`), and where it reports."""
 
     folder: Path
     deadline: float
@@ -107,7 +107,7 @@ class Search:
 def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[str, Any]:
     """The point of the grid that did best on the tuning seed, the configuration's own values among them.
 
-    A choice once made is kept: with more time a search could choose another, and what was played with it be lost.
+    A choice once made is kept: with more time a search could choose another, and the runs made with it would be lost.
     """
     kept = search.folder / "choice.json"
     if (chosen := kept_choice(kept, config)) is not None:
@@ -160,7 +160,7 @@ def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
 
 
 def search_steps(config: Config) -> list[int]:
-    """When candidates are compared: never before two deployments, since until the first nobody has learned a thing."""
+    """When candidates are compared: never before two deployments, since nothing has been learned before the first."""
     return rungs(config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9)))
 
 
@@ -228,10 +228,10 @@ def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
 
 def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
     """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
-    told = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
+    counts = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
     tries = [looked for looked, _ in efforts.values()]
     uneven = [name for name, (looked, total) in efforts.items() if 2 * looked < total and 2 * looked < max(tries)]
-    text = f"points of the grid that tuning looked at: {told}"
+    text = f"grid points evaluated by tuning: {counts}"
     if uneven:
         text += (
             f"\nwarning: {', '.join(uneven)} had less than half the tries of others; the comparison is not fair to them"

@@ -1,6 +1,6 @@
-"""Sweeps: any product of configuration values over seeds, played and ranked. `fedbandit sweep SPEC.toml`.
+"""Sweeps: any product of configuration values over seeds, run and ranked. `fedbandit sweep SPEC.toml`.
 
-A member's folder is named after its configuration, so that a sweep can be stopped, gone on with, or extended.
+A member's folder is named after its configuration, so that a sweep can be interrupted, resumed or extended.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_text
-from fedbandit.core.parts import flatten, in_short
+from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.runs.folder import beside_reward
@@ -30,7 +30,7 @@ from fedbandit.studies.search import SPENDS_PRIVACY, appendix, on_edge, points, 
 
 
 class Halving(BaseModel):
-    """Early stopping: after `shortest` rounds the best `1/factor` go on, then again, up to the last round."""
+    """Early stopping: after `shortest` rounds the best `1/factor` continue, then again, up to the last round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     factor: Annotated[int, Field(ge=2)] = 3
@@ -66,7 +66,7 @@ class SweepSpec(BaseModel):
 
 
 @dataclass(frozen=True)
-class Group:
+class SweepGroup:
     """The members that vary one start, and the grid they cover."""
 
     start: str
@@ -79,7 +79,7 @@ class Group:
 class Result:
     """The standings of a group's members, best first."""
 
-    group: Group
+    group: SweepGroup
     standings: list[Standing]
 
     @property
@@ -102,8 +102,8 @@ def read_sweep(path: Path) -> SweepSpec:
         raise ConfigError(f"{path}: {key}: {', or '.join(dict.fromkeys(reasons))}") from None
 
 
-def groups_of(spec: SweepSpec) -> list[Group]:
-    """All members of the sweep, each built and checked against its data before anything is played."""
+def groups_of(spec: SweepSpec) -> list[SweepGroup]:
+    """All members of the sweep, each built and checked against its data before anything runs."""
     groups = []
     open_once = lru_cache(maxsize=None)(open_dataset)
     for start in spec.starts:
@@ -114,7 +114,7 @@ def groups_of(spec: SweepSpec) -> list[Group]:
         if len({member.name for member in members}) < len(members):
             raise ConfigError(f"grid: two points of {start} make the same configuration")
         built = [build_experiment(member.config, open_once(member.config.data.source)) for member in members]
-        groups.append(Group(start, grid, members, max(experiment.rounds for experiment in built)))
+        groups.append(SweepGroup(start, grid, members, max(experiment.rounds for experiment in built)))
     return groups
 
 
@@ -125,13 +125,14 @@ def sweep(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> list[Result]:
-    """Play the sweep into `out` and rank each group; run again, it goes on where it stopped."""
+    """Run the sweep into `out`, or resume it, and rank each group."""
     groups = groups_of(spec)
     if any(member.config.privacy.mechanism != "none" for group in groups for member in group.members):
         say(SPENDS_PRIVACY)
     results = []
     for group in groups:
-        say(f"{group.start}: {len(group.members)} members x {len(spec.all_seeds)} seeds, up to {group.rounds} rounds")
+        size = f"{counted(len(group.members), 'member')} x {counted(len(spec.all_seeds), 'seed')}"
+        say(f"{group.start}: {size}, up to {counted(group.rounds, 'round')}")
         standings = race(
             group.members,
             spec.all_seeds,
@@ -154,7 +155,7 @@ def member_folder(out: Path, name: str, seed: int) -> Path:
     return out / "runs" / name / f"seed-{seed}"
 
 
-def _steps(group: Group, halving: Halving | None) -> list[int]:
+def _steps(group: SweepGroup, halving: Halving | None) -> list[int]:
     """The rounds after which the group's members are compared."""
     if halving is None:
         return [group.rounds]
@@ -187,7 +188,7 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                         "start": result.group.start,
                         "place": place,
                         "status": "stopped early" if status == "paused" else status,
-                        "rounds_played": standing.rounds,
+                        "rounds_run": standing.rounds,
                         "running_reward": None if math.isnan(reward) else reward,
                         **beside_reward(read_json(folder / "summary.json")),
                         **flatten(standing.candidate.config.with_values({"seed": seed}).model_dump()),
@@ -216,7 +217,7 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
     """The best members of each group with what sets them apart, and a warning where a winner lies on an edge."""
     lines = []
     for result in results:
-        lines.append(f"{result.group.start}: {len(result.standings)} members")
+        lines.append(f"{result.group.start}: {counted(len(result.standings), 'member')}")
         for standing in result.standings[:top]:
             point = "  ".join(f"{key}={in_short(value)}" for key, value in standing.candidate.point.items())
             rewards = np.array(standing.rewards)
@@ -224,7 +225,7 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
             if standing.score > -math.inf:
                 error = f" ± {standard_error(rewards):.4f}" if len(rewards) > 1 else ""
                 outcome = f"{standing.score:.4f}{error}"
-            lines.append(f"  {outcome}  after {standing.rounds} rounds  {point}")
+            lines.append(f"  {outcome}  after {counted(standing.rounds, 'round')}  {point}".rstrip())
         if result.edges:
             axes = ", ".join(result.edges)
             lines.append(f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it")

@@ -76,7 +76,7 @@ def exploration_around(config: Config) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuningCandidate:
     """Values to set in the configuration, and what the logs say of them."""
 
     settings: Mapping[str, Any]
@@ -87,8 +87,8 @@ class Candidate:
 class Tuned:
     """The choice, and all candidates, best estimate first."""
 
-    chosen: Candidate
-    candidates: list[Candidate]
+    chosen: TuningCandidate
+    candidates: list[TuningCandidate]
     logged_reward: float
     events: int
 
@@ -103,7 +103,7 @@ def tune(
     engine: Engine,
     estimator: str = "snips",
     cost: float = 0.05,
-    told: Callable[[Candidate], Any] = lambda candidate: None,
+    on_candidate: Callable[[TuningCandidate], Any] = lambda candidate: None,
 ) -> Tuned:
     """Play one period with the configuration as it stands, and choose from its logs what to do in the next ones.
 
@@ -139,8 +139,8 @@ def tune(
             policy = build_policy(config.with_values(settings))
             records = records_of(held_out.train, policy, dataset.header.num_actions, predictions, rewards=modelled)
             found = estimate(records, {estimator: BUILT_IN[estimator]}, bootstrap=Bootstrap(200, config.seed))
-            candidates.append(Candidate(settings, found[estimator]))
-            told(candidates[-1])
+            candidates.append(TuningCandidate(settings, found[estimator]))
+            on_candidate(candidates[-1])
     if not candidates:
         raise Diverged("every candidate diverged; give smaller learning rates")
     candidates.sort(key=lambda candidate: -candidate.estimate.value)
@@ -175,7 +175,7 @@ def check(config: Config, dataset: FederatedDataset, tuned: Tuned, *, seeds: Seq
     return Check(rewards, ours, max(rewards), 1 + sum(reward > ours for reward in rewards))
 
 
-def _most_exploring(config: Config, candidates: list[Candidate], cost: float) -> Candidate:
+def _most_exploring(config: Config, candidates: list[TuningCandidate], cost: float) -> TuningCandidate:
     """The most exploration that costs no more than asked; among equals the better estimate."""
     name, sign = _parameter(config)
     best = candidates[0].estimate.value

@@ -132,7 +132,7 @@ def test_real_processes_agree_with_the_simulator_and_survive_a_killed_server(tmp
     *_, expected = simulated_states(rounds, NODES)
     assert (found.round, sorted(found.deployed)) == (rounds, [0, 1, 2])
     np.testing.assert_allclose(found.weights, expected.weights, atol=1e-6, rtol=0)
-    assert "going on after round" in (network.state / "server.log").read_text()
+    assert "resuming after round" in (network.state / "server.log").read_text()
 
 
 @pytest.mark.slow

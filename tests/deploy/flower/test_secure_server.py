@@ -107,7 +107,7 @@ def test_a_living_deployment_does_not_change_to_or_from_secure_sums(tmp_path):
     store = Store(deployment.folder)
     a_server(deployment, grid, store)
     store.close()
-    with pytest.raises(ConfigError, match="began with another secure aggregation"):
+    with pytest.raises(ConfigError, match="was started with different secure aggregation"):
         coordinator(a_deployment(tmp_path, values()), Network({}))
 
 

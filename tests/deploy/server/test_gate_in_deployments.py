@@ -10,6 +10,7 @@ import pytest
 from network_builders import ACTIONS, WORDS, Network, a_deployment, changed, coordinator, devices, values, with_update
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.prediction import Prediction
 from fedbandit.deploy import Agent
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.flower.operate import _show_new_rounds
@@ -185,8 +186,8 @@ def test_the_verdict_is_that_of_a_simulations_gate_on_the_same_events(tmp_path, 
         logged = participant.agent.events()
         x = logged.events.contexts.astype(np.float64)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
-        old, new = (x @ w[:-K].reshape(-1, K) + w[-K:] for w in (deployment.initial, candidate))
-        found = GainEstimator(estimator, LIMIT).terms(logged.events, Softmax(BETA), old, new)
+        old, new = (Prediction(x @ w[:-K].reshape(-1, K) + w[-K:]) for w in (deployment.initial, candidate))
+        found = GainEstimator(estimator, LIMIT).terms(logged.events, Softmax(BETA), old, Softmax(BETA), new)
         terms.append(found[0])
         weights.append(np.minimum(found[1], LIMIT))
     bounds = np.arange(13) * 30

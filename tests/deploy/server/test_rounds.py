@@ -55,7 +55,7 @@ def test_a_device_that_comes_back_under_another_node_is_told_and_nothing_counts_
     live(network.participants[150], events=4, seed=3)
     server.run(attempts=2)
     assert [line["events"] for line in metrics_of(deployment)] == [18, 0, 4]
-    assert "rewards counted before" in caplog.text
+    assert "rewards that were counted before" in caplog.text
 
 
 def test_nothing_to_train_on(deployment, tmp_path):
@@ -214,7 +214,7 @@ def test_promises_are_kept_over_a_restart(deployment, network, tmp_path, changed
     store = Store(deployment.folder)
     coordinator(deployment, network, store).run(attempts=1)
     store.close()
-    with pytest.raises(ConfigError, match=f"began with another {what}"):
+    with pytest.raises(ConfigError, match=f"was started with different {what}"):
         coordinator(a_deployment(tmp_path, {**values(), **changed}), network)
 
 
@@ -229,7 +229,7 @@ def test_one_server_at_a_time(deployment):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"scenario": "init"}, "scenario: belongs to simulations"),
+        ({"scenario": "init"}, "scenario: is for simulations"),
         ({"clipping": {"enabled": False}}, "clipping.enabled"),
         ({"objective": {"name": "doubly-robust"}}, "objective.name"),
         ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}}, "deployment.population: missing"),

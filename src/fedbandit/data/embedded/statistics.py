@@ -11,7 +11,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Split
 
-_EXAMPLES, _STEPS, _BATCH = 50_000, 2500, 128  # training budget: at most so many examples, exactly so many steps
+_EXAMPLES, _STEPS, _BATCH = 50_000, 2500, 128  # training budget: at most this many examples, exactly this many steps
 _TEST_EXAMPLES = 10_000
 _WEIGHT_DECAY = 1e-5
 _LEARNING_RATE = {"sparse linear": 0.02, "linear": 0.003, "cnn": 0.002}  # Adam, falling to zero along half a cosine

@@ -25,7 +25,7 @@ _ALIASES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv
 
 
 @dataclass(frozen=True)
-class Batch:
+class TableBatch:
     """Some consecutive rows of a file; `first` is the number of the first one, as a person counts them."""
 
     path: Path
@@ -71,7 +71,7 @@ class Batch:
         return values
 
     def _near(self, name: str) -> str:
-        """As `place`, where nobody tells which cell it is."""
+        """As `place`, where the cell is not known."""
         return f"{self.path}: column {name}, rows {self.first} to {self.first + len(self) - 1}"
 
     def __len__(self) -> int:
@@ -83,6 +83,8 @@ class Table:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        if self.path.is_dir():
+            raise DataError(f"{self.path}: is a folder, not a .csv, .tsv or .parquet file")
         if not self.path.is_file():
             raise DataError(f"{self.path}: no such file")
         kind = _ALIASES.get(self.path.suffix.lower())
@@ -113,7 +115,7 @@ class Table:
 
     def batches(
         self, texts: Iterable[str], numbers: Iterable[str] = (), *, progress: Progress, what: str
-    ) -> Iterator[Batch]:
+    ) -> Iterator[TableBatch]:
         """Stream the named columns; `texts` are never guessed to be dates or numbers."""
         columns: dict[str, Any] = {name: pa.string() for name in texts} | {name: pa.float64() for name in numbers}
         first = 1 if self._parquet else 2  # the header is row 1 of a CSV file, as spreadsheets and the reader have it
@@ -122,7 +124,7 @@ class Table:
             for record, amount in self._parquet_batches(columns) if self._parquet else self._csv_batches(columns):
                 advance(amount)
                 if record.num_rows:
-                    yield Batch(self.path, first, {name: record.column(name) for name in columns})
+                    yield TableBatch(self.path, first, {name: record.column(name) for name in columns})
                 first += record.num_rows
 
     def _size(self) -> int:

@@ -81,7 +81,7 @@ def _receive(response: Any, partial: Path, start: int, total: int | None, url: s
             broken = True  # what arrived is kept
     if broken or (total is not None and done != total):
         of_all = "" if total is None else f" of {total:,}"
-        raise DataError(f"{url}: broke off after {done:,}{of_all} bytes; run the same command again to go on")
+        raise DataError(f"{url}: broke off after {done:,}{of_all} bytes; run the same command again to resume")
 
 
 def _length(headers: Message) -> int | None:

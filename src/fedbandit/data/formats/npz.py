@@ -24,6 +24,8 @@ class Npz:
             self._zip = zipfile.ZipFile(self.path)
         except FileNotFoundError:
             raise DataError(f"{self.path}: no such file") from None
+        except IsADirectoryError:
+            raise DataError(f"{self.path}: is a folder, not a .npz file") from None
         except zipfile.BadZipFile:
             raise DataError(f"{self.path}: damaged, or not a .npz file") from None
         self.names = [name.removesuffix(".npy") for name in self._zip.namelist()]

@@ -12,7 +12,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.formats.npz import Npz
-from fedbandit.data.importers.common import HoldOut, add_rows
+from fedbandit.data.importers.common import HoldOut, add_rows, check_counts
 from fedbandit.data.text import EMNIST_ACTIONS, EMNIST_LOWER_CASE, case_map, in_natural_order
 from fedbandit.data.writer import DatasetWriter, check_target
 
@@ -32,8 +32,7 @@ class ArrayOptions:
     test_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.actions is not None and self.actions < 1:
-            raise ConfigError(f"actions: must be at least 1, got {self.actions}")
+        check_counts(actions=self.actions)
         HoldOut(self.test_fraction, by_client=False)
 
 

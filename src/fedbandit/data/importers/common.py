@@ -105,6 +105,13 @@ class Dropped:
         return {name: count for name, count in counts.items() if count}
 
 
+def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
+    """Refuse an empty vocabulary, and fewer actions than there is a choice between."""
+    for name, number, least in (("vocabulary", vocabulary, 1), ("actions", actions, 2)):
+        if number is not None and number < least:
+            raise ConfigError(f"{name}: must be at least {least}, got {number}")
+
+
 def check_table_options(
     *,
     text: Sequence[str],
@@ -117,9 +124,7 @@ def check_table_options(
     """Refuse what no table can be read with; a separator is named as its option is."""
     if bool(text) == bool(features):
         raise ConfigError("text, features: give one of them")
-    for name, number in (("vocabulary", vocabulary), ("actions", actions)):
-        if number is not None and number < 1:
-            raise ConfigError(f"{name}: must be at least 1, got {number}")
+    check_counts(actions=actions, vocabulary=vocabulary)
     for name, separator in separators.items():
         if not separator:
             raise ConfigError(f"{name.replace('_', '-')}: may not be empty")

@@ -13,7 +13,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
-from fedbandit.data.formats.columns import Batch, Table
+from fedbandit.data.formats.columns import Table, TableBatch
 from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_table_options, take_log
 from fedbandit.data.text import BagOfWords, FrequencyCounter, in_natural_order, split_labels, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
@@ -102,7 +102,7 @@ def _count(table: Table, options: LoggedOptions, texts: list[str], progress: Pro
     return words.top(options.vocabulary), in_natural_order(names)
 
 
-def _log(batch: Batch, options: LoggedOptions, codes: dict[str, int]) -> Log:
+def _log(batch: TableBatch, options: LoggedOptions, codes: dict[str, int]) -> Log:
     actions = np.empty(len(batch), np.int32)
     for row, cell in enumerate(batch.texts(options.action)):
         actions[row] = _code(cell.strip(), codes, batch.place(options.action, row))
@@ -115,7 +115,7 @@ def _log(batch: Batch, options: LoggedOptions, codes: dict[str, int]) -> Log:
     return Log(actions, rewards, propensities.astype(np.float32), _available(batch, options, codes, actions))
 
 
-def _available(batch: Batch, options: LoggedOptions, codes: dict[str, int], actions: np.ndarray) -> Ragged | None:
+def _available(batch: TableBatch, options: LoggedOptions, codes: dict[str, int], actions: np.ndarray) -> Ragged | None:
     """The sets of available actions; an empty cell means that every action was."""
     if not options.available:
         return None

@@ -151,7 +151,7 @@ class PublishedSqlite:
 
 
 def _check_header(path: Path) -> None:
-    """SQLite notices a cut-off file only when it reads the missing page; the header tells at once."""
+    """SQLite notices a cut-off file only when it reads the missing page; the header shows it at once."""
     try:
         with open(path, "rb") as file:
             header = file.read(100)

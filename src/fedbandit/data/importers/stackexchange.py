@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from xml.etree import ElementTree
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
-from fedbandit.data.importers.common import Dropped, HoldOut, add_rows
+from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts
 from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
 
@@ -33,9 +33,7 @@ class StackExchangeOptions:
     test_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, number in (("vocabulary", self.vocabulary), ("actions", self.actions)):
-            if number < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {number}")
+        check_counts(actions=self.actions, vocabulary=self.vocabulary)
         HoldOut(self.test_fraction, by_client=True)
 
 

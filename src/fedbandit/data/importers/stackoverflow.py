@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.data.formats.fetching import unpacked
-from fedbandit.data.importers.common import Dropped
+from fedbandit.data.importers.common import Dropped, check_counts
 from fedbandit.data.importers.published import PublishedSqlite, the_only
 from fedbandit.data.text import BagOfWords, LabelEncoder
 from fedbandit.data.writer import DatasetWriter, check_target
@@ -33,9 +33,7 @@ class StackOverflowOptions:
     drop_unlabelled: bool = False
 
     def __post_init__(self) -> None:
-        for name, number in (("vocabulary", self.vocabulary), ("actions", self.actions)):
-            if number < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {number}")
+        check_counts(actions=self.actions, vocabulary=self.vocabulary)
 
 
 def import_stackoverflow(

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
-from fedbandit.data.formats.columns import Batch, Table
+from fedbandit.data.formats.columns import Table, TableBatch
 from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_table_options
 from fedbandit.data.text import (
     BagOfWords,
@@ -130,7 +130,7 @@ def _count(table: Table, options: TableOptions, texts: list[str], progress: Prog
     return _Counts(words.top(options.vocabulary), actions, multilabel)
 
 
-def _test_rows(batch: Batch, column: str) -> np.ndarray:
+def _test_rows(batch: TableBatch, column: str) -> np.ndarray:
     cells = batch.texts(column)
     unknown = next((row for row, cell in enumerate(cells) if cell.strip().lower() not in _SPLITS), None)
     if unknown is not None:

@@ -22,7 +22,7 @@ from fedbandit.policies import Policy
 
 
 def system_uniform() -> float:
-    """A float64 in [0, 1) that nobody can foresee."""
+    """An unpredictable float64 in [0, 1)."""
     return (int.from_bytes(os.urandom(8), "little") >> 11) * 2.0**-53
 
 
@@ -183,7 +183,7 @@ class Agent:
         return self._policy or make_rule(described, self._trusted, "the server")
 
     def events(self, counted: int = 0) -> Logged:
-        """A snapshot of what can be trained on; the app may go on meanwhile, and nothing is consumed.
+        """A snapshot of what can be trained on; the app may continue meanwhile, and nothing is consumed.
 
         Events settled after `counted` (the highest `settled` of an earlier snapshot) are marked as fresh.
         """
@@ -207,7 +207,7 @@ class Agent:
         except (DataError, OSError) as problem:
             if in_use is None:
                 raise
-            _logger.warning("going on with model %d: %s", in_use[1].model.version, problem)
+            _logger.warning("keeping model %d: %s", in_use[1].model.version, problem)
             actor = in_use[1]
         self._in_use = (stamp, actor)
         return actor

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedbandit.deploy.device.log_file import LogFile, LogUnavailable, Reading, read_clocks, seconds_between
 
-__all__ = ["EventLog", "LogUnavailable", "Outcome", "Record", "Retention", "Row", "Totals"]
+__all__ = ["EventLog", "LogRow", "LogUnavailable", "Outcome", "Record", "Retention", "Totals"]
 DAY = 86400.0
 
 
@@ -63,7 +63,7 @@ class Record(NamedTuple):
     values: bytes
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """An event that can be trained on."""
 
     sequence: int
@@ -149,7 +149,7 @@ class EventLog:
             )
         return Outcome.RECORDED
 
-    def read(self) -> list[Row]:
+    def read(self) -> list[LogRow]:
         """The events that can be trained on, oldest first; consumes nothing.
 
         Where a missing reward counts as zero, an event is held back until its time for a reward is over: before that,
@@ -165,7 +165,7 @@ class EventLog:
                 window = (now - rules.max_age,)  # type: ignore[assignment]
             oldest = _last_sequence(db) - rules.max_events
             found = db.execute(f"{query} AND sequence > ? ORDER BY sequence", (*window, oldest)).fetchall()
-        return [Row(*row) for row in found]
+        return [LogRow(*row) for row in found]
 
     def totals(self) -> Totals:
         """What the log has seen and what it holds."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.acting import Context
-from fedbandit.deploy.device.log import Record, Row
+from fedbandit.deploy.device.log import LogRow, Record
 from fedbandit.deploy.device.model_files import DeviceModel
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def record(
     )
 
 
-def logged_events(rows: Sequence[Row], model: DeviceModel, counted: int = 0) -> Logged:
+def logged_events(rows: Sequence[LogRow], model: DeviceModel, counted: int = 0) -> Logged:
     """The rows that fit the model as arrays; those settled after `counted` are fresh."""
     from fedbandit.events import Events
 
@@ -80,7 +80,7 @@ def _joined(parts: list[bytes], dtype: str) -> np.ndarray:
     return np.frombuffer(b"".join(parts), dtype)
 
 
-def _available(rows: list[Row], num_actions: int) -> np.ndarray | None:
+def _available(rows: list[LogRow], num_actions: int) -> np.ndarray | None:
     if all(row.available is None for row in rows):
         return None
     available = np.ones((len(rows), num_actions), bool)

@@ -24,7 +24,7 @@ from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
-from fedbandit.deploy.secure_sums import Bounds, Figures, encode
+from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
@@ -44,7 +44,7 @@ class Card:
 
 
 def read_card(path: Path) -> Card:
-    """The card in the file; the first time, a new one, which must be written before anybody hears of it."""
+    """The card in the file; the first time, a new one, which must be written before it is used."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -66,7 +66,7 @@ Predict = Callable[[np.ndarray, Contexts], Prediction]
 
 @dataclass(frozen=True)
 class GainSums:
-    """All that a device tells the server of its log; none of it about a single event, unless there is only one."""
+    """All that a device reveals about its log: sums, which describe a single event only if there is just one."""
 
     events: int
     gain: float  # how much more the candidate would have earned, by the estimate
@@ -90,7 +90,7 @@ def gain_sums(
     deployed: tuple[Policy, np.ndarray],
     candidate: tuple[Policy, np.ndarray],
     estimator: GainEstimator,
-    bounds: Bounds,
+    bounds: ReportBounds,
 ) -> GainSums:
     """The sums over the newest events, at most `bounds.events` of them; models come as rule and weights."""
     (old_rule, before), (new_rule, after) = deployed, candidate
@@ -165,7 +165,7 @@ class Participant:
         _check_fits(weights, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
         deployed, candidate = (self.agent.policy, before), (self.agent.rule_of(facts["rule"]), weights)
-        bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
+        bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
         estimator = estimator_of(facts)
         sums = gain_sums(logged, built.learner.predict, deployed, candidate, estimator, bounds)
         return {**found, **asdict(sums)}, {}
@@ -186,7 +186,7 @@ class Participant:
         trained = self._fit(facts, arrays, since)
         if trained is None:
             raise DataError("nothing to train on any more")
-        bounds = Bounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
+        bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
         logged = trained.logged
         fresh = np.flatnonzero(logged.events.fresh)
         fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
@@ -245,7 +245,7 @@ class Participant:
         """Who this device is, and up to where its rewards have been counted: as the server says, else as last heard."""
         card = read_card(self._card)  # a device that could not be known again must not take part
         if counted is not None and counted != card.counted:
-            with suppress(OSError):  # no room: the server will say it again
+            with suppress(OSError):  # no space: the server will send it again
                 write_card(self._card, replace(card, counted=counted))
         return card.device, card.counted if counted is None else counted
 

@@ -27,7 +27,7 @@ _order = random.SystemRandom()
 
 @dataclass(frozen=True)
 class Terms:
-    """What the devices of a round agree on: so many shares of each secret, of which so many recover it."""
+    """What the devices of a round agree on: the number of shares of each secret, and how many recover it."""
 
     devices: int
     shares: int
@@ -35,7 +35,7 @@ class Terms:
 
     @classmethod
     def of(cls, devices: int, shares: int, threshold: float) -> "Terms":
-        """Terms for so many devices; the threshold is a fraction of the shares, and always more than half of them."""
+        """Terms for this many devices; the threshold is a fraction of the shares, and always more than half of them."""
         shares = min(devices, shares)
         if shares < devices and shares % 2 == 0:
             shares -= 1  # a device and as many neighbours on either side
@@ -148,9 +148,9 @@ def unmasked_sum(
     def mask(seed: bytes) -> np.ndarray:
         return np.concatenate(pseudo_rand_gen(seed, MODULUS, shapes))
 
-    for node, told in shares.items():
+    for node, held in shares.items():
         try:
-            secret = combine_shares(list(told.values()))
+            secret = combine_shares(list(held.values()))
             if node in vectors:
                 total -= mask(secret)
                 continue

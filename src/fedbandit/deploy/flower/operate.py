@@ -55,7 +55,7 @@ _PATIENCE = 60.0  # seconds that a node waits at most before it tries again
 
 
 def serve(toml: Path, host: str, port: int, security: Security, say: Callable[[str], None] = print) -> None:
-    """Run a SuperLink and the rounds of a deployment; a server app that dies is started again and goes on."""
+    """Run a SuperLink and the rounds of a deployment; a server app that dies is restarted and resumes."""
     from fedbandit.deploy.server.deployment import read_deployment  # a device's node needs none of it
 
     deployment = read_deployment(toml)

@@ -52,7 +52,7 @@ class Security:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -119,7 +119,7 @@ def start_supernode(
 
 
 def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 90.0) -> None:
-    """Return when somebody listens; raise if the process ends before, or it takes too long."""
+    """Return when the port is open; raise if the process ends before, or it takes too long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
@@ -127,7 +127,7 @@ def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], log: P
         if process.poll() is not None:
             raise FedbanditError(f"the process for {host}:{port} ended with code {process.returncode}; see {log}")
         time.sleep(0.2)
-    raise FedbanditError(f"nobody listens at {host}:{port} after {seconds:.0f} s; see {log}")
+    raise FedbanditError(f"nothing listens on {host}:{port} after {seconds:.0f} s; see {log}")
 
 
 def write_connection(home: Path, address: str, security: Security) -> None:

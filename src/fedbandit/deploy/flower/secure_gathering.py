@@ -100,8 +100,8 @@ class SecureSums:
         names = {
             node: masking.unmask(neighbours[node] & vectors.keys(), neighbours[node] & dropped) for node in vectors
         }
-        told = self._step(attempt, "unmasking", names, lambda _, answer: masking.shares_told(answer))
-        shares = {node: {n: kept[node] for n, kept in told.items() if node in kept} for node in sealed}
+        answers = self._step(attempt, "unmasking", names, lambda _, answer: masking.shares_told(answer))
+        shares = {node: {n: kept[node] for n, kept in answers.items() if node in kept} for node in sealed}
         for node in sealed:
             self._recoverable([node], neighbours, shares[node], terms)
         try:

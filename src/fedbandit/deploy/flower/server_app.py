@@ -1,6 +1,6 @@
-"""The server app that Flower runs: plays the rounds of the TOML file that the run's `deployment` names.
+"""The server app that Flower runs: runs the rounds of the TOML file that the run's `deployment` names.
 
-It can be started again at any time and goes on after the last round that was kept.
+It can be restarted at any time and resumes after the last saved round.
 """
 
 import logging
@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         Coordinator(deployment, store, GridTransport(grid)).run()
     except Exception:
-        logger.exception("the server has stopped; started again, it goes on after the last round kept")
+        logger.exception("the server has stopped; start it again to resume after the last saved round")
         raise
     finally:
         logger.removeHandler(handler)

@@ -18,7 +18,7 @@ from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, Bounds
+from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, ReportBounds
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.learners.base import Trainable
@@ -60,8 +60,8 @@ class Rules(BaseModel):
     max_reward: Positive = 1.0  # larger ones are counted as this; these two are also for the gate
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.max_events, self.max_reward)
+    def bounds(self) -> ReportBounds:
+        return ReportBounds(self.max_events, self.max_reward)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Deployment:
     actions: tuple[str, ...]
     data: DataSpec
     vocabulary: tuple[str, ...] | None
-    learning: dict[str, Any]  # what devices are told about how to train
+    learning: dict[str, Any]  # what devices receive about how to train
     ledger: Ledger | None
     initial: np.ndarray
     freezing: Freezing | None = None  # what devices neither train nor send
@@ -150,11 +150,11 @@ class Deployment:
         }
 
     def check_same(self, state: State) -> None:
-        """Refuse to go on from a state with other promises."""
+        """Refuse to resume from a state with other promises."""
         for name, value in self.promises().items():
             if state.extra["promises"].get(name) != value:
                 raise ConfigError(
-                    f"deployment.state: {self.folder}: began with another {name}; name a new folder to begin anew"
+                    f"deployment.state: {self.folder}: was started with different {name}; use a new folder"
                 )
 
 
@@ -167,7 +167,7 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     """The deployment of nested values as TOML gives them; its paths are relative to `base`."""
     for key in _MEANINGLESS:
         if key in values:
-            raise ConfigError(f"{where}{key}: belongs to simulations; real devices bring their own world")
+            raise ConfigError(f"{where}{key}: is for simulations; it has no meaning on real devices")
     rest = {key: value for key, value in values.items() if key != "deployment"}
     config = Config.build({"scenario": "scratch", **rest}, where)
     rules = _rules(values.get("deployment", {}), where)
@@ -229,7 +229,9 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             raise ConfigError(f"{where}deployment.report_goal: more than the {config.clients_per_round} that are asked")
         return build_ledger(config, max(config.clients_per_round, rules.population or 1), False)
     if rules.population is None:
-        raise ConfigError(f"{where}deployment.population: missing; a private deployment is accounted for so many")
+        raise ConfigError(
+            f"{where}deployment.population: missing; the privacy accounting of a deployment needs the number of devices"
+        )
     if rules.report_goal is not None:
         raise ConfigError(
             f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
@@ -242,7 +244,7 @@ def _check_secure(config: Config, rules: Rules, where: str) -> None:
     if config.privacy.mechanism != "none":
         raise ConfigError(
             f"{where}deployment.secure_aggregation: not with privacy.mechanism = {config.privacy.mechanism!r}: a sum of"
-            " too few devices is given up, so that one device more or less could decide whether all the others show,"
+            " too few devices is dropped, so one device more or less could decide whether the others are revealed,"
             " which the noise does not cover"
         )
     if config.clients_per_round > MOST:

@@ -90,7 +90,7 @@ class Gatekeeper:
 
 
 @dataclass
-class Screened:
+class ScreenedGains:
     """What devices say of a candidate: the sums of each that is sound, and everything else by name."""
 
     sums: list[Sums] = field(default_factory=list)  # one device each
@@ -101,9 +101,9 @@ class Screened:
 
 def screen(
     answers: Iterable[tuple[int, Reply]], token: str, version: int, estimator: GainEstimator, max_events: int
-) -> Screened:
+) -> ScreenedGains:
     """Check (node, reply) pairs, one for each device; whatever a device sends may be wrong in any way."""
-    found = Screened()
+    found = ScreenedGains()
     seen: set[str] = set()
     for node, reply in answers:
         refuse = refusal(reply, token, unable="could not judge") or _unreadable(reply)

@@ -72,7 +72,9 @@ class PlainReports:
             return None
         counted, figures, overlapping = count_rewards(state.extra.get("counted", {}), reports)
         for device in overlapping:
-            _logger.warning("round %d: device %s reports rewards counted before; it will be told", number, device)
+            _logger.warning(
+                "round %d: device %s reports rewards that were counted before; it will be informed", number, device
+            )
         screened = summed(reports, state.kept["weights"], state.clip_norm)
         return Contribution(
             total=screened.total,
@@ -86,7 +88,7 @@ class PlainReports:
         )
 
     def _least(self) -> int:
-        """A private round goes on whoever answers: to stop for want of reports would tell who took part."""
+        """A private round continues whoever answers: aborting for lack of reports would leak who took part."""
         return 0 if self._deployment.ledger is not None else self._deployment.rules.min_reports
 
     def _task(self, state: State, node: int, number: int, token: str) -> Request:

@@ -15,7 +15,7 @@ from fedbandit.deploy.secure_sums import TOLERANCE
 from fedbandit.federated.pipeline import Screened, clipped_sum, why_not
 
 _LONGEST_NAME = 64
-_MOST = 2**63  # no honest count reaches it, and JSON knows whole numbers that no arithmetic can go on with
+_MOST = 2**63  # no honest count reaches it, and JSON allows integers too large for arithmetic
 _LARGEST = 1e150  # what still has a square
 
 
@@ -92,7 +92,7 @@ def count_rewards(
 ) -> tuple[dict[str, int], dict[str, Any], list[str]]:
     """Each reward in one round only: the new marks by device, the round's figures, and who reported old rewards again.
 
-    A device that did not know its mark reports more than is new; its figures wait until it has been told.
+    A device that did not know its mark reports more than is new; its figures wait until it knows.
     """
     marks = dict(counted)
     overlapping = []
@@ -183,10 +183,10 @@ def is_name(value: object) -> bool:
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a whole number from 0 on, of a size to go on with."""
+    """Whether it is an integer from 0, small enough to compute with."""
     return type(value) is int and 0 <= value < _MOST
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, of a size to go on with."""
+    """Whether it is a finite number, small enough to compute with."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST

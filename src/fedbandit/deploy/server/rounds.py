@@ -49,7 +49,7 @@ class Coordinator:
         else:
             self.state, self._memory = kept
             deployment.check_same(self.state)
-            _logger.info("going on after round %d with model %d", self.state.round, self.version)
+            _logger.info("resuming after round %d with model %d", self.state.round, self.version)
         store.publish(self.state, deployment)
         self._held: dict[int, int] = {}  # node -> the version that it has said it holds
         self._offered: dict[int, int] = {}  # node -> the version that it was last sent
@@ -60,7 +60,7 @@ class Coordinator:
         return max(self.state.deployed)
 
     def run(self, attempts: int | None = None) -> State:
-        """Play what is left of the rounds; at most so many attempts at one."""
+        """Run the remaining rounds, with a limited number of attempts at each."""
         while self.state.round < self.deployment.rounds and (attempts is None or attempts > 0):
             if self.attempt() is None:
                 self._sleep(self.deployment.rules.poll_seconds)
@@ -68,7 +68,7 @@ class Coordinator:
         return self.state
 
     def attempt(self) -> dict[str, Any] | None:
-        """Try to play the next round: its metrics, or None if it did not come about and nothing has changed."""
+        """Try to run the next round: its metrics, or None if it failed and nothing has changed."""
         self._roll_back_if_asked()
         nodes = self._courier.nodes()
         if len(nodes) < self.deployment.rules.min_reports:
@@ -189,7 +189,7 @@ class Coordinator:
             return
         state = self.state
         if wanted not in state.deployed:
-            _logger.error("cannot go back to model %d: kept are %s", wanted, sorted(state.deployed))
+            _logger.error("cannot roll back to model %d; available: %s", wanted, sorted(state.deployed))
         elif state.extra.get("rolled_back_at") != [wanted, state.round]:  # a crash came before the request was removed
             restored = state.deployed[wanted]
             why = f"went back to model {wanted}"
@@ -199,7 +199,7 @@ class Coordinator:
             self._keep(
                 replace(state, weights=restored.weights, deployed=deployed, kept=kept, extra=extra), self._memory
             )
-            _logger.warning("went back to model %d, as model %d", wanted, self.version)
+            _logger.warning("rolled back to model %d, deployed as model %d", wanted, self.version)
         self._store.rollback_done()
 
 

@@ -94,7 +94,7 @@ def ask_rollback(folder: Path, version: int) -> None:
     """Have the server of that folder go back to a version, at its next round or when it starts."""
     path = folder / "state.safetensors"
     if not path.exists():
-        raise DataError(f"{folder}: no deployment has been here")
+        raise DataError(f"{folder}: not the state folder of a deployment")
     known = sorted(load_state(path).deployed)
     if version not in known:
         raise DataError(f"{folder}: version {version} is not kept; there are {known}")
@@ -102,17 +102,17 @@ def ask_rollback(folder: Path, version: int) -> None:
 
 
 def read_rollback(folder: Path) -> int | None:
-    """The version that somebody has asked to go back to."""
+    """The version that a rollback was requested to."""
     try:
         return int(json.loads((folder / "rollback.json").read_text(encoding="utf-8"))["version"])
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / 'rollback.json'}: damaged ({error!r}); ask again") from None
+        raise DataError(f"{folder / 'rollback.json'}: damaged ({error!r}); ask for the rollback again") from None
 
 
 def _locked(path: Path) -> int:
-    """An open file that nobody else can lock; the system lets go of it when the process ends, however it ends."""
+    """An open file that nobody else can lock; the system releases it when the process ends, however it ends."""
     held = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,7 +129,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     """The deployment's state as plain values; the server may be running meanwhile."""
     path = folder / "state.safetensors"
     if not path.exists():
-        raise DataError(f"{folder}: no deployment has been here; it is the `state` of a deployment's TOML file")
+        raise DataError(f"{folder}: not the state folder of a deployment (`state` in its TOML file)")
     state = load_state(path)
     lines = _metrics(folder)
     recent = lines[-_RECENT:]
@@ -170,7 +170,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def in_lines(status: dict[str, Any]) -> list[str]:
-    """The same for somebody who reads a terminal."""
+    """The same as lines for a terminal."""
     part, reward = status["participation"], status["reward"]
     lines = [
         f"round          {status['round']}",

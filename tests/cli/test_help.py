@@ -1,0 +1,71 @@
+"""Every help page can be read without rich: no escapes, no summary that is cut off, nothing wider than a terminal."""
+
+import click
+import pytest
+import typer
+
+from fedbandit.cli.app import app
+
+ROOT = typer.main.get_command(app)
+
+
+def commands(command=ROOT, path=("fedbandit",)):
+    """Every command and group, with the words a user types to reach it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+EVERY = dict(commands())
+
+
+def help_of(path):
+    context = None
+    for depth, _ in enumerate(path, start=1):
+        command = EVERY[path[:depth]]
+        context = click.Context(command, parent=context, info_name=path[depth - 1])
+    return EVERY[path].get_help(context)
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_a_help_page_has_no_markup_and_fits_a_terminal(path):
+    text = help_of(path)
+    assert "\\" not in text
+    assert "..." not in text.replace("[ARGS]...", "").replace("RUNS...", "").replace("fig1a ... fig4d", "")
+    assert max(map(len, text.splitlines())) <= 78
+
+
+@pytest.mark.parametrize("path", [path for path in EVERY if len(path) > 1], ids=" ".join)
+def test_a_command_says_in_one_line_what_it_does(path):
+    whole = " ".join(EVERY[path].help.split("\n\n")[0].split()).removesuffix(".")
+    lines = [line.split(None, 1) for line in help_of(path[:-1]).splitlines()]
+    assert [path[-1], whole] in lines
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_every_option_and_argument_has_a_help_text_that_is_a_phrase(path):
+    for parameter in EVERY[path].params:
+        text = parameter.help
+        assert text, f"{' '.join(path)} {parameter.name}"
+        assert text.endswith("."), f"{' '.join(path)} {parameter.name}: {text}"
+        assert not text[0].islower(), f"{' '.join(path)} {parameter.name}: {text}"
+
+
+def test_what_is_required_and_what_is_the_default_stand_in_brackets():
+    page = " ".join(help_of(("fedbandit", "run")).split())
+    assert "[required]" in page
+    assert "[default: 20]" in page
+
+
+def test_commands_stand_in_sections_by_what_they_are_for():
+    page = help_of(("fedbandit",))
+    headings = [line for line in page.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
+    assert headings == ["Options:", "Simulate:", "Data:", "Logs and theory:", "Privacy and devices:"]
+    assert all(f"\n  {path[1]} " in page for path in EVERY if len(path) == 2)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [(["rn"], "run"), (["data", "imprt"], "import")])
+def test_a_mistyped_command_is_suggested_once(typed, meant):
+    with pytest.raises(click.UsageError) as refused:
+        ROOT.main(typed, prog_name="fedbandit", standalone_mode=False)
+    assert refused.value.format_message() == f"no such command {typed[-1]!r}; did you mean {meant}?"
