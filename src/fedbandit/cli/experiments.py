@@ -76,12 +76,11 @@ def sweep(
 ) -> None:
     """Play every combination of the values in a file, rank them, and write the table."""
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.sweeps import read_sweep, rows_of, summary_text, write_table
-    from fedbandit.studies.sweeps import sweep as play
+    from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep, summary_text, write_table
 
     wanted = read_sweep(spec)
     with runner_of(engine, ray_address, workers) as runner:
-        results = play(wanted, out, runner=runner, say=typer.echo)
+        results = run_sweep(wanted, out, runner=runner, say=typer.echo)
     written = write_table(rows_of(results, wanted.all_seeds, out), out / "results")
     typer.echo(f"\n{summary_text(results)}\n")
     winner = out / "winner.toml"

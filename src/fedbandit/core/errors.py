@@ -19,3 +19,9 @@ class Diverged(FedbanditError):
     """Training left the finite numbers. Not a user's mistake as such, so it has an exit code of its own."""
 
     exit_code = 1
+
+
+class Interrupted(FedbanditError):
+    """Work was stopped before its end, as asked by a signal; the same call resumes it."""
+
+    exit_code = 130

@@ -22,11 +22,11 @@ from fedbandit.evaluation.theory import (
     federated_regret,
     is_vacuous,
 )
-from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.round import Engine
 from fedbandit.models import Layout
 from fedbandit.policies import Greedy
 from fedbandit.results.plots import COLOURS, save_picture
+from fedbandit.simulation.callbacks import RoundEvents
 from fedbandit.simulation.simulate import simulate
 
 
@@ -55,16 +55,13 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     errors: list[float] = []
     while simulation.state.round < config.rounds:
         state = simulation.state
-        number = state.round + 1
         if state.round % config.deploy_every == 0:
             deployed = state.deployed[max(state.deployed)]
             scores = lambda rows: work.learner.scores(deployed, work.split.contexts(rows))  # noqa: B023, E731
             regret = best - policy_value(work.split, clients, work.policy, scores, truth)
             if state.round:
                 errors.append(fit.excess(layout, deployed))
-        stage = phase.scenario.stage(number)
-        broadcast = Broadcast(number, state.weights, state.deployed, state.clip_norm, stage.rewards, stage.available)
-        logged = work.act(phase.cohorts.draw(number), broadcast)  # the very events that the round will train on
+        logged = RoundEvents(phase, state)()  # the very events that the round will train on
         fit = fit.with_events(features_of(logged.contexts), logged.actions, logged.rewards)
         lost, events = lost + regret * len(logged), events + len(logged)
         next(iter(simulation))
