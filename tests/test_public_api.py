@@ -19,10 +19,10 @@ EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "ope", "privacy"]
 def test_examples_of_docstrings_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     thing = getattr(fedbandit, name)
-    names = vars(thing if inspect.ismodule(thing) else sys.modules[thing.__module__])
-    found = doctest.DocTestFinder(exclude_empty=True, recurse=not inspect.ismodule(thing)).find(
-        thing, name, globs=dict(names)
-    )
+    of_module = inspect.ismodule(thing)
+    # An example imports what it uses, apart from what it is an example of.
+    names = {one: getattr(thing, one) for one in thing.__all__} if of_module else {name: thing}
+    found = doctest.DocTestFinder(recurse=not of_module).find(thing, name, globs=names)
     examples = [test for test in found if test.examples]
     assert examples, f"{name} has no example"
     said: list[str] = []

@@ -171,14 +171,15 @@ class GateConfig(_Section):
 class Config(_Section):
     """Everything that a run can be told, frozen and checked when it is made.
 
-    >>> config = Config.build({"rounds": 50, "policy": {"name": "softmax", "beta": 0.1}})
-    >>> config.rounds, config.policy.name, config.policy.parameters
-    (50, 'softmax', {'beta': 0.1})
-    >>> config.with_values({"policy.beta": 0.02, "seed": 3}).policy.parameters
-    {'beta': 0.02}
-    >>> config.with_values({"client.learning_rat": 1.0})
-    Traceback (most recent call last):
-    fedbandit.core.errors.ConfigError: client.learning_rat: unknown key; did you mean learning_rate?
+    Examples:
+        >>> config = Config.build({"rounds": 50, "policy": {"name": "softmax", "beta": 0.1}})
+        >>> config.rounds, config.policy.name, config.policy.parameters
+        (50, 'softmax', {'beta': 0.1})
+        >>> config.with_values({"policy.beta": 0.02, "seed": 3}).policy.parameters
+        {'beta': 0.02}
+        >>> config.with_values({"client.learning_rat": 1.0})
+        Traceback (most recent call last):
+        fedbandit.core.errors.ConfigError: client.learning_rat: unknown key; did you mean learning_rate?
     """
 
     scenario: str = "init-shift"

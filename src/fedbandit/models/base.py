@@ -22,9 +22,10 @@ Params = dict[str, "torch.Tensor"]
 class DataSpec:
     """What a model needs to know about the data to take its shape from it.
 
-    >>> from fedbandit import open_dataset
-    >>> DataSpec.of(open_dataset("topics").header)
-    DataSpec(kind='sparse', shape=(10000,), num_actions=50)
+    Examples:
+        >>> from fedbandit import open_dataset
+        >>> DataSpec.of(open_dataset("topics").header)
+        DataSpec(kind='sparse', shape=(10000,), num_actions=50)
     """
 
     kind: Literal["dense", "sparse"]
@@ -42,12 +43,13 @@ class Model:
 
     `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it.
 
-    >>> def scores(params, x):  # a linear model without a bias, of dense contexts
-    ...     return x.flatten(1) @ params["weight"]
-    >>> model = Model(init=lambda seed: {"weight": np.zeros((4, 3))}, scores=scores)
-    >>> import torch
-    >>> model.scores({"weight": torch.ones(4, 3)}, torch.ones(2, 2, 2)).shape
-    torch.Size([2, 3])
+    Examples:
+        >>> import numpy as np, torch
+        >>> def scores(params, x):  # a linear model without a bias, of dense contexts
+        ...     return x.flatten(1) @ params["weight"]
+        >>> model = Model(init=lambda seed: {"weight": np.zeros((4, 3))}, scores=scores)
+        >>> model.scores({"weight": torch.ones(4, 3)}, torch.ones(2, 2, 2)).shape
+        torch.Size([2, 3])
     """
 
     init: Callable[[int], dict[str, np.ndarray]]

@@ -2,10 +2,11 @@
 
 Knows sums of clipped updates and who may take part when; knows nothing of policies, rewards, models or data.
 
->>> plan = PrivacyPlan(population=100_000, clients_per_round=500, rounds=400, noise_multiplier=1.0, delta=1e-6)
->>> epsilon = plan_epsilon(plan)
->>> print(f"epsilon {epsilon:.2f}: {verdict(epsilon)}")
-epsilon 1.29: a reasonable guarantee
+Examples:
+    >>> plan = PrivacyPlan(population=100_000, clients_per_round=500, rounds=400, noise_multiplier=1.0, delta=1e-6)
+    >>> epsilon = plan_epsilon(plan)
+    >>> print(f"epsilon {epsilon:.2f}: {verdict(epsilon)}")
+    epsilon 1.29: a reasonable guarantee
 """
 
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping

@@ -26,22 +26,23 @@ class Results:
     A metric is an array by its name, `[rounds]` for one run and `[runs, rounds]` for several. A part of a nested
     metric has a dot in its name. NaN stands where a round has no value.
 
-    >>> from fedbandit import preset, simulate
-    >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
-    >>> results = simulate(config).collect()
-    >>> results
-    <Results: softmax-seed-0, 2 rounds>
-    >>> results["running_reward"].shape, results["client_reward.p50"].shape
-    ((2,), (2,))
+    Examples:
+        >>> from fedbandit import preset, simulate
+        >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> results = simulate(config).collect()
+        >>> results
+        <Results: softmax-seed-0, 2 rounds>
+        >>> results["running_reward"].shape, results["client_reward.p50"].shape
+        ((2,), (2,))
 
-    Several results are joined into one; then its length is the number of runs, and iterating gives them one by one.
+        Several results are joined into one; then its length is the number of runs, and iterating gives them one by one.
 
-    >>> other = simulate(config.with_values({"policy.name": "greedy"})).collect()
-    >>> both = Results.concat([results, other])
-    >>> both
-    <Results: 2 runs of 2 configurations (softmax, greedy), 2 rounds>
-    >>> both["running_reward"].shape, [one.runs[0].name for one in both]
-    ((2, 2), ['softmax-seed-0', 'greedy-seed-0'])
+        >>> other = simulate(config.with_values({"policy.name": "greedy"})).collect()
+        >>> both = Results.concat([results, other])
+        >>> both
+        <Results: 2 runs of 2 configurations (softmax, greedy), 2 rounds>
+        >>> both["running_reward"].shape, [one.runs[0].name for one in both]
+        ((2, 2), ['softmax-seed-0', 'greedy-seed-0'])
     """
 
     runs: tuple[RunRecord, ...]
@@ -56,17 +57,18 @@ class Results:
 
         Folders that cannot be read are left out and named in `problems`, as are runs that have not ended.
 
-        >>> import tempfile
-        >>> from fedbandit import preset, run
-        >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     finished = run(config, f"{folder}/greedy")
-        ...     paused = run(config.with_values({"seed": 1}), f"{folder}/seed 1", until=1)
-        ...     found = Results.open(folder)
-        >>> found
-        <Results: 2 runs of greedy, 1 to 2 rounds; 1 problem>
-        >>> found.problems
-        ('seed 1: unfinished, after 1 of 2 rounds',)
+        Examples:
+            >>> import tempfile
+            >>> from fedbandit import preset, run
+            >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     finished = run(config, f"{folder}/greedy")
+            ...     paused = run(config.with_values({"seed": 1}), f"{folder}/seed 1", until=1)
+            ...     found = Results.open(folder)
+            >>> found
+            <Results: 2 runs of greedy, 1 to 2 rounds; 1 problem>
+            >>> found.problems
+            ('seed 1: unfinished, after 1 of 2 rounds',)
         """
         return cls.read(run_folders([Path(folder) for folder in folders]), ", ".join(map(str, folders)))
 
@@ -146,11 +148,12 @@ class Results:
     def where(self, settings: Mapping[str, Any]) -> "Results":
         """The runs whose configuration has these values, by dotted key: `results.where({"policy.name": "greedy"})`.
 
-        >>> from fedbandit import preset, simulate
-        >>> config = preset("so-scratch-greedy").with_values({"rounds": 1, "clients_per_round": 4})
-        >>> results = Results.concat(simulate(config.with_values({"seed": seed})).collect() for seed in range(3))
-        >>> results.where({"seed": 2})
-        <Results: greedy-seed-2, 1 round>
+        Examples:
+            >>> from fedbandit import preset, simulate
+            >>> config = preset("so-scratch-greedy").with_values({"rounds": 1, "clients_per_round": 4})
+            >>> results = Results.concat(simulate(config.with_values({"seed": seed})).collect() for seed in range(3))
+            >>> results.where({"seed": 2})
+            <Results: greedy-seed-2, 1 round>
         """
         known = dict.fromkeys(key for run in self.runs for key in flatten(run.config))
         for key in settings:
@@ -171,13 +174,14 @@ class Results:
     def to_pandas(self, *, timings: bool = False) -> Any:
         """The table of `to_arrow` as a `pandas.DataFrame`.
 
-        >>> from fedbandit import preset, simulate
-        >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
-        >>> frame = simulate(config).collect().to_pandas()
-        >>> frame[["run", "seed", "round", "clients"]]
-                     run  seed  round  clients
-        0  greedy-seed-0     0      1        4
-        1  greedy-seed-0     0      2        4
+        Examples:
+            >>> from fedbandit import preset, simulate
+            >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
+            >>> frame = simulate(config).collect().to_pandas()
+            >>> frame[["run", "seed", "round", "clients"]]
+                         run  seed  round  clients
+            0  greedy-seed-0     0      1        4
+            1  greedy-seed-0     0      2        4
         """
         needed("pandas")
         return self._table(timings).to_pandas()
@@ -187,10 +191,11 @@ class Results:
 
         With a path, which ends in .png or .svg, the figure is saved there too.
 
-        >>> from fedbandit import preset, simulate
-        >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
-        >>> simulate(config).collect().plot("reward").axes[0].get_ylabel()
-        'reward'
+        Examples:
+            >>> from fedbandit import preset, simulate
+            >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
+            >>> simulate(config).collect().plot("reward").axes[0].get_ylabel()
+            'reward'
         """
         needed("matplotlib")
         self._require(metric)
@@ -216,11 +221,12 @@ class Results:
     def summary(self) -> "Summary":
         """One row per configuration: runs, rounds, the final running reward with its standard error, held-out metrics.
 
-        >>> from fedbandit import preset, simulate
-        >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
-        >>> row = simulate(config).collect().summary().rows[0]
-        >>> row["configuration"], row["runs"], row["rounds"], list(row)[3:]
-        ('greedy', 1, 2, ['running_reward', 'standard_error', 'test_recall_at_5'])
+        Examples:
+            >>> from fedbandit import preset, simulate
+            >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
+            >>> row = simulate(config).collect().summary().rows[0]
+            >>> row["configuration"], row["runs"], row["rounds"], list(row)[3:]
+            ('greedy', 1, 2, ['running_reward', 'standard_error', 'test_recall_at_5'])
         """
         rows = [_summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()]
         return Summary(rows, self.problems)

@@ -65,16 +65,17 @@ def run(
     pauses after that round. Callbacks are as in `simulate`, and are called again for rounds that are repeated after a
     crash. `progress=True` shows the progress on standard error.
 
-    >>> import tempfile
-    >>> from fedbandit import preset
-    >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     first = run(config, f"{folder}/softmax", until=1)
-    ...     whole = run(config, f"{folder}/softmax")
-    >>> first, whole
-    (<Results: softmax, 1 round; 1 problem>, <Results: softmax, 2 rounds>)
-    >>> bool(whole["reward"][0] == first["reward"][0])
-    True
+    Examples:
+        >>> import tempfile
+        >>> from fedbandit import preset
+        >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = run(config, f"{folder}/softmax", until=1)
+        ...     whole = run(config, f"{folder}/softmax")
+        >>> first, whole
+        (<Results: softmax, 1 round; 1 problem>, <Results: softmax, 2 rounds>)
+        >>> bool(whole["reward"][0] == first["reward"][0])
+        True
     """
     from fedbandit.runs.progress import show_progress
 

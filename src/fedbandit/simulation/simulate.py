@@ -105,18 +105,21 @@ def simulate(
     unless one is given. A `state` of an earlier simulation continues after its round. Callbacks are called after every
     round as `callback(state, events, metrics)`, or `callback.on_round(...)`; `events()` gives the events of the round.
 
-    >>> from fedbandit import preset
-    >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
-    >>> for metrics in simulate(config):
-    ...     print(metrics["round"], metrics["clients"])
-    1 4
-    2 4
-    >>> simulate(config).collect()["reward"].shape
-    (2,)
-    >>> logged = []
-    >>> results = simulate(config, callbacks=[lambda state, events, metrics: logged.append(len(events()))]).collect()
-    >>> logged == list(results["events"])
-    True
+    Examples:
+        >>> from fedbandit import preset
+        >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> for metrics in simulate(config):
+        ...     print(metrics["round"], metrics["clients"])
+        1 4
+        2 4
+        >>> simulate(config).collect()["reward"].shape
+        (2,)
+        >>> actions = []
+        >>> def keep(state, events, metrics):
+        ...     actions.append(events().actions)
+        >>> results = simulate(config, callbacks=[keep]).collect()
+        >>> [len(one) for one in actions] == list(results["events"])
+        True
     """
     callbacks = checked(callbacks)
     watch = watch or Stopwatch()

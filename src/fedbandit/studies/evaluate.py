@@ -138,21 +138,22 @@ def evaluate(
     Further options are those of `fedbandit evaluate`: the columns `action`, `reward`, `propensity` and `available`;
     `split`, `reward_model`, `clip`, `shrink`, `confidence`, `interval`, `reward_range`, `floor`, `replicates`, `seed`.
 
-    >>> log = {
-    ...     "user": [f"u{i % 40}" for i in range(400)],
-    ...     "action": ["ab"[i % 2] for i in range(400)],
-    ...     "reward": [i % 2 for i in range(400)],  # b always pays, a never
-    ...     "propensity": [0.5] * 400,
-    ... }
-    >>> found = evaluate(log, {"name": "constant", "action": "b"}, client="user", estimators=["snips"])
-    >>> found["snips"].value
-    1.0
-    >>> found
-    400 events of 40 clients; the log itself earned 0.5000
-    effective sample size 200.0, mean weight 1.000
-    <BLANKLINE>
-            estimate  std.err.   95% interval
-    snips     1.0000    0.0000   1.0000 to 1.0000  (bootstrap over clients)
+    Examples:
+        >>> log = {
+        ...     "user": [f"u{i % 40}" for i in range(400)],
+        ...     "action": ["ab"[i % 2] for i in range(400)],
+        ...     "reward": [i % 2 for i in range(400)],  # b always pays, a never
+        ...     "propensity": [0.5] * 400,
+        ... }
+        >>> found = evaluate(log, {"name": "constant", "action": "b"}, client="user", estimators=["snips"])
+        >>> found["snips"].value
+        1.0
+        >>> found
+        400 events of 40 clients; the log itself earned 0.5000
+        effective sample size 200.0, mean weight 1.000
+        <BLANKLINE>
+                estimate  std.err.   95% interval
+        snips     1.0000    0.0000   1.0000 to 1.0000  (bootstrap over clients)
     """
     own = {"policy", "parameters", "model", "estimators", "columns"}
     known = {one.name for one in fields(Request)} - own

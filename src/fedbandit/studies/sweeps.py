@@ -146,15 +146,16 @@ def sweep(
     With `workers` above 1, or None for one per core, runs are processes of their own. That is faster for many small
     runs, but a script that asks for it needs an `if __name__ == "__main__":` around its work.
 
-    >>> import tempfile
-    >>> from fedbandit import preset
-    >>> start = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     results = sweep({"start": start, "grid": {"policy.beta": [0.05, 0.5]}, "seeds": 2}, folder)
-    >>> results
-    <Results: 4 runs of 2 configurations (softmax beta=0.05, softmax beta=0.5), 2 rounds>
-    >>> results.to_pandas().columns[:5].to_list()
-    ['run', 'configuration', 'seed', 'policy.beta', 'round']
+    Examples:
+        >>> import tempfile
+        >>> from fedbandit import preset
+        >>> start = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = sweep({"start": start, "grid": {"policy.beta": [0.05, 0.5]}, "seeds": 2}, folder)
+        >>> results
+        <Results: 4 runs of 2 configurations (softmax beta=0.05, softmax beta=0.5), 2 rounds>
+        >>> results.to_pandas().columns[:5].to_list()
+        ['run', 'configuration', 'seed', 'policy.beta', 'round']
     """
     wanted = spec_of(spec) if isinstance(spec, Mapping) else read_sweep(Path(spec))
     out = Path(out)
