@@ -8,30 +8,54 @@ from typing import TYPE_CHECKING, Any
 
 from fedbandit.core.extras import needing
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _HOMES = {
     "Config": "fedbandit.config",
-    "FederatedDataset": "fedbandit.data",
+    "preset": "fedbandit.presets",
     "open_dataset": "fedbandit.data",
+    "FederatedDataset": "fedbandit.data",
+    "run": "fedbandit.runs.run",
+    "simulate": "fedbandit.simulation.simulate",
+    "sweep": "fedbandit.studies.sweeps",
+    "evaluate": "fedbandit.studies.evaluate",
+    "Results": "fedbandit.results",
+    "Agent": "fedbandit.deploy",
     "Model": "fedbandit.models",
     "DataSpec": "fedbandit.models",
-    "simulate": "fedbandit.simulation.simulate",
-    "preset": "fedbandit.presets",
 }
-__all__ = [*_HOMES, "__version__"]
+_PACKAGES = ("algorithms", "compression", "models", "objectives", "ope", "policies", "privacy")
+__all__ = [*_HOMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
+    from fedbandit import algorithms as algorithms
+    from fedbandit import compression as compression
+    from fedbandit import models as models
+    from fedbandit import objectives as objectives
+    from fedbandit import ope as ope
+    from fedbandit import policies as policies
+    from fedbandit import privacy as privacy
     from fedbandit.config import Config as Config
     from fedbandit.data import FederatedDataset as FederatedDataset
     from fedbandit.data import open_dataset as open_dataset
+    from fedbandit.deploy import Agent as Agent
     from fedbandit.models import DataSpec as DataSpec
     from fedbandit.models import Model as Model
     from fedbandit.presets import preset as preset
+    from fedbandit.results import Results as Results
+    from fedbandit.runs.run import run as run
     from fedbandit.simulation.simulate import simulate as simulate
+    from fedbandit.studies.evaluate import evaluate as evaluate
+    from fedbandit.studies.sweeps import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return import_module(f"fedbandit.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedbandit' has no attribute {name!r}")
     with needing(name):
         return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -14,7 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.parts import check_keys, nearest, resolve
+from fedbandit.core.parts import WHERE_COMPUTED, check_keys, nearest, resolve
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -35,8 +35,6 @@ _RATES = (
     "pretraining.client_learning_rate",
     "pretraining.server_learning_rate",
 )
-# Where a run is computed says nothing about what it computes.
-_NOT_IDENTITY = ("threads", "engine", "device")
 
 
 def _is_plain(value: Any) -> bool:
@@ -206,7 +204,18 @@ class GateConfig(_Section):
 
 
 class Config(_Section):
-    """A whole run."""
+    """Everything that a run can be told, frozen and checked when it is made.
+
+    Examples:
+        >>> config = Config.build({"rounds": 50, "policy": {"name": "softmax", "beta": 0.1}})
+        >>> config.rounds, config.policy.name, config.policy.parameters
+        (50, 'softmax', {'beta': 0.1})
+        >>> config.with_values({"policy.beta": 0.02, "seed": 3}).policy.parameters
+        {'beta': 0.02}
+        >>> config.with_values({"client.learning_rat": 1.0})
+        Traceback (most recent call last):
+        fedbandit.core.errors.ConfigError: client.learning_rat: unknown key; did you mean learning_rate?
+    """
 
     scenario: str = "init-shift"
     mode: Literal["simple", "population"] = "simple"
@@ -266,7 +275,7 @@ class Config(_Section):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
-        return {key: value for key, value in self.model_dump().items() if key not in _NOT_IDENTITY}
+        return {key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED}
 
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""

@@ -207,7 +207,7 @@ def test_an_odd_note_of_a_failure_is_no_failure(tmp_path):
     run(config, tmp_path / "run", dataset=random_images())
     (tmp_path / "run" / "summary.json").unlink()
     (tmp_path / "run" / "error.json").write_text('{"why": "unknown"}')
-    assert run(config, tmp_path / "run", dataset=random_images()).summary is not None
+    assert run(config, tmp_path / "run", dataset=random_images()).problems == ()
 
 
 def test_the_version_is_told():

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from fedbandit.cli.privacy import app
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.runs.run import run
+from fedbandit.runs.run import execute
 
 SMALL = ["epsilon", "--population", "99", "--clients-per-round", "2", "--noise", "1", "--rounds", "9"]
 STACKOVERFLOW = ["--population", "342477", "--delta", "1e-6"]
@@ -128,7 +128,7 @@ def test_a_run_folder_holds_epsilon_and_what_it_assumes(tmp_path):
             "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
         }
     )
-    outcome = run(config, tmp_path / "run")
+    outcome = execute(config, tmp_path / "run")
     rounds = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     kept = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
     assert outcome.summary["privacy"] == kept

@@ -17,7 +17,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import FederatedDataset
 from fedbandit.runs.local_runner import Job, LocalRunner
 from fedbandit.runs.ray_runner import runner_of
-from fedbandit.studies.sweeps import read_sweep, rows_of, sweep, write_table
+from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep, write_table
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the warnings are of Ray's own making
@@ -75,7 +75,7 @@ def spec(tiny_text, tmp_path):
 
 def files_of(spec, out, runner):
     """Everything that a sweep leaves and that is no time: the tables, the winner, every run's metrics."""
-    results = sweep(spec, out, runner=runner, say=lambda text: None)
+    results = run_sweep(spec, out, runner=runner, say=lambda text: None)
     write_table(rows_of(results, spec.all_seeds, out), out / "results")
     kept = [*out.glob("results.*"), out / "winner.toml", *out.rglob("metrics.jsonl"), *out.rglob("config.toml")]
     return {str(path.relative_to(out)): path.read_bytes() for path in kept}

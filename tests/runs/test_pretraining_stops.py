@@ -15,7 +15,7 @@ from fedbandit.engines import ThreadEngine
 from fedbandit.runs import local_runner as many
 from fedbandit.runs import progress
 from fedbandit.runs.local_runner import Job, LocalRunner, prepare
-from fedbandit.runs.run import run
+from fedbandit.runs.run import execute, run
 from fedbandit.simulation.pretraining import starting_weights
 
 CONFIG = Config.build(
@@ -60,11 +60,11 @@ class Following:
 def test_pretraining_stops_after_the_round_and_goes_on_to_the_same_bytes(tmp_path, cache, monkeypatch):
     dataset = random_text()
     first = Following(stop=("pre-training round", 2))
-    stopped = run(CONFIG, tmp_path / "run", dataset=dataset, progress=first)
+    stopped = execute(CONFIG, tmp_path / "run", dataset=dataset, progress=first)
     assert (stopped.summary, stopped.rounds, stopped.pretraining) == (None, 0, 2)
     assert len(list(cache.glob("*.unfinished.safetensors"))) == 1
     again = Following()
-    assert run(CONFIG, tmp_path / "run", dataset=dataset, progress=again).summary is not None
+    assert execute(CONFIG, tmp_path / "run", dataset=dataset, progress=again).summary is not None
     assert again.told == [
         ("pre-training round", 6, 2),
         *(("pre-training round", number) for number in (3, 4, 5, 6)),

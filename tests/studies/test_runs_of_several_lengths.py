@@ -10,7 +10,7 @@ from fedbandit.data import open_dataset
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.comparison import compare, read_curves
 from fedbandit.studies.halving import Candidate, race
-from fedbandit.studies.sweeps import SweepSpec, rows_of, sweep
+from fedbandit.studies.sweeps import SweepSpec, rows_of, run_sweep
 
 # Spent before the last of the twelve rounds.
 BUDGET = {
@@ -27,7 +27,7 @@ BUDGET = {
 def test_a_sweep_over_rounds_plays_every_member_to_its_end(tiny_text, tmp_path, rounds, halving):
     (tmp_path / "small.toml").write_text(small_config(data__source=str(tiny_text)).to_toml(), encoding="utf-8")
     spec = SweepSpec(start=str(tmp_path / "small.toml"), grid={"rounds": rounds}, halving=halving)
-    [result] = results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    [result] = results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     assert result.winner.statuses == ("finished",)
     rows = {row["rounds"]: row for row in rows_of(results, spec.all_seeds, tmp_path / "out")}
     assert rows[4]["rounds_run"] == 4

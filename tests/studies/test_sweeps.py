@@ -8,7 +8,7 @@ import pytest
 from fedbandit.core.errors import ConfigError
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.runs.ray_runner import runner_of
-from fedbandit.studies.sweeps import groups_of, read_sweep, rows_of, summary_text, sweep, write_table
+from fedbandit.studies.sweeps import groups_of, read_sweep, rows_of, run_sweep, summary_text, write_table
 
 SPEC = """
 start = ["so-scratch-softmax", "so-scratch-greedy"]
@@ -35,7 +35,7 @@ def _spec(tmp_path, text, data):
 def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
     spec = _spec(tmp_path, SPEC, tiny_text)
     said = []
-    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
+    results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
     assert [len(result.standings) for result in results] == [3, 3]
     for result in results:
         scores = [standing.score for standing in result.standings]
@@ -59,10 +59,10 @@ def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
 
 
 def test_extending_a_grid_keeps_what_was_played(tiny_text, tmp_path):
-    sweep(_spec(tmp_path, SPEC, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    run_sweep(_spec(tmp_path, SPEC, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     before = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     wider = SPEC.replace('"0.2..1"', '"0.2..2"')
-    sweep(_spec(tmp_path, wider, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    run_sweep(_spec(tmp_path, wider, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     after = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert len(after) == len(before) + 4
     assert all(after[folder] == written for folder, written in before.items())
@@ -71,7 +71,9 @@ def test_extending_a_grid_keeps_what_was_played(tiny_text, tmp_path):
 def test_a_winner_on_the_edge_is_warned_of(tiny_text, tmp_path):
     text = SPEC.replace('"0.2..1"', "[1e-9, 2e-9, 0.5]").replace("rounds = 6", "rounds = 30")
     text = text.replace(', "so-scratch-greedy"', "")
-    results = sweep(_spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    results = run_sweep(
+        _spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None
+    )
     assert results[0].winner.candidate.point["client.learning_rate"] == 0.5
     assert "edge of the grid (client.learning_rate)" in summary_text(results)
 
@@ -79,7 +81,7 @@ def test_a_winner_on_the_edge_is_warned_of(tiny_text, tmp_path):
 def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
     text = SPEC + "\n[halving]\nfactor = 3\nshortest = 2\n"
     spec = _spec(tmp_path, text, tiny_text)
-    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
     assert sorted({row["rounds_run"] for row in rows}) == [2, 6]
     assert sum(row["status"] == "finished" for row in rows) == 4  # the best of each start, with two seeds
@@ -89,7 +91,7 @@ def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
 def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
     text = SPEC.replace('"0.2..1"', "[0.2, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
     spec = _spec(tmp_path, text, tiny_text)
-    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
     lost = [row for row in rows if row["client.learning_rate"] == 1e30]
     assert {row["status"] for row in lost} == {"diverged"}
@@ -98,7 +100,9 @@ def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
 
 def test_where_everybody_diverged_nobody_has_won(tiny_text, tmp_path):
     text = SPEC.replace('"0.2..1"', "[1e29, 2e29, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
-    results = sweep(_spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    results = run_sweep(
+        _spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None
+    )
     assert not (tmp_path / "out" / "winner.toml").exists()
     assert not [result for result in results if result.edges]
 
@@ -126,7 +130,7 @@ def test_the_privacy_that_members_spent_is_in_the_table(tiny_text, tmp_path):
     private += "\nprivacy.sampling = 'poisson'\nclipping.norm = 0.5"
     text = SPEC.replace("[set]", private).replace('"0.2..1"', "[0.5]").replace(', "so-scratch-greedy"', "")
     spec, said = _spec(tmp_path, text, tiny_text), []
-    results = sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
+    results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
     assert "tuning spends privacy" in said[0]
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
     assert all(0 < row["epsilon_pld"] <= row["epsilon_rdp"] for row in rows)

@@ -111,7 +111,7 @@ def run(
     from fedbandit.data import open_dataset
     from fedbandit.presets import load
     from fedbandit.runs.progress import show_progress
-    from fedbandit.runs.run import run as run_into
+    from fedbandit.runs.run import execute
     from fedbandit.runs.trackers import tracker_named
 
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
@@ -120,7 +120,7 @@ def run(
     config = load(what).with_values({**chosen, **parse_settings(settings)})
     dataset = open_dataset(config.data.source)
     with closing(make_engine(config, ray_address)) as clients_engine:
-        outcome = run_into(
+        outcome = execute(
             config,
             out,
             dataset=dataset,

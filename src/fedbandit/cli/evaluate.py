@@ -257,17 +257,5 @@ def _report(evaluation: Any, as_json: bool) -> None:
 
     if as_json:
         print(to_json(asdict(evaluation), indent=1))
-        return
-    estimates = evaluation.estimates
-    first = next(iter(estimates.values()))
-    print(f"{first.events} events of {first.clients} clients; the log itself earned {evaluation.logged_reward:.4f}")
-    print(f"effective sample size {first.effective_sample_size:.1f}, mean weight {first.mean_weight:.3f}")
-    percent = f"{100 * first.interval.confidence:g}%"
-    print(f"\n{'':<6} {'estimate':>9} {'std.err.':>9}   {percent} interval")
-    for name, found in estimates.items():
-        where = f"{found.interval.low:.4f} to {found.interval.high:.4f}"
-        print(f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {where}  ({found.interval.method})")
-    for note in evaluation.notes:
-        print(f"note: {note}")
-    for warning in dict.fromkeys(text for found in estimates.values() for text in found.warnings):
-        print(f"warning: {warning}")
+    else:
+        print(evaluation)

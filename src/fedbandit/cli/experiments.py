@@ -72,8 +72,7 @@ def sweep(
 ) -> None:
     """Run every combination of the values in a file and rank them."""
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.sweeps import read_sweep, rows_of, summary_text, write_table
-    from fedbandit.studies.sweeps import sweep as run_sweep
+    from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep, summary_text, write_table
 
     wanted = read_sweep(spec)
     with runner_of(engine, ray_address, workers) as runner:

@@ -19,3 +19,9 @@ class Diverged(FedbanditError):
     """Training diverged: a weight or a score is not finite. Exit code 1, since the input may be right."""
 
     exit_code = 1
+
+
+class Interrupted(FedbanditError):
+    """Work was stopped before its end, as asked by a signal; the same call resumes it."""
+
+    exit_code = 130

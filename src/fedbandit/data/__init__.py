@@ -12,7 +12,13 @@ __all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "open_dataset"]
 
 
 def open_dataset(source: str | Path) -> FederatedDataset:
-    """An embedded data set by name (made on first use, then kept), or a folder made by `fedbandit data import`."""
+    """An embedded data set by name (made on first use, then kept), or a folder made by `fedbandit data import`.
+
+    Examples:
+        >>> topics = open_dataset("topics")
+        >>> topics.header.kind, topics.header.num_actions, topics.train.num_clients
+        ('sparse', 50, 2000)
+    """
     if str(source) in EMBEDDED:
         return FederatedDataset.open(_embedded(str(source)))
     if not Path(source).exists():

@@ -122,7 +122,17 @@ class Split:
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """A header, a training split and, where there is one, a test split."""
+    """A header, a training split and, where there is one, a test split; examples are grouped by client.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fedbandit import open_dataset
+        >>> topics = open_dataset("topics")
+        >>> rows = np.arange(*topics.train.offsets[:2])  # of the first client
+        >>> contexts, labels = topics.train.contexts(rows), topics.train.labels.take(rows)
+        >>> len(rows), len(contexts), len(labels)
+        (5, 5, 5)
+    """
 
     header: Header
     train: Split

@@ -22,7 +22,13 @@ Params = dict[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model needs to know about the data to take its shape from it."""
+    """What a model needs to know about the data to take its shape from it.
+
+    Examples:
+        >>> from fedbandit import open_dataset
+        >>> DataSpec.of(open_dataset("topics").header)
+        DataSpec(kind='sparse', shape=(10000,), num_actions=50)
+    """
 
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one context; for sparse text (words,)
@@ -39,6 +45,14 @@ class Model:
 
     `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it. A model
     with `heads` is an ensemble: its scores are [n, heads, K].
+
+    Examples:
+        >>> import numpy as np, torch
+        >>> def scores(params, x):  # a linear model without a bias, of dense contexts
+        ...     return x.flatten(1) @ params["weight"]
+        >>> model = Model(init=lambda seed: {"weight": np.zeros((4, 3))}, scores=scores)
+        >>> model.scores({"weight": torch.ones(4, 3)}, torch.ones(2, 2, 2)).shape
+        torch.Size([2, 3])
     """
 
     init: Callable[[int], dict[str, np.ndarray]]

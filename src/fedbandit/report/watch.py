@@ -19,7 +19,8 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import objects_in, to_json
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, chart, columns_of
-from fedbandit.runs.index import Run, RunGroup, find_runs, grouped, require_folder
+from fedbandit.results.reading import require_folder
+from fedbandit.runs.index import Run, RunGroup, find_runs, grouped
 
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12

@@ -1,1 +1,6 @@
-"""What came out of runs, to look at: tables and pictures."""
+"""Results of runs: reading them, tables, pictures. Knows run folders as files, and nothing of how runs are made."""
+
+from fedbandit.results.reading import RunRecord
+from fedbandit.results.results import Results, Summary
+
+__all__ = ["Results", "RunRecord", "Summary"]

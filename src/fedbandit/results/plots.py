@@ -58,9 +58,14 @@ def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
     return styles
 
 
-def draw_curves(
+def draw_curves(curves: Mapping[str, np.ndarray], path: Path, **shown: Any) -> Path:
+    """A figure of curves (see `curves_figure`), saved by the path's suffix."""
+    require_picture(path)
+    return save_picture(curves_figure(curves, **shown), path)
+
+
+def curves_figure(
     curves: Mapping[str, np.ndarray],
-    path: Path,
     *,
     title: str,
     ylabel: str = "running average reward",
@@ -68,16 +73,15 @@ def draw_curves(
     note: str = "",
     changes: Sequence[int] = (),
     trials: bool = False,
-) -> Path:
-    """Mean and band (± one standard deviation over seeds) of curves [seeds, rounds], saved by the path's suffix.
+) -> Any:
+    """A matplotlib figure with the mean and band (± one standard deviation over seeds) of curves [seeds, rounds].
 
     With `trials` every seed is a thin line of its own in place of the band. Rounds before which the world changes are
-    marked as `changes`; a curve may begin with rounds that are not a number.
+    marked as `changes`. Rounds without a number are passed over.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    require_picture(path)
     figure = Figure(figsize=(7.2, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -98,7 +102,7 @@ def draw_curves(
     axes.set_xlim(1, max(rounds, 2))
     if curves:
         axes.legend(frameon=False)
-    return save_picture(figure, path)
+    return figure
 
 
 def save_picture(figure: Any, path: Path) -> Path:
@@ -122,9 +126,11 @@ def write_heading(axes: Any, title: str, note: str = "") -> None:
 
 
 def _band(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
-    rounds = np.arange(1, values.shape[1] + 1)
+    rounds = np.flatnonzero(~np.isnan(values).any(axis=0)) + 1
+    values = values[:, rounds - 1]
     mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    axes.plot(rounds, mean, label=label, color=colour, linewidth=1.6, dashes=(4, 2) if dashed else (None, None))
+    style: dict[str, Any] = {"color": colour, "linewidth": 1.6, "dashes": (4, 2) if dashed else (None, None)}
+    axes.plot(rounds, mean, label=label, marker="o" if len(rounds) == 1 else None, **style)
     if len(values) > 1:
         axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
 

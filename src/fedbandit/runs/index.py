@@ -4,8 +4,6 @@ Reads only; a run may be written while it is read.
 """
 
 import contextlib
-import json
-import os
 import platform
 import re
 import time
@@ -16,24 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbandit.config import Config, read_toml
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json
-from fedbandit.core.parts import flatten, in_short
-from fedbandit.results.plots import COLOURS, policy_of
+from fedbandit.results import labels
+from fedbandit.results.reading import run_folders
 from fedbandit.runs.folder import read_metrics
 
 Status = Literal["running", "stopped", "finished", "failed"]
-_TELLING = (
-    "scenario",
-    "mode",
-    "deploy_every",
-    "data.",
-    "model.",
-    "objective.",
-    "server.optimizer",
-    "privacy.",
-    "policy.",
-)
 _LOCKS = Path("/proc/locks")
 _FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to be running if it wrote this recently
 
@@ -81,25 +68,9 @@ class RunGroup:
 
 def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
     """Every run in or below the folders, in the order of their paths; links that lead elsewhere are not followed."""
-    for folder in folders:
-        require_folder(folder)
-        for place, inner, files in os.walk(folder, followlinks=False):
-            if "config.toml" in files:
-                inner.clear()  # a run holds no runs
-                path = Path(place)
-                name = str(path.relative_to(folder)) if path != folder else path.resolve().name
-                if (run := read_run(path, name)) is not None:
-                    yield run
-            else:
-                inner.sort()
-
-
-def require_folder(folder: Path) -> None:
-    """Refuse what is not a folder, where a folder with runs is expected."""
-    if folder.is_file():
-        raise DataError(f"{folder}: is a file, not a folder with runs")
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
+    for path, name in run_folders(folders):
+        if (run := read_run(path, name)) is not None:
+            yield run
 
 
 def read_run(path: Path, name: str) -> Run | None:
@@ -128,55 +99,9 @@ def _config(path: Path, written: int) -> Config:
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs of one configuration together, labelled by what sets each configuration apart from the others."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        identity = {**run.config.identity(), "seed": None, "data": run.environment.get("data_fingerprint")}
-        groups.setdefault(json.dumps(identity, sort_keys=True), []).append(run)
-    labels = _labels([members[0].config for members in groups.values()])
-    by_seed = [sorted(members, key=lambda run: run.config.seed) for members in groups.values()]
-    order = {name: place for place, name in enumerate(COLOURS)}
-    return sorted(
-        (RunGroup(label, members) for label, members in zip(labels, by_seed, strict=True)),
-        key=lambda group: (order.get(policy_of(group.label) or "", len(order)), group.label),
-    )
-
-
-def _labels(configs: Sequence[Config]) -> list[str]:
-    """The policy's name (or "baseline"), then the fewest values that tell two of the same name apart."""
-    names = [config.policy.name if config.training else "baseline" for config in configs]
-    flat = [flatten(config.identity()) for config in configs]
-    keys = {
-        name: _telling_apart([values for other, values in zip(names, flat, strict=True) if other == name])
-        for name in set(names)
-    }
-    return [
-        " ".join([name, *(_said(key, values.get(key)) for key in keys[name])])
-        for name, values in zip(names, flat, strict=True)
-    ]
-
-
-def _telling_apart(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that together differ between any two; what a reader thinks of first comes first."""
-    every = dict.fromkeys(key for values in configs for key in values if key != "seed")
-    chosen: list[str] = []
-    kinds = [""] * len(configs)
-    for key in sorted(every, key=_place):
-        finer = [f"{kind}|{values.get(key)!r}" for kind, values in zip(kinds, configs, strict=True)]
-        if len(set(finer)) > len(set(kinds)):
-            chosen.append(key)
-            kinds = finer
-    return chosen
-
-
-def _place(key: str) -> int:
-    return next((place for place, start in enumerate(_TELLING) if key.startswith(start)), len(_TELLING))
-
-
-def _said(key: str, value: Any) -> str:
-    """A name says what it is; a number does not."""
-    if isinstance(value, str):
-        return value
-    return f"{key.removeprefix('policy.').replace('learning_rate', 'rate')}={in_short(value)}"
+    configs = [run.config.model_dump() for run in runs]
+    groups = labels.grouped(configs, [run.environment.get("data_fingerprint") for run in runs])
+    return [RunGroup(label, [runs[i] for i in members]) for label, members in groups.items()]
 
 
 def _lines(path: Path) -> int:

@@ -27,7 +27,7 @@ from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores
 from fedbandit.federated.round import Engine
-from fedbandit.runs.run import run
+from fedbandit.runs.run import execute
 from fedbandit.simulation.pretraining import Pretraining, pretrained_file
 
 _orphaned = threading.Event()  # set in a worker whose parent is gone
@@ -152,7 +152,7 @@ def run_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
     """Run a job in this process; one that diverges has ended like any other."""
     started = time.monotonic()
     try:
-        outcome = run(job.config, job.folder, dataset=dataset, engine=engine, until=job.until)
+        outcome = execute(job.config, job.folder, dataset=dataset, engine=engine, until=job.until)
     except Diverged as error:
         return Ended("diverged", message=str(error), seconds=time.monotonic() - started)
     status: Status = "finished" if outcome.summary else "paused" if outcome.rounds == job.until else "interrupted"

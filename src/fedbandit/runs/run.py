@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,16 @@ from typing import Any, Protocol
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
-from fedbandit.core.errors import Diverged, FedbanditError
+from fedbandit.core.errors import Diverged, FedbanditError, Interrupted
 from fedbandit.core.signals import handling
 from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
+from fedbandit.results import Results
 from fedbandit.runs.folder import RunFolder, read_metrics
 from fedbandit.runs.trackers import Tracker
+from fedbandit.simulation.callbacks import Callback, checked
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import Simulation, simulate
 
@@ -37,7 +39,7 @@ ShowProgress = Callable[[str, int, int], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `run` ended."""
+    """How a call of `execute` ended."""
 
     summary: dict[str, Any] | None  # None: stopped or paused before the last round
     rounds: int
@@ -48,10 +50,60 @@ class RunOutcome:
 
 def run(
     config: Config,
+    out: Path | str,
+    *,
+    dataset: FederatedDataset | None = None,
+    engine: Engine | None = None,
+    callbacks: Iterable[Callback] = (),
+    progress: ShowProgress | bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    tracker: Callable[[Path, Config], Tracker] | None = None,
+    until: int | None = None,
+) -> Results:
+    """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
+
+    A finished run is only read. Ctrl-C stops after the current round and raises `Interrupted`; with `until` the run
+    pauses after that round. Callbacks are as in `simulate`, and are called again for rounds that are repeated after a
+    crash. `progress=True` shows the progress on standard error.
+
+    Examples:
+        >>> import tempfile
+        >>> from fedbandit import preset
+        >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = run(config, f"{folder}/softmax", until=1)
+        ...     whole = run(config, f"{folder}/softmax")
+        >>> first, whole
+        (<Results: softmax, 1 round; 1 problem>, <Results: softmax, 2 rounds>)
+        >>> bool(whole["reward"][0] == first["reward"][0])
+        True
+    """
+    from fedbandit.runs.progress import show_progress
+
+    out = Path(out)
+    outcome = execute(
+        config,
+        out,
+        dataset=dataset,
+        engine=engine,
+        callbacks=callbacks,
+        progress=show_progress if progress is True else progress or None,
+        checkpoint_seconds=checkpoint_seconds,
+        tracker=tracker,
+        until=until,
+    )
+    if outcome.summary is None and outcome.rounds != until:
+        raise Interrupted(f"{out}: stopped before the last round; run it again to resume")
+    return Results.open(out)
+
+
+def execute(
+    config: Config,
     out: Path,
     *,
     dataset: FederatedDataset | None = None,
     engine: Engine | None = None,
+    callbacks: Iterable[Callback] = (),
     progress: ShowProgress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     tracker: Callable[[Path, Config], Tracker] | None = None,
@@ -61,6 +113,7 @@ def run(
 
     With `until` the run pauses after that round, for a later call to resume.
     """
+    callbacks = checked(callbacks)
     dataset = dataset or open_dataset(config.data.source)
     experiment = build_experiment(config, dataset)  # a wrong configuration is refused before the folder is touched
     with ExitStack() as stack:
@@ -81,7 +134,15 @@ def run(
             state = experiment.bandit.start(pretraining.state.weights)
         memory = folder.memory(experiment.bandit.work.algorithm, state)
         simulation = stack.enter_context(
-            simulate(config, experiment=experiment, engine=engine, state=state, memory=memory, watch=watch)
+            simulate(
+                config,
+                experiment=experiment,
+                engine=engine,
+                state=state,
+                memory=memory,
+                watch=watch,
+                callbacks=callbacks,
+            )
         )
         followers: list[Progress] = []
         if progress is not None:

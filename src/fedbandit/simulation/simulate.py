@@ -1,10 +1,8 @@
-"""Running a simulation from Python: iterate over rounds, or collect them into arrays to plot."""
+"""Running a simulation from Python: iterate over rounds, or collect them into results to plot."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
-
-import numpy as np
 
 from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import make_engine
@@ -17,6 +15,8 @@ from fedbandit.federated.algorithm import remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.round import Engine, play_round
 from fedbandit.federated.state import State
+from fedbandit.results import Results, RunRecord
+from fedbandit.simulation.callbacks import Callback, RoundEvents, checked
 from fedbandit.simulation.pretraining import starting_weights
 
 
@@ -33,6 +33,7 @@ class Simulation:
     watch: Stopwatch = field(default_factory=Stopwatch)
     owns_engine: bool = False
     memory: Memory | None = None  # what clients remember, for algorithms that need it
+    callbacks: Sequence[Callback] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -51,6 +52,7 @@ class Simulation:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Play the remaining rounds, yielding each one's metrics."""
         while self.state.round < self.experiment.rounds:
+            before = self.state
             self.state, metrics = play_round(self.experiment.bandit, self.state, self.engine, self.watch, self.memory)
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
@@ -58,14 +60,24 @@ class Simulation:
             give_back(self.experiment.dataset)
             if self.state.round == self.experiment.rounds and self.owns_engine:
                 self.engine.close()
+            self._tell(RoundEvents(self.experiment.bandit, before), metrics)
             yield metrics
 
-    def collect(self) -> dict[str, np.ndarray]:
-        """Play the remaining rounds; arrays by name, one value a round, NaN where a round has none."""
+    def collect(self) -> Results:
+        """Play the remaining rounds into results: `collect()["running_reward"]` has one value per round."""
         with self:
-            rounds = list(self)
-        numeric = {key for metrics in rounds for key, value in metrics.items() if isinstance(value, int | float)}
-        return {key: np.array([metrics.get(key) for metrics in rounds], float) for key in sorted(numeric)}
+            rounds = tuple(self)
+        config, header = self.experiment.config, self.experiment.dataset.header
+        return Results(
+            (
+                RunRecord(
+                    name=f"{config.policy.name if config.training else 'baseline'}-seed-{config.seed}",
+                    config=config.model_dump(),
+                    rounds=rounds,
+                    environment={"data": header.name, "data_fingerprint": header.fingerprint},
+                ),
+            )
+        )
 
     def evaluate(self) -> dict[str, float]:
         """How the training model's greedy choice does on the test split, where the data set has one."""
@@ -74,6 +86,10 @@ class Simulation:
             return {}
         learner = self.experiment.bandit.work.learner
         return held_out_metrics(learner, self.state.weights, dataset.test, dataset.header.multilabel)
+
+    def _tell(self, events: RoundEvents, metrics: dict[str, Any]) -> None:
+        for callback in self.callbacks:
+            callback(self.state, events, dict(metrics))
 
     def _evaluates(self, number: int) -> bool:
         config = self.experiment.config
@@ -89,8 +105,31 @@ def simulate(
     state: State | None = None,
     memory: Memory | None = None,
     watch: Stopwatch | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Simulation:
-    """Set up a run: `for metrics in simulate(config): ...`, or `simulate(config).collect()["running_reward"]`."""
+    """Set up a run in memory: iterate over its rounds, or `collect()` them into `Results`.
+
+    Nothing is written; `run` does the same into a folder that can be resumed. The data set is the configuration's
+    unless one is given. A `state` of an earlier simulation continues after its round. Callbacks are called after every
+    round as `callback(state, events, metrics)`, or `callback.on_round(...)`; `events()` gives the events of the round.
+
+    Examples:
+        >>> from fedbandit import preset
+        >>> config = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> for metrics in simulate(config):
+        ...     print(metrics["round"], metrics["clients"])
+        1 4
+        2 4
+        >>> simulate(config).collect()["reward"].shape
+        (2,)
+        >>> actions = []
+        >>> def keep(state, events, metrics):
+        ...     actions.append(events().actions)
+        >>> results = simulate(config, callbacks=[keep]).collect()
+        >>> [len(one) for one in actions] == list(results["events"])
+        True
+    """
+    callbacks = checked(callbacks)
     watch = watch or Stopwatch()
     experiment = experiment or build_experiment(config, dataset or open_dataset(config.data.source))
     owns_engine = engine is None
@@ -105,4 +144,4 @@ def simulate(
             raise
     if memory is None and remembers(experiment.bandit.work.algorithm):
         memory = Memory()
-    return Simulation(experiment, engine, state, watch, owns_engine, memory)
+    return Simulation(experiment, engine, state, watch, owns_engine, memory, callbacks)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.config import Config
-from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.core.errors import DataError, Interrupted
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, Runner
 
@@ -25,12 +25,6 @@ def telling(say: Callable[[str], None]) -> OnRunEnd:
         say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
 
     return tell
-
-
-class Interrupted(FedbanditError):
-    """A member was stopped before its last round; the same call resumes it."""
-
-    exit_code = 130
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from fedbandit.federated.round import Engine
 from fedbandit.federated.state import Version
 from fedbandit.models import Layout
 from fedbandit.results.plots import COLOURS, save_picture
+from fedbandit.simulation.callbacks import RoundEvents
 from fedbandit.simulation.simulate import simulate
 
 
@@ -56,15 +57,13 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     errors: list[float] = []
     while simulation.state.round < config.rounds:
         state = simulation.state
-        number = state.round + 1
         if state.round % config.deploy_every == 0:
             deployed = state.deployed[max(state.deployed)]
             predict = partial(_predict, work, deployed)
             regret = best - policy_value(work.split, clients, work.rule(deployed), predict, truth)
             if state.round:
                 errors.append(fit.excess(layout, deployed.weights))
-        broadcast = work.broadcast(state, phase.scenario.stage(number))
-        logged = work.act(phase.cohorts.draw(number), broadcast)  # the very events that the round will train on
+        logged = RoundEvents(phase, state)()  # the very events that the round will train on
         fit = fit.with_events(features_of(logged.contexts), logged.actions, logged.rewards)
         lost, events = lost + regret * len(logged), events + len(logged)
         next(iter(simulation))

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
+from fedbandit.core.errors import Interrupted
 from fedbandit.core.parts import counted
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Ended, Job, Runner
-from fedbandit.studies.comparison import Interrupted
 
 
 @dataclass(frozen=True)

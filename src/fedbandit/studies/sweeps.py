@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, field_validator
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config, read_toml
@@ -22,8 +22,10 @@ from fedbandit.core.files import read_json, write_text
 from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
+from fedbandit.results import Results
+from fedbandit.results.tables import arrow_table
 from fedbandit.runs.folder import beside_reward
-from fedbandit.runs.local_runner import HERE, Runner
+from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
 from fedbandit.studies.comparison import standard_error
 from fedbandit.studies.halving import Candidate, Standing, race, rungs
 from fedbandit.studies.search import SPENDS_PRIVACY, appendix, on_edge, points, values_of
@@ -41,7 +43,8 @@ class SweepSpec(BaseModel):
     """What a sweep's TOML file says."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    start: Annotated[list[str], Field(min_length=1)] | str  # presets or TOML files to vary
+    # presets or TOML files to vary; from Python also configurations
+    start: Annotated[list[str | InstanceOf[Config]], Field(min_length=1)] | str | InstanceOf[Config]
     # the seeds, or how many
     seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Annotated[int, Field(ge=1)] = 1
     appendix: str | None = None  # "emnist" or "so": the paper's grid for each start
@@ -52,13 +55,20 @@ class SweepSpec(BaseModel):
     @field_validator("seeds", "start")
     @classmethod
     def _each_once(cls, given: Any) -> Any:
-        if isinstance(given, list) and len(set(given)) < len(given):
+        if isinstance(given, list) and any(one in given[:i] for i, one in enumerate(given)):
             raise ValueError("names one twice")
         return given
 
     @property
-    def starts(self) -> list[str]:
-        return [self.start] if isinstance(self.start, str) else self.start
+    def starts(self) -> dict[str, Config]:
+        """What is varied, by name: a configuration has that of its policy."""
+        found: dict[str, Config] = {}
+        for number, one in enumerate(self.start if isinstance(self.start, list) else [self.start], start=1):
+            if isinstance(one, str):
+                found[one] = load(one)
+            else:
+                found[f"{one.policy.name}-{number}" if one.policy.name in found else one.policy.name] = one
+        return found
 
     @property
     def all_seeds(self) -> list[int]:
@@ -94,20 +104,25 @@ class Result:
 
 def read_sweep(path: Path) -> SweepSpec:
     """Read and check a sweep's TOML file; a wrong value is refused with its key."""
+    return spec_of(read_toml(path), f"{path}: ")
+
+
+def spec_of(values: Mapping[str, Any], where: str = "") -> SweepSpec:
+    """Check what a sweep is asked for; a wrong value is refused with its key."""
     try:
-        return SweepSpec.model_validate(read_toml(path))
+        return SweepSpec.model_validate(values)
     except ValidationError as error:
         key = error.errors()[0]["loc"][0]
         reasons = [one["msg"].lower() for one in error.errors() if one["loc"][0] == key]  # one for each kind it may be
-        raise ConfigError(f"{path}: {key}: {', or '.join(dict.fromkeys(reasons))}") from None
+        raise ConfigError(f"{where}{key}: {', or '.join(dict.fromkeys(reasons))}") from None
 
 
 def groups_of(spec: SweepSpec) -> list[SweepGroup]:
     """All members of the sweep, each built and checked against its data before anything runs."""
     groups = []
     open_once = lru_cache(maxsize=None)(open_dataset)
-    for start in spec.starts:
-        config = load(start).with_values(flatten(spec.set))
+    for start, given in spec.starts.items():
+        config = given.with_values(flatten(spec.set))
         grid = appendix(spec.appendix, config) if spec.appendix is not None else {}
         grid |= {key: values_of(f"grid.{key}", values) for key, values in flatten(spec.grid).items()}
         members = [_member(start, config, point) for point in points(grid)]
@@ -119,13 +134,45 @@ def groups_of(spec: SweepSpec) -> list[SweepGroup]:
 
 
 def sweep(
+    spec: Mapping[str, Any] | Path | str, out: Path | str, *, workers: int | None = 1, progress: bool = False
+) -> Results:
+    """Run every combination of some values with every seed into `out`, and return the `Results` of all of them.
+
+    `spec` is a dictionary or a TOML file: `start` names presets or TOML files, or is a `Config` (or a list of these);
+    `grid` has a list of values for every key that varies; `set` has changes to all; `seeds` is a number of seeds or a
+    list; `halving = {"factor": 3}` stops the worse ones early. The best configuration is kept in `out/winner.toml`.
+    Runs that are finished are not repeated, so a grid can be extended and an interrupted sweep resumed.
+
+    With `workers` above 1, or None for one per core, runs are processes of their own. That is faster for many small
+    runs, but a script that asks for it needs an `if __name__ == "__main__":` around its work.
+
+    Examples:
+        >>> import tempfile
+        >>> from fedbandit import preset
+        >>> start = preset("so-scratch-softmax").with_values({"rounds": 2, "clients_per_round": 4})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = sweep({"start": start, "grid": {"policy.beta": [0.05, 0.5]}, "seeds": 2}, folder)
+        >>> results
+        <Results: 4 runs of 2 configurations (softmax beta=0.05, softmax beta=0.5), 2 rounds>
+        >>> results.to_pandas().columns[:5].to_list()
+        ['run', 'configuration', 'seed', 'policy.beta', 'round']
+    """
+    wanted = spec_of(spec) if isinstance(spec, Mapping) else read_sweep(Path(spec))
+    out = Path(out)
+    ranked = run_sweep(wanted, out, runner=LocalRunner(workers), say=print if progress else lambda text: None)
+    names = [standing.candidate.name for result in ranked for standing in result.standings]
+    folders = [(member_folder(out, name, seed), f"{name}/seed-{seed}") for name in names for seed in wanted.all_seeds]
+    return Results.read(folders, str(out))
+
+
+def run_sweep(
     spec: SweepSpec,
     out: Path,
     *,
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> list[Result]:
-    """Run the sweep into `out`, or resume it, and rank each group."""
+    """Run the sweep into `out` and rank each group; called again, it resumes where it stopped."""
     groups = groups_of(spec)
     if any(member.config.privacy.mechanism != "none" for group in groups for member in group.members):
         say(SPENDS_PRIVACY)
@@ -200,12 +247,9 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
     """The rows as Parquet and as CSV beside it; a column is there if any row has it."""
-    import pyarrow as pa
     from pyarrow import csv, parquet
 
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    table = pa.table(columns)
+    table = arrow_table(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     targets = [path.with_suffix(".parquet"), path.with_suffix(".csv")]
     parquet.write_table(table, targets[0])
@@ -230,15 +274,3 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
             axes = ", ".join(result.edges)
             lines.append(f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it")
     return "\n".join(lines)
-
-
-def _column(values: list[Any]) -> Any:
-    """An Arrow array; whole numbers among fractions become fractions, mixed kinds text."""
-    import pyarrow as pa
-
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
-        return pa.array([None if value is None else float(value) for value in values])
-    if len(kinds) > 1 or kinds & {list, tuple, dict}:
-        return pa.array([None if value is None else json.dumps(value) for value in values])
-    return pa.array(values) if kinds else pa.nulls(len(values), pa.string())

@@ -18,6 +18,7 @@ from fedbandit.evaluation.ope import BUILT_IN, Bootstrap, Estimate, estimate
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import State
+from fedbandit.simulation.callbacks import RoundEvents
 from fedbandit.simulation.pretraining import starting_weights
 from fedbandit.simulation.simulate import simulate
 from fedbandit.studies.offline import train_from_logs
@@ -34,12 +35,10 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
         raise ValueError(f"{rounds} rounds after round {state.round} reach beyond the deployment period")
     clients, rows, actions, rewards, propensities = [], [], [], [], []
     for number in range(state.round + 1, state.round + rounds + 1):
-        stage = phase.scenario.stage(number)
-        if stage.available is not None:
+        if phase.scenario.stage(number).available is not None:
             raise ConfigError(f"drift.kind: not all actions exist in round {number}; such logs are not collected")
-        cohort = phase.cohorts.draw(number)
-        events = phase.work.act(cohort, phase.work.broadcast(replace(state, round=number - 1), stage))
-        visits = phase.work.plan.visits(split, cohort, number)
+        events = RoundEvents(phase, replace(state, round=number - 1))()
+        visits = phase.work.plan.visits(split, phase.cohorts.draw(number), number)
         fresh = events.fresh
         clients.append(visits.clients[fresh])
         rows.append(visits.rows[fresh])

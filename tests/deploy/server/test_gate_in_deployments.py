@@ -436,7 +436,7 @@ def test_over_flowers_own_messages_and_a_device_set_to_secure_sums_refuses(tmp_p
     assert (verdict["devices"], verdict["events"]) == (5, 30)
     before = [participant.agent.events() for participant in participants]
     grid.contexts[FIRST].node_config["secure-aggregation"] = True
-    server._gatekeeper.judge(2, server.version, server.state.weights, [])  # asked nothing else meanwhile
+    server._gatekeeper.judge(2, server.version, Version(server.state.weights), [])  # asked nothing else meanwhile
     assert f"node {FIRST} refused: could not judge: this device takes part in secure sums only" in caplog.text
     answers = {node: reply for node, step, reply in grid.received if step == "judge"}
     assert json.loads(answers[FIRST].content["facts"]["json"]).keys() == {"token", "problem"}

@@ -69,7 +69,27 @@ class Decision:
 
 
 class Agent:
-    """One decision problem on one device, kept in a folder. Safe for threads, forks and several processes."""
+    """One decision problem on one device, kept in a folder. Safe for threads, forks and several processes.
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from fedbandit.deploy import DeviceModel
+        >>> model = DeviceModel(  # usually a server sends it
+        ...     version=1,
+        ...     weights={"weight": np.eye(2, dtype=np.float32), "bias": np.zeros(2, np.float32)},
+        ...     actions=("tea", "coffee"),
+        ...     kind="dense",
+        ...     shape=(2,),
+        ...     policy={"name": "greedy"},
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder, Agent(folder) as agent:
+        ...     installed = agent.install(model)
+        ...     decision = agent.choose([0.2, 0.9])
+        ...     outcome = agent.reward(decision.event_id, 1.0)  # seconds or days later
+        >>> decision.name, decision.propensity, outcome.value
+        ('coffee', 1.0, 'recorded')
+    """
 
     def __init__(
         self,

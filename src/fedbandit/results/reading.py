@@ -1,0 +1,95 @@
+"""Run folders as plain values: what was configured, what every round measured, and what the run came to.
+
+Reads only, a run may be written meanwhile. Knows nothing of how runs are made.
+"""
+
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbandit.core.errors import DataError
+from fedbandit.core.files import read_json, read_lines
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run: its name, its configuration and the metrics of its rounds, nested as in the files."""
+
+    name: str
+    config: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...]  # the lines of metrics.jsonl
+    summary: Mapping[str, Any] | None = None  # summary.json of a finished run
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, and the data's name and fingerprint
+    error: str | None = None  # what the run failed with
+    folder: Path | None = None  # None: it is in memory alone
+    ended: bool = True  # False: rounds are missing
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @property
+    def status(self) -> str | None:
+        """What is wrong with the run, in a few words; None if it is finished."""
+        after = f"after {len(self.rounds)} of {self.config.get('rounds', '?')} rounds"
+        if self.error is not None:
+            return f"failed {after}: {self.error}"
+        return None if self.ended else f"unfinished, {after}"
+
+    def seconds(self) -> dict[int, dict[str, float]]:
+        """Where the time of each round went, by the number of the round; none for a run in memory."""
+        if self.folder is None or not (self.folder / "timings.jsonl").exists():
+            return {}
+        try:
+            lines = read_lines(self.folder / "timings.jsonl")
+            return {line["round"]: {k: v for k, v in line.items() if k != "round"} for line in lines}
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{self.folder / 'timings.jsonl'}: damaged: {error}") from None
+
+
+def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, str]]:
+    """Every run folder in or below the folders with its name from there, in the order of their paths.
+
+    Links that lead elsewhere are not followed.
+    """
+    for folder in folders:
+        require_folder(folder)
+        for place, inner, files in os.walk(folder, followlinks=False):
+            if "config.toml" in files:
+                inner.clear()  # a run holds no runs
+                path = Path(place)
+                yield path, str(path.relative_to(folder)) if path != folder else path.resolve().name
+            else:
+                inner.sort()
+
+
+def require_folder(folder: Path) -> None:
+    """Refuse what is not a folder, where a folder with runs is expected."""
+    if folder.is_file():
+        raise DataError(f"{folder}: is a file, not a folder with runs")
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+
+
+def read_record(path: Path, name: str) -> RunRecord:
+    """The run in a folder, as far as it has come; `DataError` where one of its files is damaged."""
+    try:
+        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        metrics = path / "metrics.jsonl"
+        rounds = read_lines(metrics) if metrics.exists() else []
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: damaged: {error}") from None
+    summary, failure = read_json(path / "summary.json"), read_json(path / "error.json")
+    return RunRecord(
+        name=name,
+        config=config,
+        rounds=tuple(rounds),
+        summary=summary,
+        environment=read_json(path / "environment.json") or {},
+        error=None if failure is None or summary is not None else str(failure.get("error", "failed")),
+        folder=path,
+        ended=summary is not None,
+    )
