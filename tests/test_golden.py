@@ -14,7 +14,7 @@ from fedbandit.data import FederatedDataset
 from fedbandit.data.importers.images import import_emnist
 from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 from fedbandit.objectives import FullInformation
 
 
@@ -90,7 +90,7 @@ def _play(run, dataset, model, dtype):
     weights = experiment.layout.flatten(dict(zip(names, initial, strict=True)), np.dtype(dtype))
     state, engine = phase.start(weights), ThreadEngine(2)
     for number in range(1, spec["rounds"] + 1):
-        state, metrics = play_round(phase, state, engine, Stopwatch())
+        state, metrics = run_round(phase, state, engine, Stopwatch())
         yield number, list(experiment.layout.split(state.weights).values()), metrics
 
 

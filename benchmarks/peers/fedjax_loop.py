@@ -60,10 +60,10 @@ for i in range(work.num_clients):
 state = algorithm.init(init())
 
 
-def play_round() -> None:
+def run_round() -> None:
     global state
     state, _ = algorithm.apply(state, clients)
     jax.block_until_ready(state.params)
 
 
-serve(play_round)
+serve(run_round)

@@ -1,6 +1,7 @@
 """fedbandit: whole bandit rounds (act, train, clip, aggregate, step), or training on a given log alone."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
 from fedbandit.engines import ThreadEngine
 from fedbandit.events import Events
+from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.clients import Broadcast, ChunkResult
-from fedbandit.federated.round import play_round
+from fedbandit.federated.pipeline import Contribution
+from fedbandit.federated.round import run_round
 
 
 def dataset(folder: Path) -> FederatedDataset:
@@ -68,7 +71,7 @@ class BanditRounds:
         self._state, self.watch = self._phase.start(built.initial_weights()), Stopwatch()
 
     def __call__(self) -> None:
-        self._state, _ = play_round(self._phase, self._state, self._engine, self.watch)
+        self._state, _ = run_round(self._phase, self._state, self._engine, self.watch)
 
 
 class TrainingRounds:
@@ -83,16 +86,16 @@ class TrainingRounds:
 
     def __call__(self) -> None:
         phase, state = self._phase, self._state
-        broadcast = Broadcast(1, state.weights, {}, state.clip_norm, phase.scenario.stage(1).rewards)
+        broadcast = phase.work.broadcast(state, phase.scenario.stage(1))
         total = np.zeros_like(state.weights)
         chunks = phase.work.chunks(phase.cohorts.draw(1))
         accepted = 0
         for result in self._engine.run(self._train, chunks, broadcast):  # type: ignore[arg-type]
-            result.update.add_to(total)
+            result.sent.sums["weights"].add_to(total)
             accepted += len(result.norms)
         update = phase.aggregation.mean(total, accepted, 1, state.clip_norm)
-        optimizer, weights = phase.optimizer.step(state.optimizer, state.weights, update)
-        self._state = type(state)(0, weights, {}, optimizer, state.clip_norm)
+        kept = phase.work.algorithm.step(state.kept, {"weights": update}, RoundFacts(1, accepted, accepted))
+        self._state = replace(state, weights=kept["weights"], kept=kept)
 
     @property
     def _train(self) -> "TrainingWork":
@@ -112,7 +115,7 @@ class TrainingRounds:
             fresh=np.ones(len(rows), bool),
         )
         update, norms = self._learner.train(broadcast.received["weights"], events, broadcast.clip_norm)
-        return ChunkResult(update, norms, sizes, norms, norms)
+        return ChunkResult(Contribution({"weights": update}, norms), sizes, norms, norms)
 
 
 class TrainingWork:
@@ -121,7 +124,7 @@ class TrainingWork:
     def __init__(self, rounds: TrainingRounds) -> None:
         self._rounds, self.event_counts = rounds, rounds.event_counts
 
-    def __call__(self, clients: np.ndarray, broadcast: Broadcast) -> ChunkResult:
+    def __call__(self, clients: np.ndarray, broadcast: Broadcast, memory: object = None) -> ChunkResult:
         return self._rounds.train(clients, broadcast)
 
 

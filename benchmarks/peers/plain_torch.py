@@ -16,7 +16,7 @@ server_params = [p.detach().clone() for p in params]
 server = torch.optim.Adam(server_params, SERVER_RATE)
 
 
-def play_round() -> None:
+def run_round() -> None:
     total = [torch.zeros_like(p) for p in server_params]
     for i in range(work.num_clients):
         client = work.client(i)
@@ -38,4 +38,4 @@ def play_round() -> None:
     server.step()
 
 
-serve(play_round)
+serve(run_round)

@@ -33,9 +33,9 @@ class Requests:
         print(json.dumps({"seconds": time.perf_counter() - self._start}), file=self._answers)
 
 
-def serve(play_round: Callable[[], object]) -> None:
+def serve(run_round: Callable[[], object]) -> None:
     """For loops of our own: play a round whenever one is asked for."""
     requests = Requests()
     while requests.wait():
-        play_round()
+        run_round()
         requests.done()

@@ -116,9 +116,18 @@ run(config(**settings), Path(sys.argv[1]), dataset=text(), checkpoint_seconds=0.
 """
 
 
-def test_a_killed_run_of_scaffold_ends_with_the_same_bytes(tmp_path):
+KILLED = {
+    "scaffold": SCAFFOLD,
+    "fedprox": {"algorithm__name": "fedprox", "algorithm__mu": 0.5},
+    "quantize": {"compression__name": "quantize"},
+    "top-k": {"compression__name": "top-k", "compression__fraction": 0.1},
+}
+
+
+@pytest.mark.parametrize("settings", KILLED.values(), ids=KILLED)
+def test_a_killed_run_ends_with_the_same_bytes(settings, tmp_path):
     script = tmp_path / "run.py"
-    script.write_text(RUN.replace("{settings!r}", repr(SCAFFOLD)), encoding="utf-8")
+    script.write_text(RUN.replace("{settings!r}", repr(settings)), encoding="utf-8")
     environment = {"PYTHONPATH": ":".join(sys.path)}
 
     def command(folder):

@@ -18,7 +18,7 @@ from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import topics
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 from fedbandit.simulation.simulate import simulate
 
 ray = pytest.importorskip("ray")
@@ -85,7 +85,17 @@ def on_threads(config, dataset, monkeypatch, folder):
         engine.close()
 
 
-@pytest.mark.parametrize(("values", "data"), [(TEXT, "text"), (POPULATION, "text"), (IMAGES, "images")])
+FEDPROX = IMAGES | {"algorithm": {"name": "fedprox", "mu": 0.5}}
+SCAFFOLD = TEXT | {"algorithm": {"name": "scaffold"}}
+QUANTIZED = TEXT | {"compression": {"name": "quantize", "bits": 4}}
+SPARSE = IMAGES | {"compression": {"name": "top-k", "fraction": 0.1}}
+HEADS = TEXT | {"model": {"name": "linear-heads", "heads": 3}, "policy": {"name": "falcon-schedule"}}
+FROZEN = IMAGES | {"model": {"name": "mlp", "freeze": ["dense1"]}}
+EVERY = [(TEXT, "text"), (POPULATION, "text"), (IMAGES, "images"), (FEDPROX, "images"), (SCAFFOLD, "text")]
+EVERY += [(QUANTIZED, "text"), (SPARSE, "images"), (HEADS, "text"), (FROZEN, "images")]
+
+
+@pytest.mark.parametrize(("values", "data"), EVERY)
 def test_the_same_bits_as_on_threads(local, values, data, request, monkeypatch, tmp_path):
     config, dataset = Config.build(values), request.getfixturevalue(data)
     expected = on_threads(config, dataset, monkeypatch, tmp_path)
@@ -181,6 +191,6 @@ def test_a_recipe_that_makes_other_work_is_refused(local, images):
     engine = RayEngine()
     try:
         with pytest.raises(ValueError, match="other work"):
-            play_round(changed, phase.start(build_experiment(config, images).initial_weights()), engine, Stopwatch())
+            run_round(changed, phase.start(build_experiment(config, images).initial_weights()), engine, Stopwatch())
     finally:
         engine.close()

@@ -14,7 +14,7 @@ from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.gate import Gate
 from fedbandit.evaluation.regret import policy_value
 from fedbandit.federated.clients import Broadcast
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version, load_state, save_state
 from fedbandit.simulation.simulate import simulate
 
@@ -105,7 +105,7 @@ def test_a_refused_model_leaves_the_old_weights_under_the_new_number(tmp_path):
     state, engine = phase.start(GOOD), ThreadEngine(1)
     seen = []
     for _ in range(10):
-        state, metrics = play_round(phase, state, engine, Stopwatch())
+        state, metrics = run_round(phase, state, engine, Stopwatch())
         seen.append(metrics)
     verdicts = [metrics["gate"] for metrics in seen if "gate" in metrics]
     assert [metrics["round"] for metrics in seen if "gate" in metrics] == [5, 10]

@@ -6,7 +6,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.timing import Stopwatch
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 
 
 def test_a_round_is_timed_in_parts():
@@ -15,7 +15,7 @@ def test_a_round_is_timed_in_parts():
     weights = build_experiment(config, random_text()).initial_weights()
     watch, state = Stopwatch(), phase.start(weights)
     for _ in range(2):
-        state, metrics = play_round(phase, state, ThreadEngine(2), watch)
+        state, metrics = run_round(phase, state, ThreadEngine(2), watch)
         taken = watch.take()
         assert {"data", "act", "train", "aggregate", "step"} <= taken.keys()
         assert all(seconds >= 0 for seconds in taken.values())

@@ -15,7 +15,7 @@ from fedbandit.core.timing import Stopwatch
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.learners.base import AutogradLearner
 from fedbandit.federated.pipeline import AdaptiveClipping
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
@@ -129,7 +129,7 @@ def test_an_empty_cohort_moves_the_weights_by_its_noise_alone():
     experiment = build_experiment(chosen, data)
     phase = replace(experiment.bandit, cohorts=Nobody())
     state = phase.start(experiment.initial_weights())
-    following, metrics = play_round(phase, state, ThreadEngine(1), Stopwatch())
+    following, metrics = run_round(phase, state, ThreadEngine(1), Stopwatch())
     noise = SimulatedNoise(Independent(), 0).update(1, state.weights) * np.float32(0.8 * 0.05) / np.float32(5)
     np.testing.assert_array_equal(following.weights, state.weights + noise)
     assert metrics["reward"] is None
@@ -275,12 +275,12 @@ def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     broken["bounds"] = (int(bounds[2]), int(bounds[3]))
     state = experiment.bandit.start(experiment.initial_weights())
-    following, metrics = play_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
+    following, metrics = run_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
     assert metrics["rejected"] == [data.train.client_id(int(cohort[2]))]
     assert np.isfinite(following.weights).all()
     monkeypatch.setattr(AutogradLearner, "_local_training", lambda self, start, *_: start * float("nan") + float("nan"))
     with pytest.raises(Diverged, match="diverged at round 1"):
-        play_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
+        run_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
 
 
 def _one_chunk(work):

@@ -15,7 +15,7 @@ from fedbandit.data.dataset import Log
 from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.regret import exact_regret
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 from fedbandit.objectives import CrossEntropy, DoublyRobust, WeightedRegression
 from fedbandit.policies import Greedy
 from fedbandit.simulation.simulate import simulate
@@ -79,7 +79,7 @@ def test_collected_logs_are_what_the_clients_logged():
     state, engine = experiment.bandit.start(experiment.initial_weights()), ThreadEngine(1)
     total = events = 0.0
     for _ in range(5):
-        state, metrics = play_round(experiment.bandit, state, engine, Stopwatch())
+        state, metrics = run_round(experiment.bandit, state, engine, Stopwatch())
         total, events = total + metrics["reward"] * metrics["events"], events + metrics["events"]
     log = dataset.train.log
     assert len(log.rewards) == events

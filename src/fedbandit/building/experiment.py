@@ -80,12 +80,14 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     header = dataset.header
     if header.logged:
         raise ConfigError("data.source: holds logged feedback; a simulation needs labels to make rewards from")
+    trainable = Trainable.of(config.model.described, DataSpec.of(header))
+    policy = build_policy(config, header.num_actions, trainable.model.heads)
     scenario = _scenario(config, header)
+    objective = _objective(config, policy, scenario, header.num_actions)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
     ledger = build_ledger(config, len(pool), pretrained > 0)
-    trainable = Trainable.of(config.model.described, DataSpec.of(header))
-    bandit = _bandit_phase(config, dataset, trainable, scenario, pool, ledger)
+    bandit = _bandit_phase(config, dataset, trainable, policy, objective, scenario, pool, ledger)
     supervised = None
     if scenario.pretraining is not None:
         supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
@@ -96,15 +98,14 @@ def _bandit_phase(
     config: Config,
     dataset: FederatedDataset,
     trainable: Trainable,
+    policy: Policy,
+    objective: Objective,
     scenario: Scenario,
     pool: range,
     ledger: Ledger | None,
 ) -> Phase:
     """The rounds in which clients act with what was deployed and train on what they logged."""
-    header, heads = dataset.header, trainable.model.heads
-    policy = build_policy(config, header.num_actions, heads)
-    scheduled = hasattr(policy, "at")
-    objective = _objective(config, policy, scenario, header.num_actions)
+    header, scheduled = dataset.header, hasattr(policy, "at")
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     learner = trainable.learner(objective, _settings(config), config.device, freezing)
     weights = trainable.initial(config.seed, np.dtype(config.dtype))
@@ -124,7 +125,7 @@ def _bandit_phase(
             num_actions=header.num_actions,
             stages=build_stages(config),
             freezing=freezing,
-            heads=heads,
+            heads=trainable.model.heads,
             scaled=scheduled and weighted,
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),

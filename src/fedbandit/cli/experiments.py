@@ -157,7 +157,7 @@ def drift(
     rounds: Annotated[int, typer.Option(help="Number of rounds of each run.")] = 400,
     deploy_every: Annotated[int, typer.Option(help="Rounds between deployments.")] = 10,
     policies: Annotated[
-        str, typer.Option(help="Policies, separated by commas.")
+        str, typer.Option(help="Policies, separated by commas; parameters behind a name: 'softmax floor=0.05'.")
     ] = "greedy,epsilon-greedy,softmax,falcon",
     seeds: Annotated[int, typer.Option(help="Number of runs of each policy.")] = 3,
     settings: Annotated[

@@ -81,7 +81,7 @@ class Phase:
         return Progress(number // self.deploy_every, number, counted, self.work.num_actions)
 
 
-def play_round(
+def run_round(
     phase: Phase, state: State, engine: Engine, watch: Stopwatch, memory: Memory | None = None
 ) -> tuple[State, dict[str, Any]]:
     """One round: the next state and the round's metrics."""

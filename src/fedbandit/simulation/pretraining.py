@@ -15,7 +15,7 @@ from fedbandit.core.errors import DataError, Diverged
 from fedbandit.core.parts import source_digest
 from fedbandit.core.timing import Stopwatch
 from fedbandit.data import cache_folder
-from fedbandit.federated.round import Engine, play_round
+from fedbandit.federated.round import Engine, run_round
 from fedbandit.federated.state import State, load_state, save_state
 
 KEEP_SECONDS = 20.0  # at most this much pre-training is repeated after a crash
@@ -50,7 +50,7 @@ class Pretraining:
         kept_at = time.monotonic()
         while self.state.round < self.rounds:
             try:
-                self.state, metrics = play_round(self._phase, self.state, self._engine, Stopwatch())
+                self.state, metrics = run_round(self._phase, self.state, self._engine, Stopwatch())
             except Diverged as error:
                 raise Diverged(f"pre-training {error}") from None
             if self.state.round == self.rounds or time.monotonic() - kept_at >= self._keep_seconds:

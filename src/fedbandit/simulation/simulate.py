@@ -13,7 +13,7 @@ from fedbandit.data.dataset import give_back
 from fedbandit.evaluation.metrics import held_out_metrics
 from fedbandit.federated.algorithm import remembers
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.round import Engine, play_round
+from fedbandit.federated.round import Engine, run_round
 from fedbandit.federated.state import State
 from fedbandit.results import Results, RunRecord
 from fedbandit.simulation.callbacks import Callback, RoundEvents, checked
@@ -53,7 +53,7 @@ class Simulation:
         """Play the remaining rounds, yielding each one's metrics."""
         while self.state.round < self.experiment.rounds:
             before = self.state
-            self.state, metrics = play_round(self.experiment.bandit, self.state, self.engine, self.watch, self.memory)
+            self.state, metrics = run_round(self.experiment.bandit, self.state, self.engine, self.watch, self.memory)
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.config import Config
+from fedbandit.config import Config, parse_settings
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.data import open_dataset
 from fedbandit.evaluation.metrics import Recovery, recoveries
@@ -28,6 +28,9 @@ _OWN = {
     "drift.at": "use --at",
     "drift.kind": "use --kind",
 }
+
+
+_RATES_OF = {"falcon-schedule": "falcon"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class DriftOutcome:
             figures = [np.mean([getattr(found, name) for found in each]) for name in ("before", "fall", "last", "lost")]
             before, fall, last, lost = figures
             said.append(
-                f"{self.policy:<15} {each[0].change:6d} {before:8.3f} {fall:8.3f} {rounds:>9} {last:8.3f} {lost:8.1f}"
+                f"{self.policy:<18} {each[0].change:6d} {before:8.3f} {fall:8.3f} {rounds:>9} {last:8.3f} {lost:8.1f}"
             )
         if self.diverged:
             tried = len(self.rewards) + len(self.diverged)
@@ -93,7 +96,19 @@ def members(study: DriftStudy) -> dict[str, Config]:
         "client.max_examples": study.max_examples,
         **dict(study.settings),
     }
-    return {policy: preset(f"{family}-scratch-{policy}").with_values(world) for policy in study.policies}
+    return {policy: _member(family, policy).with_values(world) for policy in study.policies}
+
+
+def _member(family: str, described: str) -> Config:
+    """A policy by its name and parameters behind it, `softmax floor=0.05`, at the rates that the paper has for it.
+
+    The paper has none for FALCON with its schedule, which takes those of FALCON.
+    """
+    name, *settings = described.split()
+    config = preset(f"{family}-scratch-{_RATES_OF.get(name, name)}")
+    if name in _RATES_OF:
+        config = config.with_values({"policy.name": name})
+    return config.with_values(parse_settings(f"policy.{setting}" for setting in settings))
 
 
 def run_study(
@@ -116,7 +131,7 @@ def run_study(
 
 def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
     """What each change did to each policy, and how to read it."""
-    heads = f"{'policy':<15} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
+    heads = f"{'policy':<18} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
     legend = (
         f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never fell below;"
         " lost: reward below before, summed over rounds"

@@ -21,7 +21,7 @@ from fedbandit.evaluation.ope.logs import RowScores, log_of
 from fedbandit.events import Events
 from fedbandit.federated.clients import Broadcast, ClientWork
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.round import Engine, Phase, play_round
+from fedbandit.federated.round import Engine, Phase, run_round
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,6 @@ def _cohorts(config: Config, clients: range) -> FixedCohorts:
 def _train(phase: Phase, start: np.ndarray, rounds: int, engine: Engine) -> tuple[np.ndarray, list[dict[str, Any]]]:
     state, metrics = phase.start(start), []
     for _ in range(rounds):
-        state, line = play_round(phase, state, engine, Stopwatch())
+        state, line = run_round(phase, state, engine, Stopwatch())
         metrics.append(line)
     return state.weights, metrics

@@ -18,7 +18,7 @@ from fedbandit.data.dataset import Header, Split
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import RowSum, Vectors
-from fedbandit.federated.round import Phase, play_round
+from fedbandit.federated.round import Phase, run_round
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
@@ -215,7 +215,7 @@ def _released(phase: Phase, plan: PrivacyPlan, seed: int, present: bool) -> tupl
     seen, turns = np.zeros(plan.rounds), np.zeros(plan.rounds)
     place = _SECRET_WORD * _ACTIONS
     for number in range(1, plan.rounds + 1):
-        following, _ = play_round(phase, state, engine, watch)
+        following, _ = run_round(phase, state, engine, watch)
         moved = following.weights[place] - state.weights[place]
         seen[number - 1] = moved * plan.clients_per_round / state.clip_norm
         turns[number - 1] = _CANARY in cohorts.draw(number)

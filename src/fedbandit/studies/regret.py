@@ -15,7 +15,7 @@ from fedbandit.federated.client_logs import SimpleVisits
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings
 from fedbandit.federated.pipeline import AdaptiveClipping
-from fedbandit.federated.round import Engine, Phase, play_round
+from fedbandit.federated.round import Engine, Phase, run_round
 from fedbandit.federated.server import PlainMean
 from fedbandit.objectives import FullInformation
 from fedbandit.policies import Greedy, Policy, rule_at
@@ -68,7 +68,7 @@ def best_in_class(
     state = phase.start(experiment.initial_weights() if start is None else start)
     best, best_value = state.weights, -np.inf
     for number in range(1, rounds + 1):
-        state, _metrics = play_round(phase, state, engine, Stopwatch())
+        state, _metrics = run_round(phase, state, engine, Stopwatch())
         if number % keep_every and number != rounds:
             continue
         weights = state.weights

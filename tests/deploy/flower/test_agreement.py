@@ -11,7 +11,7 @@ from fedbandit.core.timing import Stopwatch
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.round import play_round
+from fedbandit.federated.round import run_round
 
 
 class Everybody:
@@ -29,14 +29,14 @@ def simulated_states(rounds, clients=CLIENTS):
     phase = replace(experiment(rounds).bandit, cohorts=Everybody(clients))
     state = phase.start(experiment(rounds).initial_weights())
     for _ in range(rounds):
-        state, _ = play_round(phase, state, ThreadEngine(1), Stopwatch())
+        state, _ = run_round(phase, state, ThreadEngine(1), Stopwatch())
         yield state
 
 
 def simulated_round(state, rounds, clients=CLIENTS, **changed):
     """The simulator's state one round after a deployment's."""
     phase = replace(experiment(rounds, **changed).bandit, cohorts=Everybody(clients))
-    return play_round(phase, state, ThreadEngine(1), Stopwatch())[0]
+    return run_round(phase, state, ThreadEngine(1), Stopwatch())[0]
 
 
 def test_a_deployment_learns_what_the_simulator_learns(tmp_path):

@@ -164,7 +164,8 @@ class Participant:
         built = self._built(model, facts["learning"])
         _check_fits(weights, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
-        deployed, candidate = (self.agent.policy, before), (self.agent.rule_of(facts["rule"]), weights)
+        rule = self.agent.rule_of(facts["rule"]) if "rule" in facts else self.agent.policy  # 0.1 did not say
+        deployed, candidate = (self.agent.policy, before), (rule, weights)
         bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
         estimator = estimator_of(facts)
         sums = gain_sums(logged, built.learner.predict, deployed, candidate, estimator, bounds)
