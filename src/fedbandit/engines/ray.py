@@ -189,7 +189,9 @@ class RayEngine:
                 idle = [w for w in self._pool.ready if all(w is not busy for busy, _ in under_way.values())]
                 while waiting and idle:
                     part, worker = waiting.popleft(), idle.pop()
-                    call = worker.work.remote(work.recipe, work.description, [chunks[i] for i in part.chunks], weights)
+                    given = [chunks[i] for i in part.chunks]
+                    own = [{} if memory is None else memory.read(chunk, broadcast.round) for chunk in given]
+                    call = worker.work.remote(work.recipe, work.description, given, weights, own)
                     under_way[call] = worker, part
                 self._await_one(under_way, waiting, results)
             yield results.pop(due)

@@ -173,9 +173,12 @@ class Pipeline:
 
 
 def joint_norm(vectors: Mapping[str, np.ndarray], scales: Mapping[str, float | None]) -> float:
-    """The norm of the vectors joined, each scaled by its own scale; those without one do not count."""
+    """The norm of the vectors joined, each scaled by its own scale; those without one do not count.
+
+    Summed by numpy itself: the sums of BLAS depend on how many threads it has.
+    """
     squares = (
-        float(scale * np.linalg.norm(vectors[name].astype(np.float64, copy=False))) ** 2
+        scale**2 * float(np.square(vectors[name], dtype=np.float64).sum())
         for name, scale in scales.items()
         if scale is not None
     )

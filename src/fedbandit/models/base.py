@@ -94,7 +94,7 @@ class Freezing:
     """Which parameters stay as they are: the others make up a shorter vector, which is all that is trained and sent."""
 
     layout: Layout
-    frozen: frozenset[str]
+    frozen: tuple[str, ...]
 
     @classmethod
     def of(cls, layout: Layout, names: Iterable[str]) -> "Freezing":
@@ -106,7 +106,7 @@ class Freezing:
             frozen |= {name, f"{name}_bias"} & set(known)
         if frozen == set(known):
             raise ConfigError("model.freeze: nothing would be left to train")
-        return cls(layout, frozenset(frozen))
+        return cls(layout, tuple(name for name in known if name in frozen))
 
     @property
     def trainable(self) -> Layout:
