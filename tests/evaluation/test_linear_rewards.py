@@ -10,9 +10,9 @@ import pytest
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
-from fedbandit.evaluation.ope import Bernstein, Bootstrap, DirectMethod, DoublyRobust, estimate
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.evaluation.ope.reward_models import action_means, choose_columns, linear_rewards, linear_sums
+from fedbandit.ope import Bernstein, Bootstrap, DirectMethod, DoublyRobust, estimate
 from fedbandit.policies import Uniform
 from fedbandit.studies.evaluate import EvaluationRequest, _rewards
 

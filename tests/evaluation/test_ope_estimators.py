@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_worlds import ACTIONS, CONTEXTS, world
 
-from fedbandit.evaluation.ope import (
+from fedbandit.ope import (
     IPS,
     Bootstrap,
     Clipped,

@@ -5,7 +5,7 @@ import pytest
 from known_worlds import world
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.evaluation.ope import (
+from fedbandit.ope import (
     BUILT_IN,
     IPS,
     Bernstein,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.csv
 import pytest
 
-from fedbandit.evaluation.ope import BUILT_IN, Records, estimate
+from fedbandit.ope import BUILT_IN, Records, estimate
 
 CAMPAIGNS = ("all", "men", "women")
 POSITIONS = 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbandit.evaluation.ope import Records
+from fedbandit.ope import Records
 
 CONTEXTS, ACTIONS = 5, 4
 

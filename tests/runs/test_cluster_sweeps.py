@@ -114,7 +114,7 @@ def test_members_are_spread_and_a_killed_worker_changes_nothing(spec, runner, tm
     assert found == expected
     assert runner.attempts == 6 + 2 + 1  # six to the first step, the best with two seeds to the end, and one again
     [(folder, timings)] = first_step.items()
-    assert (folder / "timings.jsonl").read_bytes().startswith(timings)  # gone on with, not begun again
+    assert (folder / "timings.jsonl").read_bytes().startswith(timings)  # resumed, not started again
     assert not list(out.rglob(".shared-*"))
     assert files_of(spec, out, runner) == expected  # run again, it finds everything done
 

@@ -1,4 +1,4 @@
-"""Runs side by side in processes: the same files as one after another, stopped and gone on with together."""
+"""Runs side by side in processes: the same files as one after another, stopped and resumed together."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Pre-training is seen, stops at Ctrl-C like any other round, and is gone on with: the same bytes in the end."""
+"""Pre-training is seen, stops at Ctrl-C like any other round, and is resumed: the same bytes in the end."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""`fedbandit drift`: its runs are kept and gone on with, and a policy that diverges is counted and ends nothing."""
+"""`fedbandit drift`: its runs are kept and resumed, and a policy that diverges is counted and ends nothing."""
 
 import pytest
 

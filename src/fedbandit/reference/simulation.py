@@ -89,13 +89,13 @@ def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], W
     model = make_model(config.model.name, config.model.parameters, dataset.header)
     reward, pretraining_reward = scenario_rewards(config.scenario, dataset.header)
     if pretraining_reward is None:
-        return play(bandit_phase(config, dataset, reward, 0), model, model.init(config.seed), config, dataset)
+        return run_phase(bandit_phase(config, dataset, reward, 0), model, model.init(config.seed), config, dataset)
     theta = model.init(config.pretraining.seed)
-    _, theta = play(pretraining_phase(config, dataset, pretraining_reward), model, theta, config, dataset)
-    return play(bandit_phase(config, dataset, reward, config.pretraining.clients), model, theta, config, dataset)
+    _, theta = run_phase(pretraining_phase(config, dataset, pretraining_reward), model, theta, config, dataset)
+    return run_phase(bandit_phase(config, dataset, reward, config.pretraining.clients), model, theta, config, dataset)
 
 
-def play(
+def run_phase(
     phase: Phase, model: ReferenceModel, theta: Weights, config: Any, dataset: FederatedDataset
 ) -> tuple[list[dict[str, Any]], Weights]:
     """Algorithm 4 from the initial model θ_0: metrics and final weights."""

@@ -14,10 +14,10 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log, Split, contexts_at
-from fedbandit.evaluation.ope import BUILT_IN, Bootstrap, Estimate, estimate
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import State
+from fedbandit.ope import BUILT_IN, Bootstrap, Estimate, estimate
 from fedbandit.simulation.callbacks import RoundEvents
 from fedbandit.simulation.pretraining import starting_weights
 from fedbandit.simulation.simulate import simulate

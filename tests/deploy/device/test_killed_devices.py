@@ -125,7 +125,7 @@ def _child(agent, queue):
 
 
 def test_an_agent_survives_a_fork(tmp_path):
-    """Parent and children go on with the same agent object after the fork; each opens the file for itself."""
+    """Parent and children use the same agent object after the fork; each opens the file for itself."""
     prepare(tmp_path)
     agent = Agent(tmp_path)
     before = [agent.choose("mat").event_id for _ in range(5)]

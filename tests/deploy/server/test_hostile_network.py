@@ -179,7 +179,7 @@ def test_a_report_goal_is_not_met_by_garbage(tmp_path):
 
 
 def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
-    """Its new model cannot be written: it goes on with the old one, and gets the new one when there is room."""
+    """Its new model cannot be written: it keeps the old one, and gets the new one when there is room."""
     deployment, network = world(tmp_path)
     server = coordinator(deployment, network)
     server.run(attempts=2)

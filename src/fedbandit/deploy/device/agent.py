@@ -40,7 +40,7 @@ class SimulatedDraws:
     position: int = 0
 
     def start(self, time: int) -> None:
-        """Go on with another round or period."""
+        """Continue with another round or period."""
         self.time, self.position = time, 0
 
     def __call__(self) -> float:
