@@ -6,7 +6,8 @@ import torch
 
 from fedbandit.events import Events
 from fedbandit.federated.learners import winograd
-from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, make_learner
+from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
+from fedbandit.federated.learners.choosing import make_learner
 from fedbandit.federated.learners.cnn import CnnLearner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (

@@ -5,7 +5,8 @@ import pytest
 from builders import random_images, random_text
 
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, make_learner
+from fedbandit.federated.learners.base import ClientSettings
+from fedbandit.federated.learners.choosing import make_learner
 from fedbandit.federated.learners.vectorised import make_vectorised_learner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (

@@ -8,6 +8,7 @@ from local_grid import LocalGrid
 from network_builders import HandTime, Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.deploy.flower.client_app import make_client_app
+from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import SEALED, GridTransport
 from fedbandit.deploy.server.gathering import PlainReports
 from fedbandit.deploy.server.rounds import Coordinator
@@ -68,6 +69,7 @@ def a_server(deployment, grid, store=None):
         clock=time,
         sleep=time.sleep,
         select=lambda _, nodes, __: list(nodes),
+        gather=SecureSums if deployment.rules.secure_aggregation else PlainReports,
     )
 
 

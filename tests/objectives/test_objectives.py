@@ -9,7 +9,8 @@ from core_samples import config, images, played, text, weights_of
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, make_learner
+from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
+from fedbandit.federated.learners.choosing import make_learner
 from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import BUILT_IN, SUPERVISED, Batch, CrossEntropy, Regression, WeightedRegression

@@ -32,7 +32,8 @@ from fedbandit.evaluation.gate import Gate, why_impossible
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.learners.base import ClientSettings, Learner, Trainable, Untrained
+from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
+from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model

@@ -50,7 +50,7 @@ class RowSum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.federated.learners.sparse_kernels import add_rows
+        from fedbandit.federated.sum_kernels import add_rows
 
         k = len(self.bias)
         add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
@@ -66,7 +66,7 @@ class EntrySum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.federated.learners.sparse_kernels import add_entries
+        from fedbandit.federated.sum_kernels import add_entries
 
         add_entries(self.entries, self.values, total)
         total[-len(self.bias) :] += self.bias

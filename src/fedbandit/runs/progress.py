@@ -1,12 +1,21 @@
 """What a run tells a person while it works: the number of the round and what it earned."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fedbandit.core.progress import Advance, to_stderr
-from fedbandit.runs.run import Progress
+
+
+class Progress(Protocol):
+    """Receives the metrics of every round, and shows them."""
+
+    def update(self, metrics: dict[str, Any]) -> None: ...
+
+
+# What the rounds are called, how many there are, and how many of them were run earlier.
+ShowProgress = Callable[[str, int, int], AbstractContextManager[Progress]]
 
 
 @contextmanager

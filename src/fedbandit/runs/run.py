@@ -3,10 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import make_engine
@@ -19,22 +19,13 @@ from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.results import Results
 from fedbandit.runs.folder import RunFolder, read_metrics
+from fedbandit.runs.progress import Progress, ShowProgress, show_progress
 from fedbandit.runs.trackers import Tracker
 from fedbandit.simulation.callbacks import Callback, checked
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import Simulation, simulate
 
 CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
-
-
-class Progress(Protocol):
-    """Receives the metrics of every round, and shows them."""
-
-    def update(self, metrics: dict[str, Any]) -> None: ...
-
-
-# What the rounds are called, how many there are, and how many of them were run earlier.
-ShowProgress = Callable[[str, int, int], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True)
@@ -78,8 +69,6 @@ def run(
         >>> bool(whole["reward"][0] == first["reward"][0])
         True
     """
-    from fedbandit.runs.progress import show_progress
-
     out = Path(out)
     outcome = execute(
         config,

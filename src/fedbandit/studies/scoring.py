@@ -12,7 +12,8 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Contexts, Header, Split
 from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
-from fedbandit.federated.learners.base import ClientSettings, Learner, Trainable
+from fedbandit.federated.learners.base import ClientSettings, Learner
+from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.state import State, load_state
 from fedbandit.models import DataSpec
 from fedbandit.objectives import Regression

@@ -28,7 +28,8 @@ from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
-from fedbandit.federated.learners.base import ClientSettings, Learner, Trainable
+from fedbandit.federated.learners.base import ClientSettings, Learner
+from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import Pipeline, why_not
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.policies import Policy

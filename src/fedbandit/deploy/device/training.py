@@ -18,7 +18,8 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.acting import Context, linear_scores, unit_rows
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift, Learner, Trainable
+from fedbandit.federated.learners.base import ClientSettings, Drift, Learner
+from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout
 from fedbandit.objectives import Objective, Pointwise

@@ -9,8 +9,10 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import GridTransport
 from fedbandit.deploy.server.deployment import read_deployment
+from fedbandit.deploy.server.gathering import PlainReports
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
 
@@ -27,7 +29,8 @@ def main(grid: Grid, context: Context) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        Coordinator(deployment, store, GridTransport(grid)).run()
+        gather = SecureSums if deployment.rules.secure_aggregation else PlainReports
+        Coordinator(deployment, store, GridTransport(grid), gather=gather).run()
     except Exception:
         logger.exception("the server has stopped; start it again to resume after the last saved round")
         raise

@@ -21,7 +21,7 @@ from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, ReportBounds
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
-from fedbandit.federated.learners.base import Trainable
+from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import Vectors
 from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version

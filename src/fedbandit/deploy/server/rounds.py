@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import Diverged
+from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gate import Gatekeeper
@@ -20,6 +20,7 @@ from fedbandit.privacy.noise import DeploymentNoise
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 Select = Callable[[Deployment, Sequence[int], int], list[int]]
+Gather = Callable[[Deployment, Courier], Gathering]
 
 
 class Coordinator:
@@ -34,11 +35,15 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         select: Select = select,
+        gather: Gather = PlainReports,
     ) -> None:
+        """`gather` makes one sum of a round's devices; secure sums need one that the transport brings."""
+        if deployment.rules.secure_aggregation and gather is PlainReports:
+            raise ConfigError("deployment.secure_aggregation: this transport has no secure sums")
         self.deployment, self._store = deployment, store
         self._sleep, self._select = sleep, select
         self._courier = Courier(transport, clock, sleep, deployment.rules.poll_seconds)
-        self._gathering = _gathering(deployment, self._courier)
+        self._gathering = gather(deployment, self._courier)
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
         kept = store.load()
@@ -201,11 +206,3 @@ class Coordinator:
             )
             _logger.warning("rolled back to model %d, deployed as model %d", wanted, self.version)
         self._store.rollback_done()
-
-
-def _gathering(deployment: Deployment, courier: Courier) -> Gathering:
-    if not deployment.rules.secure_aggregation:
-        return PlainReports(deployment, courier)
-    from fedbandit.deploy.flower.secure_gathering import SecureSums  # needs Flower
-
-    return SecureSums(deployment, courier)

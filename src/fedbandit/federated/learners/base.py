@@ -4,20 +4,19 @@ A learner works on flat weight vectors and a chunk of clients at a time. It know
 server.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
-from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
-from fedbandit.objectives import Batch, Objective, Pointwise
+from fedbandit.models import Freezing, Layout, Model
+from fedbandit.objectives import Batch, Objective
 
 _SCORE_ROWS = 256  # contexts scored at a time: enough to keep a core busy, little enough to stay in its cache
 
@@ -71,63 +70,6 @@ class Learner(Protocol):
     ) -> Iterator[np.ndarray | None]:
         """Each client's change of the weights [P], not clipped; None for a client without events."""
         ...
-
-
-def make_learner(
-    model: Model,
-    layout: Layout,
-    objective: Objective,
-    settings: ClientSettings,
-    device: str = "cpu",
-    freezing: Freezing | None = None,
-) -> Learner:
-    """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
-    if model.heads and not isinstance(objective, Pointwise):
-        raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
-    if freezing is not None:
-        if device != "cpu":
-            raise ConfigError(f"model.freeze: not on device {device}")
-        return AutogradLearner(model, layout, objective, settings, freezing)
-    if device != "cpu":
-        from fedbandit.federated.learners.vectorised import make_vectorised_learner
-
-        return make_vectorised_learner(model, layout, objective, settings, device)
-    if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
-
-        if model.heads:
-            return SparseHeadsLearner(layout, objective, settings, model.heads)
-        return SparseLinearLearner(layout, objective, settings)
-    if model.kernel == "cnn" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.cnn import CnnLearner
-
-        return CnnLearner(layout, objective, settings)
-    return AutogradLearner(model, layout, objective, settings)
-
-
-@dataclass(frozen=True)
-class Trainable:
-    """A model that fits some data, and how its parameters lie: what predicts and trains is made from it."""
-
-    model: Model
-    layout: Layout
-
-    @classmethod
-    def of(cls, described: Mapping[str, Any], data: DataSpec) -> "Trainable":
-        """From a model's name and parameters; what simulations, devices, servers and scoring all use."""
-        parameters = {key: value for key, value in described.items() if key != "name"}
-        model = build_model(described["name"], data, parameters)
-        return cls(model, Layout.of(model.init(0)))
-
-    def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
-        """The model before anything has been learned, flat."""
-        return self.layout.flatten(self.model.init(seed), dtype)
-
-    def learner(
-        self, objective: Objective, settings: ClientSettings, device: str = "cpu", freezing: Freezing | None = None
-    ) -> Learner:
-        """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
-        return make_learner(self.model, self.layout, objective, settings, device, freezing)
 
 
 def single_threaded_torch() -> Any:

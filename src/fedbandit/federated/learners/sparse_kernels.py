@@ -49,22 +49,6 @@ def number_rows(ids, words):  # type: ignore[no-untyped-def]
     return slots, rows[:used].copy()
 
 
-@numba.njit(nogil=True, cache=True)
-def add_rows(rows, values, total):  # type: ignore[no-untyped-def]
-    """Add each row of values to its row of the total."""
-    for i in range(len(rows)):
-        of, to = values[i], total[rows[i]]
-        for a in range(len(of)):
-            to[a] += of[a]
-
-
-@numba.njit(nogil=True, cache=True)
-def add_entries(entries, values, total):  # type: ignore[no-untyped-def]
-    """Add each value to its entry of the total."""
-    for i in range(len(entries)):
-        total[entries[i]] += values[i]
-
-
 @numba.njit(nogil=True, cache=True, inline="always")
 def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
     if logistic:

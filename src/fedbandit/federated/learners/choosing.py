@@ -1,0 +1,69 @@
+"""From a model to what predicts and trains with it: a kernel where there is one, autograd elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedbandit.core.errors import ConfigError
+from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, Learner
+from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
+from fedbandit.objectives import Objective, Pointwise
+
+
+def make_learner(
+    model: Model,
+    layout: Layout,
+    objective: Objective,
+    settings: ClientSettings,
+    device: str = "cpu",
+    freezing: Freezing | None = None,
+) -> Learner:
+    """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+    if model.heads and not isinstance(objective, Pointwise):
+        raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
+    if freezing is not None:
+        if device != "cpu":
+            raise ConfigError(f"model.freeze: not on device {device}")
+        return AutogradLearner(model, layout, objective, settings, freezing)
+    if device != "cpu":
+        from fedbandit.federated.learners.vectorised import make_vectorised_learner
+
+        return make_vectorised_learner(model, layout, objective, settings, device)
+    if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
+        from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
+
+        if model.heads:
+            return SparseHeadsLearner(layout, objective, settings, model.heads)
+        return SparseLinearLearner(layout, objective, settings)
+    if model.kernel == "cnn" and isinstance(objective, Pointwise):
+        from fedbandit.federated.learners.cnn import CnnLearner
+
+        return CnnLearner(layout, objective, settings)
+    return AutogradLearner(model, layout, objective, settings)
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """A model that fits some data, and how its parameters lie: what predicts and trains is made from it."""
+
+    model: Model
+    layout: Layout
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], data: DataSpec) -> "Trainable":
+        """From a model's name and parameters; what simulations, devices, servers and scoring all use."""
+        parameters = {key: value for key, value in described.items() if key != "name"}
+        model = build_model(described["name"], data, parameters)
+        return cls(model, Layout.of(model.init(0)))
+
+    def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
+        """The model before anything has been learned, flat."""
+        return self.layout.flatten(self.model.init(seed), dtype)
+
+    def learner(
+        self, objective: Objective, settings: ClientSettings, device: str = "cpu", freezing: Freezing | None = None
+    ) -> Learner:
+        """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+        return make_learner(self.model, self.layout, objective, settings, device, freezing)
