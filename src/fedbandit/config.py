@@ -275,7 +275,9 @@ class Config(_Section):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
-        return {key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED}
+        values = {key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED}
+        del values["algorithm"]["memory_limit"]
+        return values
 
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""

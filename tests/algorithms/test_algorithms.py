@@ -12,10 +12,11 @@ from core_samples import config, images, played, text
 
 from fedbandit.algorithms import FedAvg, FedProx, RoundFacts, Scaffold
 from fedbandit.building.experiment import build_experiment
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.server import Sgd
+from fedbandit.runs.run import execute
 from fedbandit.simulation.simulate import simulate
 
 SCAFFOLD = {"algorithm__name": "scaffold", "clipping__enabled": False, "server__optimizer": "sgd"}
@@ -90,7 +91,7 @@ def test_memory_reads_what_was_there_before_the_round_and_forgets_what_came_afte
     memory = Memory(tmp_path / "memory.sqlite")
     for number in (1, 3, 5):
         memory.write(number, {7: {"control": np.full(2, float(number))}})
-        memory.keep(number - 2)
+        memory.keep(number, number - 2)
     read = lambda number: memory.read([7, 8], number)  # noqa: E731
     assert read(1) == {}
     assert read(4)[7]["control"].tolist() == [3, 3]
@@ -201,3 +202,144 @@ def test_frozen_parameters_stay_and_the_rest_learns():
     assert np.abs(before["dense2"] - after["dense2"]).max() > 1e-4
     assert len(simulation.state.kept["weights"]) < layout.size
     assert simulation.state.deployed[max(simulation.state.deployed)].weights.shape == (layout.size,)
+
+
+def test_memory_holds_one_record_a_client_beside_those_of_checkpoints(tmp_path):
+    memory = Memory(tmp_path / "memory.sqlite")
+    for number in range(1, 50):
+        memory.write(number, {7: {"control": np.zeros(2)}})
+    count = lambda: memory._db.execute("SELECT count(*) FROM memory").fetchone()[0]  # noqa: E731
+    assert count() == 1
+    memory.keep(49, 49)
+    for number in range(50, 60):
+        memory.write(number, {7: {"control": np.zeros(2)}})
+    assert count() == 2
+    memory.close()
+
+
+def test_a_run_whose_memory_is_gone_is_refused(tmp_path):
+    chosen = config(**SCAFFOLD, rounds=6)
+    execute(chosen, tmp_path / "run", dataset=text(), until=4)
+    (tmp_path / "run" / "memory.sqlite").unlink()
+    with pytest.raises(DataError, match="memory is missing or older than the checkpoint of round 4"):
+        execute(chosen, tmp_path / "run", dataset=text())
+
+
+@pytest.mark.parametrize("compression", ["none", "quantize", "top-k"])
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_the_servers_control_variate_is_the_mean_of_the_clients(compression, clip):
+    settings = {"algorithm__name": "scaffold", "compression__name": compression, "rounds": 8}
+    settings |= {"clipping__enabled": False} if clip is None else {"clipping__norm": clip}
+    simulation = simulate(config(**settings, client__learning_rate=0.1), text())
+    list(simulation)
+    phase = simulation.experiment.bandit
+    remembered = simulation.memory.read(phase.cohorts.pool, 9).values()
+    mean = sum(vectors["control"] for vectors in remembered) / len(phase.cohorts.pool)
+    np.testing.assert_allclose(simulation.state.kept["control"], mean, rtol=0, atol=1e-12)
+    assert np.abs(mean).max() > 1e-4
+    simulation.close()
+
+
+def test_an_update_that_is_clipped_leaves_no_more_than_the_clip_in_the_control_variate():
+    clip, rate = 0.01, 0.1
+    simulation = simulate(
+        config(algorithm__name="scaffold", clipping__norm=clip, client__learning_rate=rate, rounds=1), text()
+    )
+    list(simulation)
+    for vectors in simulation.memory.read(simulation.experiment.bandit.cohorts.pool, 2).values():
+        assert np.linalg.norm(vectors["control"]) <= clip / rate + 1e-12  # at least one step
+    simulation.close()
+
+
+class Base:
+    """FedAvg again, written out, for the mistakes below."""
+
+    sends = {"weights": 1.0}  # noqa: RUF012
+
+    def __init__(self, optimizer):
+        self.inner = FedAvg(optimizer)
+
+    def init(self, weights):
+        return self.inner.init(weights)
+
+    def broadcast(self, kept):
+        return self.inner.broadcast(kept)
+
+    def train(self, learner, received, clients, pipeline):
+        return self.inner.train(learner, received, clients, pipeline)
+
+    def step(self, kept, mean, facts):
+        return self.inner.step(kept, mean, facts)
+
+    def model(self, kept):
+        return self.inner.model(kept)
+
+
+class Forgetful(Base):
+    def train(self, learner, received, clients, pipeline):
+        return None
+
+
+class Nameless(Base):
+    def broadcast(self, kept):
+        return {"model": kept["weights"]}
+
+
+class Shorter(Base):
+    def step(self, kept, mean, facts):
+        return {**self.inner.step(kept, mean, facts), "weights": kept["weights"][:3]}
+
+
+class Whole(Base):
+    def init(self, weights):
+        return {**self.inner.init(weights), "rounds": 3}
+
+
+class Wider(Base):
+    def model(self, kept):
+        return kept["weights"].astype(np.longdouble)
+
+
+class Remembering(Base):
+    def train(self, learner, received, clients, pipeline):
+        sent = self.inner.train(learner, received, clients, pipeline)
+        return replace(sent, memory={int(clients.ids[0]): {"seen": np.ones(1)}})
+
+
+class Scaleless(Base):
+    sends = {"weights": 0.0}  # noqa: RUF012
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Forgetful, "train must return a Contribution"),
+        (Nameless, "broadcast returns no 'weights'"),
+        (Shorter, r"step gives float64 \(3,\)"),
+        (Whole, "init must return arrays by name"),
+        (Wider, "model gives"),
+        (Remembering, "does not say so in `memory_vectors`"),
+        (Scaleless, "must be positive or None"),
+    ],
+)
+def test_what_an_algorithm_returns_is_looked_at(kind, words):
+    with pytest.raises(ConfigError, match=f"algorithm.name.*{words}"):
+        played(config(algorithm__name=f"{__name__}:{kind.__name__}"), text())
+    assert played(config(algorithm__name=f"{__name__}:Base"), text())[0] == played(config(), text())[0]
+
+
+class Moving(Base):
+    def step(self, kept, mean, facts):
+        return {**kept, "weights": kept["weights"] + 1}
+
+
+def test_nothing_moves_where_nobody_trains():
+    _, simulation = played(config(algorithm__name=f"{__name__}:Moving", training=False), text())
+    np.testing.assert_array_equal(simulation.state.weights, simulation.experiment.initial_weights())
+    frozen = config(model__name="mlp", model__freeze=["dense1"], training=False)
+    _, simulation = played(frozen, images())
+    np.testing.assert_array_equal(simulation.state.weights, simulation.experiment.initial_weights())
+
+
+def test_the_limit_of_memory_is_no_part_of_what_a_run_is():
+    assert config(algorithm__memory_limit=5_000_000).identity() == config().identity()

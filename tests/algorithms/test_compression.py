@@ -7,6 +7,7 @@ import pytest
 from core_samples import config, played, text
 
 from fedbandit.compression import Quantize, TopK
+from fedbandit.core.errors import ConfigError
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.pipeline import Pipeline
 
@@ -98,3 +99,22 @@ def test_compression_and_privacy_go_together():
     rounds, _ = played(config(**private), text())
     assert rounds[-1]["epsilon"] > 0
     assert rounds[-1]["sent_bytes"] >= 0
+
+
+class Lists:
+    def encode(self, update, rng):
+        return {"values": update.tolist()}
+
+    def decode(self, payload, size):
+        return np.array(payload["values"])
+
+
+class Short(TopK):
+    def decode(self, payload, size):
+        return super().decode(payload, size)[:-1]
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Lists, "encode must return arrays"), (Short, "decode made")])
+def test_what_a_stage_returns_is_looked_at(kind, words):
+    with pytest.raises(ConfigError, match=f"compression.name: {kind.__name__}.{words}"):
+        played(config(compression__name=f"{__name__}:{kind.__name__}"), text())

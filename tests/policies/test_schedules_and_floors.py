@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from core_samples import config, played, text
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction, Progress
 from fedbandit.deploy import Agent, DeviceModel
@@ -16,6 +17,7 @@ from fedbandit.policies import (
     Falcon,
     FalconSchedule,
     Floored,
+    Greedy,
     Softmax,
     Uniform,
     describe,
@@ -87,7 +89,12 @@ def test_weighted_events_take_the_scale_of_the_rule_that_made_them():
     sent = work.broadcast(replace(state, round=3, deployed=deployed), experiment.bandit.scenario.stage(4))
     events = work.act(np.arange(6), sent)
     assert set(events.versions.tolist()) == {0, 1}
-    np.testing.assert_array_equal(events.weights, np.where(events.versions == 0, 1.0, 0.4 / k))
+    scales = np.where(events.versions == 0, 1.0, 0.4 / k)
+    np.testing.assert_array_equal(events.weights, scales)
+    headed = replace(work, heads=3).act(np.arange(6), sent)
+    counts = headed.weights / scales[:, None]
+    np.testing.assert_allclose(counts, counts.round(), atol=1e-6)  # Poisson counts, each times the scale
+    assert counts.max() > 1
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -104,14 +111,12 @@ def test_the_floor_is_under_every_rule_and_exact(name, available):
 
 def test_the_floor_in_a_run_and_in_a_device_file(tmp_path):
     rounds, simulation = played(config(policy__name="greedy", policy__floor=0.5), text())
-    k = simulation.experiment.dataset.header.num_actions
     assert rounds[-1]["propensity"] < 1
     model = DeviceModel.of_experiment(simulation.experiment, simulation.state.weights, 3)
     assert model.policy == {"name": "greedy", "floor": 0.5}
     with Agent(tmp_path) as agent:
         agent.install(model)
         assert agent.policy == simulation.experiment.bandit.work.policy
-    assert importance_scale(Floored(EpsilonGreedy(0.2), 0.5), k) == pytest.approx(0.5 * 0.2 / k + 0.5 / k)
     with pytest.raises(ConfigError, match=r"policy.floor must be between 0 and 1"):
         played(config(policy__floor=1.5), text())
 
@@ -151,3 +156,50 @@ def test_heads_explore_by_their_disagreement_on_devices_as_in_simulations(kind, 
         context = data.train.contexts(np.array([row]))
         given = (context.ids, context.values) if kind == "text" else context[0]
         np.testing.assert_allclose(actor.predict(actor.encode(given)).heads, expected.heads[row], atol=1e-6)
+
+
+def test_the_scale_of_a_floor_is_that_of_the_rule_it_makes():
+    for epsilon in (0.0, 0.2):
+        same = importance_scale(Floored(EpsilonGreedy(epsilon), 0.5), 10)
+        assert same == pytest.approx(importance_scale(EpsilonGreedy(0.5 * epsilon + 0.5), 10))
+    assert importance_scale(Floored(Greedy(), 0.05), 50) == pytest.approx(importance_scale(EpsilonGreedy(0.05), 50))
+    assert importance_scale(Floored(Softmax(), 0.05), 50) == 1.0
+
+
+class AlwaysLast:
+    """Looks neither at scores nor at what is available."""
+
+    def probabilities(self, prediction, available=None):
+        return np.eye(prediction.num_actions)[np.full(len(prediction), prediction.num_actions - 1)]
+
+
+class AlwaysFirst:
+    def probabilities(self, prediction, available=None):
+        return np.eye(prediction.num_actions)[np.zeros(len(prediction), int)]
+
+
+def test_a_floor_goes_under_a_policy_of_ones_own_and_comes_back_from_a_file():
+    policy = make_policy(f"{__name__}:AlwaysLast", {"floor": 0.3})
+    assert isinstance(policy, Floored)
+    described = describe(policy)
+    again = make_policy(described.pop("name"), described)
+    assert isinstance(again, Floored)
+    assert isinstance(again.rule, AlwaysLast)
+
+
+@pytest.mark.parametrize("name", ["AlwaysFirst", "AlwaysLast"])
+def test_a_policy_that_takes_what_is_not_there_is_named_in_that_round(name):
+    missing = {"scenario": "drift", "drift__kind": "appear", "drift__at": [4], "drift__fraction": 1.0}
+    lone = config(**missing, policy__name=f"{__name__}:{name}")
+    (existing,) = np.flatnonzero(build_experiment(lone, text()).bandit.scenario.stage(1).available)
+    if existing == (0 if name == "AlwaysFirst" else text().header.num_actions - 1):
+        pytest.skip("the one action that exists is the one it takes")
+    with pytest.raises(ConfigError, match=rf"policy.name: {name} gave .* not available, in round 1"):
+        played(lone, text())
+
+
+def test_a_gate_needs_exploration_below_the_floor_too():
+    from fedbandit.evaluation.gate import why_impossible
+
+    assert why_impossible(Floored(Greedy(), 0.0), private=False) is not None
+    assert why_impossible(Floored(Greedy(), 0.1), private=False) is None

@@ -14,7 +14,7 @@ import numpy as np
 from fedbandit.algorithms.fedavg import FedAvg
 from fedbandit.federated.algorithm import Clients, RoundFacts
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors, clip_factor, joint_norm
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,26 @@ class Scaffold(FedAvg):
 
     def train(self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline) -> Contribution:
         control, rate = received["control"], learner.settings.learning_rate
-        before = [clients.memory.get(int(client), {}).get("control") for client in clients.ids]
-        memory: dict[int, Vectors] = {}
-
-        def drift(client: int) -> np.ndarray:
-            own = before[client]
-            return control if own is None else control - own
+        sizes = np.diff(clients.events.bounds)
+        none = np.zeros_like(control)
+        own = [clients.memory.get(int(client), {}).get("control", none) for client in clients.ids]
 
         def sent() -> Iterator[Vectors | None]:
-            updates = learner.updates(received["weights"], clients.events, drift=drift)
+            updates = learner.updates(received["weights"], clients.events, drift=lambda client: control - own[client])
             for client, update in enumerate(updates):
                 if update is None:
                     yield None
                     continue
-                own = before[client]
-                steps = learner.settings.steps(int(np.diff(clients.events.bounds)[client]))
-                change = -control - update / update.dtype.type(steps * rate)
-                if np.isfinite(change).all():  # a client that diverged keeps what it had
-                    memory[int(clients.ids[client])] = {"control": change if own is None else own + change}
+                # The part of the update that the server will see: what was clipped off must not live on in c_i.
+                factor = clip_factor(joint_norm({"weights": update}, {"weights": 1.0}), pipeline.clip_norm)
+                steps = learner.settings.steps(int(sizes[client]))
+                change = -control - update * update.dtype.type(factor / (steps * rate))
                 yield {"weights": update, "control": change}
 
-        return pipeline.collect(sent(), clients.ids, self.sends, memory)
+        def remember(client: int, seen: Vectors) -> Vectors:
+            return {"control": own[client] + seen["control"]}
+
+        return pipeline.collect(sent(), clients.ids, self.sends, remember)
 
     def step(self, kept: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
         share = mean["control"].dtype.type(facts.clients / facts.population)

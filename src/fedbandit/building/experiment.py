@@ -19,6 +19,7 @@ from fedbandit.building.parts import (
     build_policy,
     build_stages,
     check_memory,
+    try_algorithm,
 )
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
@@ -113,7 +114,9 @@ def _bandit_phase(
     _check_scores(learner, weights, header)
     optimizer = build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)
     algorithm = build_algorithm(config, optimizer)
-    check_memory(config, algorithm, len(pool), weights if freezing is None else freezing.pick(weights))
+    trained = weights if freezing is None else freezing.pick(weights)
+    try_algorithm(config.algorithm.name, algorithm, trained)
+    check_memory(config, algorithm, len(pool), trained)
     weighted = isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
     return Phase(
         work=ClientWork(
@@ -182,7 +185,7 @@ def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | N
     if dataset.path is None:
         return None
     arguments = {
-        "config": config.identity() | {"device": config.device},
+        "config": config.model_dump(exclude={"threads", "engine"}),
         "path": str(Path(dataset.path).absolute()),
         "fingerprint": dataset.header.fingerprint,
         "phase": phase,

@@ -12,12 +12,12 @@ import numpy as np
 from fedbandit import algorithms, compression, objectives
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.parts import construct, resolve
+from fedbandit.core.parts import construct, in_bytes, resolve
 from fedbandit.engines.threads import ThreadEngine
 from fedbandit.federated import server as optimizers
-from fedbandit.federated.algorithm import Algorithm, remembers
+from fedbandit.federated.algorithm import Algorithm, RoundFacts, remembers
 from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
-from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage
+from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage, Vectors
 from fedbandit.federated.round import Engine
 from fedbandit.objectives import Objective
 from fedbandit.policies import Policy, Prediction, Progress, check_probabilities, make_policy, rule_at
@@ -43,19 +43,55 @@ def build_policy(config: Config, num_actions: int | None = None, heads: int = 0)
 
 def build_algorithm(config: Config, optimizer: optimizers.ServerOptimizer) -> Algorithm:
     """The federated algorithm with the server's optimiser; where clients do not train, FedAvg."""
-    make = resolve("algorithm.name", config.algorithm.name, algorithms.BUILT_IN)
+    path, name = "algorithm.name", config.algorithm.name
+    make = resolve(path, name, algorithms.BUILT_IN)
     algorithm: Algorithm = construct("algorithm", make, config.algorithm.parameters, optimizer)
-    _require_methods("algorithm.name", algorithm, "init", "broadcast", "train", "step", "model")
+    _require_methods(path, algorithm, "init", "broadcast", "train", "step", "model")
     sends = getattr(algorithm, "sends", None)
-    if not isinstance(sends, Mapping) or not sends:
-        raise ConfigError(f"algorithm.name: {config.algorithm.name} does not say in `sends` what clients send")
-    unclipped = [name for name, scale in sends.items() if scale is None]
+    if not (isinstance(sends, Mapping) and sends):
+        raise ConfigError(f"{path}: {name} does not say in `sends` what clients send")
+    for sent, scale in sends.items():
+        if scale is not None and not 0 < scale < math.inf:
+            raise ConfigError(f"{path}: the scale of {sent!r} in `sends` must be positive or None, not {scale}")
+    unclipped = [sent for sent, scale in sends.items() if scale is None]
     if unclipped and config.privacy.mechanism != "none":
         raise ConfigError(
-            f"algorithm.name: {config.algorithm.name} sends {unclipped[0]!r} without a scale, so that it is not clipped"
-            " and noise cannot hide it; it cannot be private"
+            f"{path}: {name} sends {unclipped[0]!r} without a scale, so that it is not clipped and noise cannot hide"
+            " it; it cannot be private"
         )
-    return algorithm
+    return algorithm if config.training else algorithms.FedAvg(optimizer)
+
+
+def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
+    """One step on a copy of the weights, so that what an algorithm returns is looked at before round 1."""
+    kind = type(algorithm).__name__
+
+    def vectors(member: str, found: Any, *needed: str) -> Vectors:
+        if not (isinstance(found, dict) and all(isinstance(value, np.ndarray) for value in found.values())):
+            raise ConfigError(f"algorithm.name: {kind}.{member} must return arrays by name")
+        for vector in needed:
+            if vector not in found:
+                raise ConfigError(f"algorithm.name: {kind}.{member} returns no {vector!r}")
+        return found
+
+    def like_weights(member: str, found: Any) -> None:
+        if not (isinstance(found, np.ndarray) and (found.shape, found.dtype) == (weights.shape, weights.dtype)):
+            made = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise ConfigError(
+                f"algorithm.name: {kind}.{member} gives {made}, the model has {weights.dtype} {weights.shape}"
+            )
+
+    if name in algorithms.BUILT_IN:
+        return
+    try:
+        kept = vectors("init", algorithm.init(weights.copy()))
+        received = vectors("broadcast", algorithm.broadcast(kept), "weights")
+        like_weights("model", algorithm.model(kept))
+        mean = {sent: np.zeros_like(received.get(sent, weights)) for sent in algorithm.sends}
+        moved = vectors("step", algorithm.step(kept, mean, RoundFacts(1, 1, 1)), *kept)
+        like_weights("step", algorithm.model(moved))
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise ConfigError(f"algorithm.name: {kind} cannot take a step: {error!r}") from error
 
 
 def build_stages(config: Config) -> tuple[Stage, ...]:
@@ -77,7 +113,7 @@ def check_memory(config: Config, algorithm: Algorithm, clients: int, weights: np
     if needed > limit:
         raise ConfigError(
             f"algorithm.memory_limit: {config.algorithm.name} remembers a vector of {weights.nbytes:,} bytes for each"
-            f" of {taking_part:,} clients, {needed / 1e9:.1f} GB in all; the limit is {limit / 1e9:.1f} GB"
+            f" of {taking_part:,} clients, {in_bytes(needed)} in all; the limit is {in_bytes(limit)}"
         )
 
 

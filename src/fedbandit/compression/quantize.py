@@ -42,9 +42,13 @@ class Quantize:
 
     def _pack(self, codes: np.ndarray) -> np.ndarray:
         """`bits` bits for each code, without gaps."""
+        if self.bits in (8, 16):
+            return codes.astype(f"<u{self.bits // 8}").view(np.uint8)
         digits = (codes[:, None] >> np.arange(self.bits)) & 1
         return np.packbits(digits.astype(np.uint8).reshape(-1), bitorder="little")
 
     def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
+        if self.bits in (8, 16):
+            return packed.view(f"<u{self.bits // 8}").astype(np.int32)
         digits = np.unpackbits(packed, count=size * self.bits, bitorder="little").reshape(size, self.bits)
         return np.asarray(digits.astype(np.int32) @ (1 << np.arange(self.bits)))

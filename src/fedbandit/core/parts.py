@@ -118,3 +118,11 @@ def counted(number: int, noun: str) -> str:
 def in_short(value: Any) -> str:
     """A value in as few characters as possible."""
     return f"{value:g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def in_bytes(size: float) -> str:
+    """A number of bytes in the unit that suits it."""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size:.0f} bytes"

@@ -116,6 +116,9 @@ class ClientWork:
         with watch("train"):
             taking_part = Clients(clients, events, broadcast.round, self.seed, memory or {})
             sent = self.algorithm.train(learner, broadcast.received, taking_part, pipeline)
+            if not isinstance(sent, Contribution) or set(sent.sums) != set(self.algorithm.sends):
+                kind = type(self.algorithm).__name__
+                raise ConfigError(f"algorithm.name: {kind}.train must return a Contribution with sums for all it sends")
         counts, reward_sums, propensity_sums = fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
@@ -222,29 +225,30 @@ class ClientWork:
             self._check_finite(prediction, visits.clients[rows], broadcast.round)
             raise
         if not is_built_in(rule):  # what comes from outside is looked at, every time
-            self._check_probabilities(probabilities, prediction, rule, broadcast.round)
+            self._check_probabilities(probabilities, prediction, rule, broadcast)
         return prediction, probabilities
 
     def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
-        if self.heads:
-            address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
-            return poisson(plain_uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
-        if not self.scaled:
-            return None
-        counts = np.ones(len(visits.rows))
-        for version in np.unique(visits.versions):
-            scale = importance_scale(self.rule(broadcast.deployed[int(version)]), self.num_actions)
-            counts[visits.versions == version] = scale
-        return counts
+        scales = None
+        if self.scaled:
+            scales = np.ones(len(visits.rows))
+            for version in np.unique(visits.versions):
+                rule = self.rule(broadcast.deployed[int(version)])
+                scales[visits.versions == version] = importance_scale(rule, self.num_actions)
+        if not self.heads:
+            return scales
+        address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
+        counts = poisson(plain_uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
+        return counts if scales is None else counts * scales[:, None]
 
     def _check_probabilities(
-        self, probabilities: np.ndarray, prediction: Prediction, rule: Policy, round_number: int
+        self, probabilities: np.ndarray, prediction: Prediction, rule: Policy, broadcast: Broadcast
     ) -> None:
         try:
-            check_probabilities(probabilities, prediction)
+            check_probabilities(probabilities, prediction, broadcast.available)
         except ValueError as error:
-            raise ConfigError(f"policy.name: {type(rule).__name__} gave {error}, in round {round_number}") from None
+            raise ConfigError(f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}") from None
 
     def _check_finite(self, prediction: Prediction, clients: np.ndarray, round_number: int) -> None:
         """Weights can be finite and still give scores that are not: that is divergence, too."""

@@ -29,7 +29,9 @@ class Memory:
                 "CREATE TABLE IF NOT EXISTS memory (client INTEGER, round INTEGER, name TEXT, dtype TEXT, value BLOB,"
                 " PRIMARY KEY (client, round, name)) WITHOUT ROWID"
             )
+            self._db.execute("CREATE TABLE IF NOT EXISTS kept (round INTEGER)")
             self._db.execute("BEGIN")
+            self._kept = self._last_kept()
         except sqlite3.DatabaseError as error:
             raise DataError(f"{path}: the clients' memory cannot be used: {error}") from None
 
@@ -56,10 +58,13 @@ class Memory:
         ]
         with self._lock:
             self._touched |= {int(client) for client in memory}
+            # What came after the last checkpoint is needed only as long as it is the newest.
+            newer = [(int(client), self._kept) for client in memory]
+            self._db.executemany("DELETE FROM memory WHERE client = ? AND round > ?", newer)
             self._db.executemany("INSERT OR REPLACE INTO memory VALUES (?, ?, ?, ?, ?)", rows)
 
-    def keep(self, oldest_needed: int) -> None:
-        """Make what was written last; drop what no checkpoint from round `oldest_needed` on can ask for."""
+    def keep(self, round_number: int, oldest_needed: int) -> None:
+        """Make all up to this round last; drop what no checkpoint from round `oldest_needed` on can ask for."""
         with self._lock:
             self._db.executemany(
                 "DELETE FROM memory WHERE client = ?1 AND round <"
@@ -67,13 +72,23 @@ class Memory:
                 [(client, oldest_needed) for client in self._touched],
             )
             self._touched.clear()
+            self._db.execute("DELETE FROM kept")
+            self._db.execute("INSERT INTO kept VALUES (?)", (round_number,))
+            self._kept = round_number
             self._db.execute("COMMIT")
             self._db.execute("BEGIN")
 
     def resume(self, round_number: int) -> None:
-        """Forget everything from after that round."""
+        """Forget everything from after that round; `DataError` if not all up to it is here."""
         with self._lock:
+            if self._kept < round_number:
+                raise DataError(f"the clients' memory is missing or older than the checkpoint of round {round_number}")
             self._db.execute("DELETE FROM memory WHERE round > ?", (round_number,))
+            self._kept = min(self._kept, round_number)
+
+    def _last_kept(self) -> int:
+        row = self._db.execute("SELECT round FROM kept").fetchone()
+        return int(row[0]) if row else 0
 
     def close(self) -> None:
         """Let go of the file; what was not kept is gone."""

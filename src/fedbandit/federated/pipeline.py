@@ -4,13 +4,14 @@ Everything done to an update is a stage with a client's half and a server's half
 sum and see one vector: what is sent under several names is scaled per name, joined, and clipped to one joint norm.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Protocol
 
 import numpy as np
 
+from fedbandit.core.errors import ConfigError
 from fedbandit.core.randomness import Purpose, generator
 
 Vectors = dict[str, np.ndarray]
@@ -135,14 +136,16 @@ class Pipeline:
         sent: Iterable[Vectors | None],
         clients: np.ndarray,
         sends: Mapping[str, float | None],
-        memory: Mapping[int, Vectors] | None = None,
+        remember: Callable[[int, Vectors], Vectors] | None = None,
     ) -> Contribution:
         """The sum of what clients send, one update at a time; None for a client without events.
 
         `sends` names the vectors with their scale in the joint norm; those without a scale are not clipped. A client
-        whose norm is not finite is left out of the sum.
+        whose norm is not finite is left out of the sum. `remember` is given a client's place in the chunk and what the
+        server sees of its vectors, before clipping, and returns what the client will remember.
         """
         totals: Vectors = {}
+        memory: dict[int, Vectors] = {}
         norms, sizes = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         for i, (client, vectors) in enumerate(zip(clients, sent, strict=True)):
             if vectors is None:
@@ -153,13 +156,15 @@ class Pipeline:
                 norms[i] = joint_norm({name: vector for name, (vector, _) in seen.items()}, sends)
             if not np.isfinite(norms[i]):
                 continue
+            if remember is not None:
+                memory[int(client)] = remember(i, {name: vector for name, (vector, _) in seen.items()})
             for name, (vector, _) in seen.items():
                 factor = 1.0 if sends[name] is None else clip_factor(norms[i], self.clip_norm)
                 if name not in totals:
                     totals[name] = np.zeros_like(vector)
                 totals[name] += vector.dtype.type(factor) * vector
         sums = {name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends}
-        return Contribution(sums, norms, memory or {}, sizes if self.stages else None)
+        return Contribution(sums, norms, memory, sizes if self.stages else None)
 
     def _through_stages(self, vector: np.ndarray, client: int, name: int) -> tuple[np.ndarray, int]:
         """What the server sees of a vector, and in how many bytes it came."""
@@ -167,8 +172,14 @@ class Pipeline:
         for number, stage in enumerate(self.stages):
             rng = generator(self.seed, Purpose.COMPRESSION, self.round, client, name, number)
             payload = stage.encode(vector, rng)
+            if not (isinstance(payload, dict) and all(isinstance(part, np.ndarray) for part in payload.values())):
+                raise ConfigError(f"compression.name: {type(stage).__name__}.encode must return arrays by name")
             size = sum(array.nbytes for array in payload.values())
-            vector = np.asarray(stage.decode(payload, len(vector)), vector.dtype)
+            decoded = np.asarray(stage.decode(payload, len(vector)), vector.dtype)
+            if decoded.shape != vector.shape:
+                made = f"{type(stage).__name__}.decode made {decoded.shape} of {vector.shape}"
+                raise ConfigError(f"compression.name: {made}")
+            vector = decoded
         return vector, size
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedbandit.core.errors import Diverged
+from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.prediction import Progress
 from fedbandit.core.timing import Stopwatch
 from fedbandit.data.dataset import Split
@@ -140,6 +140,9 @@ def _collect(
                     result.sent.sums[name].add_to(total)
                 if memory is not None:
                     memory.write(broadcast.round, result.sent.memory)
+                elif result.sent.memory:
+                    kind = type(work.algorithm).__name__
+                    raise ConfigError(f"algorithm.name: {kind} returns memory, but does not say so in `memory_vectors`")
             kept.append(result.figures())
     aggregate = here.seconds["aggregate"]
     watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})

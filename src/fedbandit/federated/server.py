@@ -256,7 +256,7 @@ class Server:
             raise Diverged(f"diverged at round {facts.round}: the model's weights are not finite")
         learned = self.aggregation.unclipped(below, accepted, facts.round)
         following = clip_norm if learned is None else self.clipping.following(clip_norm, learned)
-        return Step(moved, weights, following, means[next(iter(means))])
+        return Step(moved, weights, following, means.get("weights", mean))
 
 
 def _joined(totals: Vectors, sends: Mapping[str, float | None]) -> tuple[np.ndarray, dict[str, float]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbandit.core.prediction import Prediction, Progress
-from fedbandit.policies.rules import Policy, Uniform
+from fedbandit.policies.rules import EpsilonGreedy, Greedy, Policy, Uniform
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Floored:
         return (1 - self.floor) * self.rule.probabilities(prediction, available) + self.floor * explored
 
     def importance_scale(self, num_actions: int) -> float:
-        """The smallest probability that is ever logged, where the rule knows its own; otherwise 1."""
+        """The smallest probability that is ever logged under rules that are greedy at times; otherwise the rule's."""
+        if isinstance(self.rule, Greedy | EpsilonGreedy):
+            explored = (1 - self.floor) * getattr(self.rule, "epsilon", 0.0) + self.floor
+            return explored / num_actions if explored > 0 else 1.0
         own = getattr(self.rule, "importance_scale", None)
-        return 1.0 if own is None else float((1 - self.floor) * own(num_actions) + self.floor / num_actions)
+        return 1.0 if own is None else float(own(num_actions))

@@ -1,5 +1,6 @@
 """Policies by name: made from a name and plain parameters, and written down as such for devices."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -24,9 +25,10 @@ _ROUNDING = 1e-3  # what the sum of a thousand float32 probabilities may be off
 
 
 def make_policy(name: str, parameters: Mapping[str, Any], path: str = "policy") -> Policy:
-    """The policy of that name: built in, with a `floor` if there is one among the parameters, or an import path."""
+    """The policy of that name, built in or an import path, with a `floor` under it if the parameters have one."""
     make, given = resolve(f"{path}.name", name, BUILT_IN), dict(parameters)
-    floor = given.pop("floor", None) if name in BUILT_IN else None
+    takes_floor = "floor" in inspect.signature(make).parameters if callable(make) else True
+    floor = None if takes_floor else given.pop("floor", None)
     policy: Policy = construct(path, make, given)
     return policy if floor is None else construct(path, Floored, {"floor": floor}, policy)
 
@@ -58,7 +60,7 @@ def importance_scale(policy: Policy, num_actions: int) -> float:
     return 1.0 if scale is None else float(scale(num_actions))
 
 
-def check_probabilities(probabilities: np.ndarray, prediction: Prediction) -> None:
+def check_probabilities(probabilities: np.ndarray, prediction: Prediction, available: np.ndarray | None = None) -> None:
     """Raise `ValueError` unless these are probabilities [n, K], one row for each row of the prediction."""
     like = prediction.mean
     if np.shape(probabilities) != like.shape:
@@ -68,3 +70,5 @@ def check_probabilities(probabilities: np.ndarray, prediction: Prediction) -> No
     sums = np.sum(probabilities, axis=-1)
     if len(sums) and np.abs(sums - 1).max() > _ROUNDING:
         raise ValueError(f"probabilities that sum to {sums[np.abs(sums - 1).argmax()]:.6g}")
+    if available is not None and np.any(probabilities[~np.broadcast_to(available, like.shape)]):
+        raise ValueError("probabilities of actions that are not available")

@@ -118,7 +118,7 @@ class RunFolder:
         """Keep the state; the lines and the memory that belong to it are on disk before it is."""
         if memory is not None:
             kept = [int(path.stem.removeprefix("round-")) for path in self._checkpoints()[: _KEPT_CHECKPOINTS - 1]]
-            memory.keep(min([*kept, state.round]))
+            memory.keep(state.round, min([*kept, state.round]))
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())

@@ -227,6 +227,10 @@ class Untrained:
 
     learner: Learner
 
+    def over(self, base: np.ndarray) -> "Untrained":
+        """The same for a part of a whole model: there is nothing to train in either."""
+        return self
+
     @property
     def chunk_events(self) -> int:
         return self.learner.chunk_events
