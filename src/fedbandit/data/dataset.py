@@ -168,14 +168,15 @@ class FederatedDataset:
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
         for name, state in self.files.items():
-            assert self.path is not None
+            path = f"{self.path}/{name}"  # no Path: this runs every round
             try:
-                now = FileState.of(os.stat(self.path / name))
+                now = os.stat(path)
             except OSError as error:
-                raise DataError(f"{self.path / name}: {error.strerror}; it was there when it was opened") from None
-            if not now.same_contents(state):
-                what = f"was cut from {state.size:,} to {now.size:,} bytes" if now.size < state.size else "was changed"
-                raise DataError(f"{self.path / name}: {what} while it was in use")
+                raise DataError(f"{path}: {error.strerror}; it was there when it was opened") from None
+            if (now.st_size, now.st_mtime_ns, now.st_ino) != (state.size, state.modified, state.inode):
+                cut = now.st_size < state.size
+                what = f"was cut from {state.size:,} to {now.st_size:,} bytes" if cut else "was changed"
+                raise DataError(f"{path}: {what} while it was in use")
 
     def vocabulary(self) -> list[str]:
         """The words behind the columns of sparse text, most frequent first."""

@@ -37,10 +37,6 @@ class FileState:
     def of(cls, status: os.stat_result) -> "FileState":
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
-    def same_contents(self, other: "FileState") -> bool:
-        """Whether a file has the same bytes, as far as size, time and inode tell; a new link to it changes none."""
-        return (self.size, self.modified, self.inode) == (other.size, other.modified, other.inode)
-
 
 @dataclass(frozen=True)
 class Part:
