@@ -1,6 +1,7 @@
 """Wrong bytes in a data set folder: one line that names the file, never a crash, a traceback or other numbers."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -185,6 +186,11 @@ CRAFTED = {
         lambda f: ((f / "train" / "offsets.npy").unlink(), (f / "train" / "offsets.npy").mkdir()),
         "train/offsets.npy: ",
     ),
+    "a pipe in place of a file": (
+        "sparse",
+        lambda f: ((f / "train" / "offsets.npy").unlink(), os.mkfifo(f / "train" / "offsets.npy")),
+        "train/offsets.npy: not a file",
+    ),
     "shape as text": ("sparse", header(shape="30"), "header.json: shape"),
     "shape negative": ("dense", header(shape=[-3, 2]), "header.json: shape"),
     "shape of floats": ("dense", header(shape=[3.0, 2]), "header.json: shape"),
@@ -258,6 +264,12 @@ def test_flipped_bits_in_ids_never_crash(tmp_path):
 def test_whole_folders_still_open(originals):
     for folder in originals.values():
         assert FederatedDataset.open(folder).train.num_examples == 48
+
+
+def test_what_the_door_would_refuse_is_not_written(tmp_path):
+    with pytest.raises(DataError, match="float32 or uint8, not float64"):
+        DatasetWriter(tmp_path / "d", name="d", kind="dense", shape=(1,), actions="ab", dtype=np.float64)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_vocabulary_of_another_length_is_refused(tmp_path):

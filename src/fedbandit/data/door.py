@@ -7,6 +7,7 @@ import json
 import math
 import mmap
 import os
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,17 +113,17 @@ class Door:
         path = self.folder / name
         try:
             # Without waiting: the name may be that of a pipe.
-            file = open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")  # noqa: SIM115
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except FileNotFoundError:
             raise DataError(f"{path.parent}: {path.name} is missing; {AGAIN}") from None
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
-        status = os.fstat(file.fileno())
-        if not os.path.isfile(path):
-            file.close()
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(handle)
             raise DataError(f"{path}: not a file; {AGAIN}")
         self.states[name] = FileState.of(status)
-        return file
+        return open(handle, "rb")
 
 
 def _is_one_of(dtype: np.dtype, types: Collection[str]) -> bool:

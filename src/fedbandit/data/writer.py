@@ -84,6 +84,8 @@ class DatasetWriter:
         self.source = dict(source or {})  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
+        if self._dtype not in (np.float32, np.uint8):  # what the door lets in
+            raise DataError(f"{self.out}: features are stored as float32 or uint8, not {self._dtype}")
         self._folder = self.out.parent / f".{self.out.name}.partial"
         self._spools: dict[str, Spool] = {}
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
