@@ -63,6 +63,10 @@ def test_importing_and_looking_at_a_table(tmp_path):
     assert looked.returncode == 0, looked.stderr
     assert "examples per client (min, quartiles, max): 10 / 10 / 10 / 10 / 10" in looked.stdout
     assert "most frequent in train: python" in looked.stdout
+    assert "checksums, types, shapes and ranges are right" in looked.stdout
+    labels = tmp_path / "out" / "train" / "label_ids.npy"
+    labels.write_bytes(labels.read_bytes()[:-4] + b"\1\0\0\1")
+    mistake(fedbandit("info", tmp_path / "out"), "label_ids.npy, entry ", "is outside 0..3")
 
 
 def test_importing_and_looking_at_published_images(tmp_path, here, monkeypatch):

@@ -224,13 +224,14 @@ def info(
         typer.Option(help="The contact sheet to write, for images.", show_default="NAME-contact-sheet.png"),
     ] = None,
 ) -> None:
-    """Show what is in a data set; draw a contact sheet of images."""
+    """Verify a data set and show what is in it; draw a contact sheet of images."""
     from fedbandit.data import open_dataset
-    from fedbandit.data.info import describe, picture_name, write_contact_sheet
+    from fedbandit.data.info import describe, picture_name, verified, write_contact_sheet
 
-    dataset = open_dataset(source)
+    dataset = open_dataset(source, verify=True)
     target = picture_name(dataset, picture)
     typer.echo(describe(dataset))
+    typer.echo(verified(dataset))
     if target is not None:
         typer.echo(f"contact sheet: {write_contact_sheet(dataset, target)}")
 

@@ -5,14 +5,17 @@ import os
 from pathlib import Path
 
 from fedbandit.core.errors import DataError
+from fedbandit.data.cache import cache_folder
 from fedbandit.data.dataset import FederatedDataset
 
 EMBEDDED = {"glyphs": 1, "topics": 1}  # name -> version; a new version when what it generates changes
 __all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "open_dataset"]
 
 
-def open_dataset(source: str | Path) -> FederatedDataset:
+def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDataset:
     """An embedded data set by name (made on first use, then kept), or a folder made by `fedbandit data import`.
+
+    Its files are read in full when it is opened for the first time, when they have changed, and when `verify` is true.
 
     Examples:
         >>> topics = open_dataset("topics")
@@ -20,17 +23,10 @@ def open_dataset(source: str | Path) -> FederatedDataset:
         ('sparse', 50, 2000)
     """
     if str(source) in EMBEDDED:
-        return FederatedDataset.open(_embedded(str(source)))
+        return FederatedDataset.open(_embedded(str(source)), verify=verify)
     if not Path(source).exists():
         raise DataError(f"data.source: {source} is neither a folder nor an embedded data set ({', '.join(EMBEDDED)})")
-    return FederatedDataset.open(source)
-
-
-def cache_folder() -> Path:
-    """Where embedded data sets and pre-trained models are kept: $FEDBANDIT_CACHE, or the user's cache folder."""
-    if chosen := os.environ.get("FEDBANDIT_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbandit"
+    return FederatedDataset.open(source, verify=verify)
 
 
 def _embedded(name: str) -> Path:

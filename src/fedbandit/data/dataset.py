@@ -1,9 +1,9 @@
 """A federated data set: clients, each with examples. On disk it is a folder of plain memory-mapped arrays.
 
-Opening one reads a small JSON header and no data; a client is a slice. Knows nothing of policies, models or rounds.
+Whatever is opened has been verified, so that those who compute with it may trust it; a client is a slice. Knows nothing
+of policies, models or rounds.
 """
 
-import json
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,16 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.progress import Progress
 from fedbandit.core.ragged import Ragged
+from fedbandit.data.door import AGAIN, Door, FileState
+from fedbandit.data.header_fields import checked_fields
+from fedbandit.data.rules import FINITE, PROPENSITY, ClientIds, Offsets, Rule, below
+from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
-VERSION = 1
+VERSION = 2
+WITHOUT_CHECKSUMS = 1  # the version that 0.1 wrote
 Contexts = np.ndarray | Ragged
 """What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word, value) for sparse text."""
 
@@ -64,13 +70,10 @@ class Header:
         return {"format": FORMAT, "version": VERSION, **fields}
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "Header":
+    def from_json(cls, fields: Mapping[str, Any]) -> "Header":
+        """From what `to_json` has made; `ValueError` names the field that is wrong."""
         fields = {key: value for key, value in fields.items() if key not in ("format", "version")}
-        fields.setdefault("published_counts", ())  # headers written before there were any
-        for key in ("shape", "actions", "action_counts", "published_counts"):
-            fields[key] = tuple(fields[key])
-        fields["lower_case"] = {int(upper): int(lower) for upper, lower in fields["lower_case"]}
-        return cls(**fields)
+        return cls(**checked_fields(fields))
 
 
 @dataclass(frozen=True)
@@ -138,83 +141,115 @@ class FederatedDataset:
     train: Split
     test: Split | None = None
     path: Path | None = None
+    files: Mapping[str, FileState] = field(default_factory=dict)  # as they were when they were opened
 
     @classmethod
-    def open(cls, path: Path | str) -> "FederatedDataset":
-        """Open a folder made by `fedbandit data import`; maps the arrays, reads none of them."""
+    def open(cls, path: Path | str, *, verify: bool = False, progress: Progress | None = None) -> "FederatedDataset":
+        """Open a folder made by `fedbandit data import` and map its arrays.
+
+        The whole of it is read the first time it is opened, and again when a file has changed or `verify` asks for it.
+        """
         path = Path(path)
-        header = _read_header(path)
-        train = _open_split(path / "train", header)
+        door = Door(path)
+        header = _read_header(door)
+        train = _open_split(door, "train", header)
         if train is None:
             raise DataError(f"{path}: the data set has no training split")
-        return cls(header, train, _open_split(path / "test", header), path)
+        test = _open_split(door, "test", header)
+        door.look_at("vocabulary.txt")
+        ensure_verified(door, again=verify, progress=progress)
+        return cls(header, train, test, path, door.states)
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the folder holds checksums; those of 0.1 do not."""
+        return CHECKSUMS in self.files
+
+    def check_unchanged(self) -> None:
+        """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
+        for name, state in self.files.items():
+            path = f"{self.path}/{name}"  # no Path: this runs every round
+            try:
+                now = os.stat(path)
+            except OSError as error:
+                raise DataError(f"{path}: {error.strerror}; it was there when it was opened") from None
+            if (now.st_size, now.st_mtime_ns, now.st_ino) != (state.size, state.modified, state.inode):
+                cut = now.st_size < state.size
+                what = f"was cut from {state.size:,} to {now.st_size:,} bytes" if cut else "was changed"
+                raise DataError(f"{path}: {what} while it was in use")
 
     def vocabulary(self) -> list[str]:
         """The words behind the columns of sparse text, most frequent first."""
         if self.path is None or not (self.path / "vocabulary.txt").exists():
             raise DataError(f"{self.header.name}: the data set has no vocabulary")
-        return (self.path / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
+        try:
+            words = (self.path / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.path / 'vocabulary.txt'}: cannot be read: {error}") from None
+        if len(words) != self.header.shape[0]:
+            counts = f"{len(words):,} words, contexts have {self.header.shape[0]:,}"
+            raise DataError(f"{self.path / 'vocabulary.txt'}: {counts}; {AGAIN}")
+        return words
 
 
-def _read_header(path: Path) -> Header:
-    try:
-        fields = json.loads((path / "header.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one") from None
-    except NotADirectoryError:
-        raise DataError(f"{path}: is a file, not a data set folder; `fedbandit data import` makes one of it") from None
-    except OSError as error:
-        raise DataError(f"{path / 'header.json'}: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(f"{path / 'header.json'}: unreadable: {error}") from None
+def _read_header(door: Door) -> Header:
+    path = door.folder
+    if not path.is_dir() and path.exists():
+        raise DataError(f"{path}: is a file, not a data set folder; `fedbandit data import` makes one of it")
+    if not (path / "header.json").exists():
+        raise DataError(f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one")
+    fields = door.json("header.json")
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
-    if fields.get("version") != VERSION:
-        found = fields.get("version")
+    found = fields.get("version")
+    if found not in (WITHOUT_CHECKSUMS, VERSION):
         raise DataError(f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again")
+    if found == VERSION and not door.look_at(CHECKSUMS):
+        raise DataError(f"{path}: {CHECKSUMS} is missing; {AGAIN}")
     try:
         return Header.from_json(fields)
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path / 'header.json'}: damaged: {error}") from None
+    except ValueError as error:
+        raise DataError(f"{path / 'header.json'}: {error}; {AGAIN}") from None
 
 
-def _open_split(folder: Path, header: Header) -> Split | None:
-    if not folder.is_dir():
+def _open_split(door: Door, split: str, header: Header) -> Split | None:
+    """The arrays of a split, each of the type and shape that the others and the header ask for."""
+    if not (door.folder / split).is_dir():
         return None
 
-    def array(name: str) -> np.ndarray:
-        try:
-            mapped: np.ndarray = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            return mapped
-        except FileNotFoundError:
-            raise DataError(f"{folder}: {name}.npy is missing; import the data set again") from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder / name}.npy: damaged: {error}") from None
+    def array(name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: Rule) -> np.ndarray:
+        return door.array(f"{split}/{name}.npy", kinds, shape, rule)
 
-    def ragged(name: str, values: bool = False) -> Ragged:
-        return Ragged(array(f"{name}_offsets"), array(f"{name}_ids"), array(f"{name}_values") if values else None)
+    def offsets(name: str, rows: int) -> np.ndarray:
+        found = array(name, ("int64",), (rows + 1,), Offsets())
+        if found[-1] < 0:
+            raise DataError(f"{door.folder / split / name}.npy, entry {rows}: {Offsets().wrong(found[-1])}; {AGAIN}")
+        return found
 
-    features = ragged("feature", values=True) if header.kind == "sparse" else array("features")
+    def ragged(name: str, limit: int, values: bool = False) -> Ragged:
+        starts = offsets(f"{name}_offsets", n)
+        total = (int(starts[-1]),)
+        ids = array(f"{name}_ids", ("int32",), total, below(limit))
+        return Ragged(starts, ids, array(f"{name}_values", ("float32",), total, FINITE) if values else None)
+
+    clients = array("clients", ("bytes",), (None,), ClientIds())
+    client_offsets = offsets("offsets", len(clients))
+    n = int(client_offsets[-1])
+    features: np.ndarray | Ragged
+    if header.kind == "sparse":
+        features = ragged("feature", header.shape[0], values=True)
+    else:
+        features = array("features", ("float32", "uint8"), (n, *header.shape), FINITE)
+    labels = ragged("label", header.num_actions)
     log = None
     if header.logged:
-        available = ragged("available") if (folder / "available_ids.npy").exists() else None
-        log = Log(array("actions"), array("rewards"), array("propensities"), available)
-    split = Split(array("clients"), array("offsets"), features, ragged("label"), header.scale, log)
-    check_split(split, str(folder))
-    return split
-
-
-def check_split(split: Split, where: str) -> None:
-    """Raise `DataError` unless the arrays of a split fit each other."""
-    n = int(split.offsets[-1]) if len(split.offsets) else -1
-    if len(split.client_ids) != split.num_clients or len(split.features) != n or len(split.labels) != n:
-        raise DataError(f"{where}: the arrays do not fit each other; import the data set again")
-    log = split.log
-    if log is not None and any(len(column) != n for column in (log.actions, log.rewards, log.propensities)):
-        raise DataError(f"{where}: the log does not fit the examples; import the data set again")
-    parts = [split.labels, split.features] if isinstance(split.features, Ragged) else [split.labels]
-    if any(int(part.offsets[-1]) != len(part.ids) for part in parts):
-        raise DataError(f"{where}: an array is truncated; import the data set again")
+        chosen = array("actions", ("int32",), (n,), below(header.num_actions))
+        rewards = array("rewards", ("float32",), (n,), FINITE)
+        propensities = array("propensities", ("float32",), (n,), PROPENSITY)
+        limited = (door.folder / split / "available_ids.npy").exists()
+        available = ragged("available", header.num_actions) if limited else None
+        log = Log(chosen, rewards, propensities, available)
+    return Split(clients, client_offsets, features, labels, header.scale, log)
 
 
 # Bytes of mapped files, of which the libraries take about 100 MB. Giving back costs page faults afterwards: seldom is

@@ -3,6 +3,8 @@
 What stays in memory is proportional to the runs (stretches of rows of one client), not to the rows or features.
 """
 
+import hashlib
+import io
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -139,9 +141,14 @@ class Spool:
             usable = (log.propensities > 0) & (log.propensities <= 1)
             refuse(np.flatnonzero(~usable), "the propensity is outside (0, 1]")
 
-    def complete(self, folder: Path, digest: Any) -> None:
-        """Write the arrays of the split grouped by client, and feed their bytes to `digest`."""
+    def complete(self, folder: Path, digest: Any) -> dict[str, str]:
+        """Write the arrays of the split grouped by client, and feed them to `digest`; each file's own SHA-256."""
         folder.mkdir()
+        sums: dict[str, str] = {}
+
+        def save(name: str, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
+            sums[f"{folder.name}/{name}.npy"] = save_blocks(folder / f"{name}.npy", shape, dtype, blocks, digest)
+
         ids = sorted(self._codes, key=str.encode)
         rank = np.empty(len(ids), np.int32)
         rank[[self._codes[i] for i in ids]] = np.arange(len(ids), dtype=np.int32)
@@ -150,15 +157,16 @@ class Spool:
         sizes = np.bincount(client_of_run, np.concatenate(self._run_rows), len(ids)).astype(np.int64)
         clients = np.array([i.encode() for i in ids], dtype=bytes)
         for name, array in (("clients", clients), ("offsets", np.concatenate([[0], np.cumsum(sizes)]))):
-            save_blocks(folder / f"{name}.npy", array.shape, array.dtype, [array], digest)
+            save(name, array.shape, array.dtype, [array])
         for name, column in self._columns.items():
             blocks = column.gathered(order)
             if name.endswith("_length"):
-                target = folder / f"{name.removesuffix('_length')}_offsets.npy"
-                save_blocks(target, (self.examples + 1,), np.dtype(np.int64), _running_sum(blocks), digest)
+                target = f"{name.removesuffix('_length')}_offsets"
+                save(target, (self.examples + 1,), np.dtype(np.int64), _running_sum(blocks))
             else:
                 shape = (self.examples, *self._shape) if name == "features" else (column.entries,)
-                save_blocks(folder / f"{name}.npy", shape, column.dtype, blocks, digest)
+                save(name, shape, column.dtype, blocks)
+        return sums
 
 
 class _Column:
@@ -209,13 +217,18 @@ def _running_sum(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         total = sums[-1:] if len(sums) else total
 
 
-def save_blocks(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any) -> None:
-    """Write a `.npy` file block by block. Plain writes, not a memory map: on a full disk they raise an error."""
+def save_blocks(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any) -> str:
+    """Write a `.npy` file block by block: its SHA-256. Plain writes, not a map: on a full disk they raise an error."""
+    header = io.BytesIO()
+    write_array_header_1_0(header, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    own = hashlib.sha256(header.getvalue())
     with open(path, "wb") as file:
-        write_array_header_1_0(file, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+        file.write(header.getvalue())
         for block in blocks:
             data = np.ascontiguousarray(block, dtype).data
             file.write(data)
             digest.update(data)
+            own.update(data)
         file.flush()
         os.fsync(file.fileno())
+    return own.hexdigest()

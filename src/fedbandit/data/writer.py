@@ -18,6 +18,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header, Log
 from fedbandit.data.spool import Spool
+from fedbandit.data.verification import write_checksums
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
@@ -83,6 +84,8 @@ class DatasetWriter:
         self.source = dict(source or {})  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
+        if self._dtype not in (np.float32, np.uint8):  # what the door lets in
+            raise DataError(f"{self.out}: features are stored as float32 or uint8, not {self._dtype}")
         self._folder = self.out.parent / f".{self.out.name}.partial"
         self._spools: dict[str, Spool] = {}
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
@@ -154,29 +157,36 @@ class DatasetWriter:
         if train is None or train.examples == 0:
             raise DataError(f"{self.out.name}: no client has a training example; nothing was written")
         digest = hashlib.sha256(json.dumps(self._header, default=str, sort_keys=True).encode())
+        sums: dict[str, str] = {}
         for split, spool in sorted(self._spools.items()):
             if spool.examples:
-                spool.complete(self._folder / split, digest)
+                sums |= spool.complete(self._folder / split, digest)
             spool.close()
         if self._vocabulary is not None:
-            text = "".join(f"{word}\n" for word in self._vocabulary)
-            (self._folder / "vocabulary.txt").write_text(text, encoding="utf-8")
-            digest.update(text.encode())
+            text = "".join(f"{word}\n" for word in self._vocabulary).encode()
+            sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
+            digest.update(text)
         header = Header(
             **self._header,
             action_counts=tuple(int(count) for count in train.action_counts),
             source=self.source,
             fingerprint=digest.hexdigest(),
         )
-        with open(self._folder / "header.json", "w", encoding="utf-8") as file:
-            json.dump(header.to_json(), file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
+        sums["header.json"] = self._write("header.json", json.dumps(header.to_json(), indent=1).encode())
+        write_checksums(self._folder, sums)
         if check_target(self.out).exists():
             self.out.rmdir()  # empty
         self._folder.rename(self.out)
         self._release()
         return self.out
+
+    def _write(self, name: str, content: bytes) -> str:
+        """A file of its own beside the splits, on disk for good: its SHA-256."""
+        with open(self._folder / name, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        return hashlib.sha256(content).hexdigest()
 
     def _release(self) -> None:
         if self._lock is not None:

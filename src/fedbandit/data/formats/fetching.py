@@ -16,6 +16,7 @@ from urllib.request import Request, urlopen
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
+from fedbandit.data.formats.limits import check_unpacked
 from fedbandit.data.writer import claim
 
 _CHUNK = 1 << 18
@@ -106,6 +107,7 @@ def _published_checksums(headers: Message) -> dict[str, str]:
 
 
 _UNPACKED_CHUNK = 1 << 20
+_UNPACKING_MEMORY = 1 << 29  # bytes; a file names the dictionary it wants, published ones want 8 MB
 
 
 def clear_unpacked(out: Path) -> None:
@@ -146,7 +148,7 @@ def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
 
 
 def _unpack(path: Path, copy: Path, progress: Progress) -> None:
-    decompressor = lzma.LZMADecompressor()
+    decompressor = lzma.LZMADecompressor(memlimit=_UNPACKING_MEMORY)
     with (
         open(path, "rb") as packed,
         open(copy, "wb") as target,
@@ -166,6 +168,8 @@ def _write_all(decompressor: lzma.LZMADecompressor, chunk: bytes, path: Path, ta
     try:
         target.write(decompressor.decompress(chunk, max_length=_UNPACKED_CHUNK))
         while not decompressor.needs_input and not decompressor.eof:  # little input can unpack to very much
+            size = path.stat().st_size
+            check_unpacked(f"{path}:", target.tell(), size, "unpack it yourself if it is right", at_least=True)
             target.write(decompressor.decompress(b"", max_length=_UNPACKED_CHUNK))
     except lzma.LZMAError as error:
         raise DataError(f"{path}: damaged: {error}") from None

@@ -1,18 +1,24 @@
 """The arrays of a `.npz` file, whole or a block of rows at a time, without unpickling and without unpacking to disk."""
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.parts import nearest
+from fedbandit.data.formats.limits import LONGEST_NAME, check_unpacked
 
 _BLOCK_BYTES = 8 << 20
-_DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, KeyError)
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, KeyError, RuntimeError),
+    *(TypeError, SyntaxError, OverflowError, MemoryError, TokenError),
+)
 
 
 class Npz:
@@ -50,7 +56,7 @@ class Npz:
         with self._member(name) as (shape, dtype, file):
             if not shape:
                 raise DataError(f"{self.path}: {name} is a single number, not an array of rows")
-            row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+            row = dtype.itemsize * math.prod(shape[1:])
             step = max(_BLOCK_BYTES // max(row, 1), 1)
             if not shape[0]:
                 yield np.empty(shape, dtype)
@@ -84,15 +90,39 @@ class _Member:
         inside = f"{self._name}.npy"
         try:
             self._file: zipfile.ZipExtFile = self._archive.open(inside)  # type: ignore[assignment]
+        except _DAMAGE as error:
+            raise DataError(f"{self._path}: {self._name} is damaged: {error}") from None
+        try:
+            return self._header(self._archive.getinfo(inside))
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile]:
+        where = f"{self._path}: {self._name}"
+        check_unpacked(where, member.file_size, member.compress_size, "if it is right, save it by np.savez, unpacked")
+        try:
             version = npy.read_magic(self._file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, fortran, dtype = read(self._file)
         except _DAMAGE as error:
-            raise DataError(f"{self._path}: {self._name} is damaged: {error}") from None
+            said = str(error).partition("\n")[0]
+            raise DataError(f"{where} is damaged: {said or type(error).__name__}") from None
         if dtype.hasobject:
-            raise DataError(f"{self._path}: {self._name} holds Python objects, which are never loaded; store numbers")
+            raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
+        if not dtype.itemsize or dtype.kind == "V":
+            raise DataError(f"{where} holds {dtype}, neither numbers nor names")
+        if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
+            raise DataError(
+                f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
+            )
         if fortran and len(shape) > 1:
-            raise DataError(f"{self._path}: {self._name} is stored by columns; save np.ascontiguousarray of it")
+            raise DataError(f"{where} is stored by columns; save np.ascontiguousarray of it")
+        size, there = math.prod(shape) * dtype.itemsize, member.file_size - self._file.tell()
+        if min(shape, default=0) < 0 or size > there:
+            raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
+        if size < there or (shape and not size and shape[0]):
+            raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
         return shape, dtype, self._file
 
     def __exit__(self, *error: object) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
+from fedbandit.data.formats.limits import MOST_ACTIONS
 from fedbandit.data.formats.npz import Npz
 from fedbandit.data.importers.common import HoldOut, add_rows, check_counts
 from fedbandit.data.text import EMNIST_ACTIONS, EMNIST_LOWER_CASE, case_map, in_natural_order
@@ -123,7 +124,11 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
         position = {name: i for i, name in enumerate(actions)}
         ids = np.array([position[str(name)] for name in unique], np.int32)[inverse]
     else:
-        count = options.actions or int(values.max()) + 1
+        largest = int(np.argmax(values))
+        if options.actions is None and values[largest] >= MOST_ACTIONS:
+            beyond = f"is larger than any data set has actions ({MOST_ACTIONS:,})"
+            raise DataError(f"{where}, row {largest}: label {values[largest]} {beyond}")
+        count = options.actions or int(values[largest]) + 1
         bad = np.flatnonzero((values < 0) | (values >= count))
         if len(bad):
             raise DataError(f"{where}, row {bad[0]}: label {values[bad[0]]} is outside 0..{count - 1}")

@@ -16,6 +16,7 @@ from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.core.signals import handling
 from fedbandit.data.dataset import Log
 from fedbandit.data.formats.fetching import clear_unpacked
+from fedbandit.data.formats.limits import MOST_ACTIONS
 from fedbandit.data.writer import DatasetWriter, check_target
 
 _SEED = 0  # part of the format: another seed would be another split
@@ -106,10 +107,12 @@ class Dropped:
 
 
 def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
-    """Refuse an empty vocabulary, and fewer actions than there is a choice between."""
+    """Refuse an empty vocabulary, fewer actions than there is a choice between, and more than any data set has."""
     for name, number, least in (("vocabulary", vocabulary, 1), ("actions", actions, 2)):
         if number is not None and number < least:
             raise ConfigError(f"{name}: must be at least {least}, got {number}")
+    if actions is not None and actions > MOST_ACTIONS:
+        raise ConfigError(f"actions: must be at most {MOST_ACTIONS:,}, got {actions}")
 
 
 def check_table_options(

@@ -78,6 +78,7 @@ _TABLES = {
     "client_metadata": {"client_id", "split_name", "num_examples"},
 }
 _REPORT_EVERY = 1024  # rows
+_MOST_EXAMPLES = 1 << 40  # of one client
 Row = tuple[str, str, int, Mapping[str, Feature]]
 """Split, client, row number in the table, features."""
 
@@ -104,7 +105,13 @@ class PublishedSqlite:
     def clients(self, split: str) -> dict[str, int]:
         """How many examples the metadata promises for each client of a split."""
         query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
-        promised = dict(self._execute(query, (split,)))
+        promised: dict[str, int] = {}
+        for client, count in self._execute(query, (split,)):
+            if not isinstance(client, str):
+                raise DataError(f"{self.path}: client_metadata: a client's id is not text: {client!r:.40}")
+            if type(count) is not int or not 0 <= count <= _MOST_EXAMPLES:
+                raise DataError(f"{self.path}: client_metadata: client {client} has {count!r:.40} examples")
+            promised[client] = count
         if not promised:
             found = [name for (name,) in self._execute("SELECT DISTINCT split_name FROM client_metadata")]
             raise DataError(f"{self.path}: no split {split!r}; it has {', '.join(map(str, found)) or 'none'}")
@@ -120,12 +127,19 @@ class PublishedSqlite:
         found = dict.fromkeys(splits, 0)
         with progress.task(what, sum(splits.values())) as advance:
             for count, (row, split, client, proto) in enumerate(self._execute(query, tuple(splits)), start=1):
+                if not isinstance(client, str):
+                    raise DataError(f"{self.path}: examples, row {row}: the client's id is not text: {client!r:.40}")
                 try:
                     features = parse_example(proto, wanted)
                 except (NotAnExample, TypeError) as error:
                     where = f"{self.path}: client {client}, row {row}"
                     raise DataError(f"{where}: not a tf.train.Example: {error}") from None
                 found[split] += 1
+                if found[split] > splits[split]:
+                    raise DataError(
+                        f"{self.path}: split {split} holds more examples than client_metadata promises: "
+                        f"{splits[split]:,}"
+                    )
                 yield split, client, row, features
                 if count % _REPORT_EVERY == 0:
                     advance(_REPORT_EVERY)
@@ -137,6 +151,10 @@ class PublishedSqlite:
 
     def _check_tables(self) -> None:
         for table, needed in _TABLES.items():
+            made = list(self._execute("SELECT type, sql FROM sqlite_master WHERE name = ?", (table,)))
+            # A view or a virtual table computes its rows, and may do so without end.
+            if made and not all(kind == "table" and str(sql).upper().startswith("CREATE TABLE") for kind, sql in made):
+                raise DataError(f"{self.path}: {table} is not a plain table; not a published federated data set")
             columns = {column[1] for column in self._execute(f"PRAGMA table_info({table})")}
             if not columns:
                 raise DataError(f"{self.path}: no table {table!r}; not a published federated data set")
@@ -144,9 +162,15 @@ class PublishedSqlite:
                 raise DataError(f"{self.path}: table {table} has no column {missing[0]}")
 
     def _execute(self, query: str, values: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        most = (
+            self.path.stat().st_size
+        )  # a row takes more than a byte: more of them come from pages that run in a circle
         try:
-            yield from self._database.execute(query, values)
-        except sqlite3.Error as error:
+            for count, row in enumerate(self._database.execute(query, values)):
+                if count >= most:
+                    raise DataError(f"{self.path}: damaged: more rows than the file has bytes")
+                yield row
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise DataError(f"{self.path}: damaged: {error}") from None
 
 

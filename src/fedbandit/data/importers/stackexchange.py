@@ -9,16 +9,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, Advance, Progress
 from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts
 from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
 
 _QUESTION = "1"  # PostTypeId
 _BATCH = 4096
+_CHUNK = 1 << 16  # bytes parsed at a time
+_DEEPEST = 16  # a dump has posts in a root and nothing else
+_FOREIGN = 100_000  # elements that are no posts, and ten more for every post
+_LARGEST_ELEMENT = 1 << 26  # bytes; posts have 30,000 characters
 _MARKUP = re.compile(r"<[^>]*>")
 _TAG = re.compile(r"[^<>|]+")  # dumps write tags as <a><b>, newer ones as |a|b|
 
@@ -92,25 +97,48 @@ def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Questi
     """Stream the questions of a dump; what has been read is forgotten at once."""
     rows = 0
     with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:
-        position = 0
         try:
-            events = ElementTree.iterparse(file, events=("start", "end"))
-            _, root = next(events)
-            for event, element in events:
-                if event != "end" or element.tag != "row":
-                    continue
+            for element in _elements(path, file, advance):
                 rows += 1
-                post = element.attrib
-                root.clear()
-                if post.get("PostTypeId") == _QUESTION:
-                    yield _question(post)
-                if file.tell() != position:
-                    advance(file.tell() - position)
-                    position = file.tell()
+                if element.get("PostTypeId") == _QUESTION:
+                    yield _question(element)
         except ElementTree.ParseError as error:
             raise DataError(f"{path}: damaged after {rows:,} posts: {error}") from None
     if not rows:
         raise DataError(f"{path}: holds no posts; expected the Posts.xml of a Stack Exchange dump")
+
+
+def _elements(path: Path, file: BinaryIO, advance: Advance) -> Iterator[dict[str, str]]:
+    """The attributes of every post; other elements are passed over, as long as they are few and small."""
+    parser: Any = ElementTree.XMLPullParser(("start", "end"))  # its stubs know no elements for these two events
+    inside: list[ElementTree.Element] = []  # the elements that are open
+    posts = others = silent = 0
+    while chunk := file.read(_CHUNK):
+        parser.feed(chunk)
+        silent += len(chunk)
+        for event, element in parser.read_events():
+            silent = 0
+            if event == "start":
+                inside.append(element)
+                if len(inside) > _DEEPEST:
+                    raise DataError(f"{path}: elements are nested deeper than {_DEEPEST}; not the Posts.xml of a dump")
+                continue
+            inside.pop()
+            if element.tag == "row":
+                posts += 1
+                yield element.attrib
+            else:
+                others += 1
+            if others > _FOREIGN + 10 * posts:
+                raise DataError(f"{path}: holds other elements than posts: {others:,} to {posts:,}")
+            if inside:
+                del inside[-1][:]  # what is complete is not kept
+        if silent > _LARGEST_ELEMENT:
+            raise DataError(
+                f"{path}: one element is larger than {_LARGEST_ELEMENT:,} bytes; not the Posts.xml of a dump"
+            )
+        advance(len(chunk))
+    parser.close()
 
 
 def _question(post: dict[str, str]) -> Question:

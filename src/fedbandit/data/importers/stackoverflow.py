@@ -113,8 +113,8 @@ def read_tag_counts(path: Path, limit: int) -> dict[str, int]:
     """The `limit` most frequent tags with their counts, most frequent first; ties keep the file's order."""
     try:
         counts = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(counts, dict) or not counts or not all(isinstance(n, int) for n in counts.values()):
+    if not isinstance(counts, dict) or not counts or not all(type(n) is int and n >= 0 for n in counts.values()):
         raise DataError(f"{path}: expected a JSON object of tags and their counts")
     return {tag: counts[tag] for tag in sorted(counts, key=lambda tag: -counts[tag])[:limit]}
