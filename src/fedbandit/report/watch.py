@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import objects_in, to_json
+from fedbandit.core.files import object_in, to_json
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, chart, columns_of
 from fedbandit.results.reading import require_folder
@@ -58,7 +58,7 @@ class _Tail:
             return self.lines
         complete = new[: new.rfind(b"\n") + 1]
         try:
-            self.lines += objects_in(complete)
+            self.lines += [object_in(line) for line in complete.splitlines(keepends=True)]
         except ValueError:  # written while it was cut, or damaged: read anew the next time
             self.offset, self.lines = 0, []
             return []

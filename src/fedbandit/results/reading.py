@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import read_json, read_lines
+from fedbandit.core.files import read_json, read_lines, read_object
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,25 @@ def require_folder(folder: Path) -> None:
         raise DataError(f"{folder}: is a file, not a folder with runs")
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
+
+
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, None if there is none; `ValueError` if it is not what a run writes.
+
+    `DataError` if it cannot be read: then nobody knows whether the run is finished.
+    """
+    try:
+        found = read_object(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}") from None
+    rounds, reward = found.get("rounds"), found.get("running_reward", "")
+    if type(rounds) is not int or rounds < 1 or not (reward is None or type(reward) in (int, float)):
+        raise ValueError(f"{path}: damaged: it does not say what the run came to")
+    return found
 
 
 def read_record(path: Path, name: str) -> RunRecord:
