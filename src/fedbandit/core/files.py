@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+_DEEPEST = 40  # levels; configurations and notes have three
 _SMALL = 16_000_000  # bytes: no configuration, summary or note comes near it
 
 
@@ -81,7 +82,18 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("not an object")
-    return found
+    return shallow(found)
+
+
+def shallow(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, if they are nested no deeper than anything that walks through them can go; else `ValueError`."""
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+        if not level:
+            return values
+    raise ValueError("nested too deeply")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -107,6 +119,22 @@ def object_in(line: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("not one object a line")
     return found
+
+
+def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
+    """The last complete lines of a file, as many as lie in about its last `enough` bytes, and at least one.
+
+    `ValueError` where not even one ends in a file that is far larger than that.
+    """
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        for reach in (enough, enough * 64):
+            start = max(0, size - reach)
+            file.seek(start)
+            lines = file.read(reach).split(b"\n")[0 if start == 0 else 1 : -1]  # neither a torn end nor a torn start
+            if lines or start == 0:
+                return lines
+    raise ValueError(f"{path.name} has a line of more than {reach // 1_000_000} MB")
 
 
 def count_lines(path: Path) -> int:
