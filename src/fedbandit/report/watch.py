@@ -23,7 +23,7 @@ from fedbandit.results.reading import require_folder
 from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 
 _METRICS = "metrics.jsonl"
-_MOST_BYTES = 32_000_000  # of metrics that one look reads; a page is answered in about a second
+_MOST_BYTES = 16_000_000  # of metrics that one look reads; a page is answered in about a second
 _EMPTY = {"title": "no runs", "series": [], "marks": []}
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12
