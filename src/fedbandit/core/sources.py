@@ -109,7 +109,12 @@ def _imports(name: str, source: bytes) -> Iterator[str]:
 
     found = [name.rpartition(".")[0]]
     package = name if _file_of(name).endswith("/__init__.py") else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue  # whether what it imports is loaded yet depends on who has called it
+        waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
