@@ -21,7 +21,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 # Sections that name a part: the key of its name, where the built-in ones are, and arguments that come from elsewhere.
-_PARTS = (
+PARTS = (
     ("policy", "name", "fedbandit.policies", 0),
     ("objective", "name", "fedbandit.objectives", 0),
     ("model", "name", "fedbandit.models", 1),
@@ -279,6 +279,11 @@ class Config(_Section):
         del values["algorithm"]["memory_limit"]
         return values
 
+    def part_names(self) -> list[str]:
+        """The names of all parts, built in or import paths: whatever code of a user's own a run executes."""
+        named = [getattr(getattr(self, section), key) for section, key, _, _ in PARTS]
+        return [*named, self.scenario, self.pretraining.server_optimizer or self.server.optimizer]
+
     def to_toml(self) -> str:
         """The whole configuration, defaults included, as TOML."""
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -286,7 +291,7 @@ class Config(_Section):
 
 def _check_parts(config: Config, sections: set[str]) -> None:
     """Refuse unknown names and parameters of built-in parts in these sections; a user's own part checks its own."""
-    for section, key, module, leading in _PARTS:
+    for section, key, module, leading in PARTS:
         if section not in sections:
             continue
         chosen = getattr(config, section)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from builders import random_text
+from small_runs import make_run, small_config
 
 from fedbandit import Results, run, simulate
 from fedbandit.config import Config
@@ -159,7 +160,7 @@ def test_the_summary_has_a_row_per_configuration(folder):
     assert (softmax["configuration"], softmax["runs"], softmax["rounds"]) == ("softmax", 2, 6)
     assert softmax["running_reward"] == pytest.approx(final.mean())
     assert softmax["standard_error"] == pytest.approx(final.std(ddof=1) / np.sqrt(2))
-    assert (greedy["configuration"], greedy["runs"]) == ("greedy", 2)
+    assert (greedy["configuration"], greedy["runs"]) == ("greedy", 1)  # the other one is not finished
     lines = str(summary).splitlines()
     assert lines[0].split() == ["configuration", "runs", "rounds", "running", "reward"]
     assert f"{final.mean():.4f} ± {softmax['standard_error']:.4f}" in lines[1]
@@ -185,8 +186,8 @@ def test_a_plot_has_a_curve_per_configuration(folder, tmp_path):
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["softmax", "greedy"]
     curves = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
-    # As far as both seeds have come.
-    assert (len(curves["softmax"]), len(curves["greedy"])) == (6, 4)
+    # Over finished runs: the seed that stopped after four rounds is not mixed in.
+    assert (len(curves["softmax"]), len(curves["greedy"])) == (6, 6)
     with pytest.raises(ConfigError, match=r"must end in \.png or \.svg"):
         results.plot(path=tmp_path / "runs.pdf")
 
@@ -213,7 +214,7 @@ def test_damaged_and_unfinished_folders_are_named_and_not_fatal(tmp_path):
     assert "; 4 problems>" in repr(results)
     assert len(results.to_pandas()) == 6 + 5
     (row,) = results.summary().rows
-    assert (row["runs"], row["rounds"]) == (3, 6)
+    assert (row["runs"], row["rounds"]) == (1, 6)
     results.plot()
     only_damaged = Results.open(tmp_path / "damaged")
     assert repr(only_damaged) == "<Results: no runs; 1 problem>"
@@ -250,3 +251,39 @@ def test_where_a_run_was_computed_makes_no_other_configuration(tmp_path):
     results = Results.open(tmp_path)
     assert len(results.summary().rows) == 1
     assert "threads" not in results.to_pandas()
+
+
+def test_runs_of_different_length_are_not_averaged(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / f"seed-{seed}", seed=seed, rounds=6)
+    run(small_config(seed=2, rounds=6), tmp_path / "paused", dataset=random_text(), until=2)
+    results = Results.open(tmp_path)
+    summary = results.summary()
+    (row,) = summary.rows
+    finished = [one["running_reward"][-1] for one in results if one.runs[0].name != "paused"]
+    assert (row["runs"], row["rounds"]) == (2, 6)
+    assert row["running_reward"] == pytest.approx(np.mean(finished))
+    assert "paused: unfinished, after 2 of 6 rounds" in repr(summary)
+    line = results.plot().axes[0].lines[-1]
+    assert line.get_xdata()[-1] == 6
+    np.testing.assert_allclose(line.get_ydata()[-1], np.mean(finished))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.toml", "policy = " + "[" * 100_000),
+        ("config.toml", 'seed = "x"'),
+        ("metrics.jsonl", '{"round": "1"}\n'),
+        ("metrics.jsonl", "[" * 100_000 + "\n"),
+        ("summary.json", "{}"),
+    ],
+)
+def test_a_damaged_folder_is_left_out_and_named(tmp_path, name, text):
+    for folder in ("bad", "good"):
+        make_run(tmp_path / folder, rounds=2)
+    (tmp_path / "bad" / name).write_text(text)
+    results = Results.open(tmp_path)
+    assert [one.name for one in results.runs] == ["good"]
+    assert len(results.problems) == 1
+    assert "damaged" in results.problems[0]

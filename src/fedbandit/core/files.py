@@ -7,10 +7,14 @@ import errno
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+_DEEPEST = 40  # levels; configurations and notes have three
+_SMALL = 16_000_000  # bytes: no configuration, summary or note comes near it
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -52,26 +56,94 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None if there is none, or nothing that can be read as one."""
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file for reading; `OSError` where the name is not a file's, never a wait for who writes into a pipe."""
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_small(path: Path) -> bytes:
+    """The bytes of a file that people and programs keep small; `ValueError` where it is not."""
+    with open_regular(path) as file:
+        payload = file.read(_SMALL + 1)
+    if len(payload) > _SMALL:
+        raise ValueError(f"{path.name} is larger than {_SMALL // 1_000_000} MB")
+    return payload
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file; `OSError` if it cannot be read, `ValueError` if it is something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_small(path))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    return shallow(found)
+
+
+def shallow(values: dict[str, Any]) -> dict[str, Any]:
+    """The values, if they are nested no deeper than anything that walks through them can go; else `ValueError`."""
+    level: list[Any] = [values]
+    for _ in range(_DEEPEST):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+        if not level:
+            return values
+    raise ValueError("nested too deeply")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a small file; None if there is none, or nothing that can be read as one."""
+    try:
+        return read_object(path)
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """A file of one JSON object a line; a last line that is still being written is left out."""
-    return objects_in(path.read_bytes())
+    with open_regular(path) as file:
+        return [object_in(line) for line in file if line.endswith(b"\n")]
 
 
-def objects_in(lines: bytes) -> list[dict[str, Any]]:
-    """One JSON object a line, as far as lines have their end; `ValueError` where one is something else."""
-    found = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
-    if not all(isinstance(one, dict) for one in found):
+def object_in(line: bytes) -> dict[str, Any]:
+    """The JSON object in a line; `ValueError` where it is something else."""
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
         raise ValueError("not one object a line")
     return found
+
+
+def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
+    """The last complete lines of a file, as many as lie in about its last `enough` bytes, and at least one.
+
+    `ValueError` where not even one ends in a file that is far larger than that.
+    """
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        for reach in (enough, enough * 64):
+            start = max(0, size - reach)
+            file.seek(start)
+            lines = file.read(reach).split(b"\n")[0 if start == 0 else 1 : -1]  # neither a torn end nor a torn start
+            if lines or start == 0:
+                return lines
+    raise ValueError(f"{path.name} has a line of more than {reach // 1_000_000} MB")
+
+
+def count_lines(path: Path) -> int:
+    """How many lines of a file have their end; 0 if there is no such file."""
+    try:
+        with open_regular(path) as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    except FileNotFoundError:
+        return 0
 
 
 def _keep_names(folder: Path) -> None:

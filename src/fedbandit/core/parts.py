@@ -4,16 +4,14 @@ A wrong name or parameter is refused with the path of the key, before any work s
 """
 
 import difflib
-import hashlib
-import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.sources import import_module
 
 # Keys of a configuration that say where a run is computed, and nothing about what it computes.
 WHERE_COMPUTED = ("threads", "engine", "device")
@@ -29,20 +27,12 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
     if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        module = import_module(module_name)
     except Exception as error:  # whatever a user's own file does when it is read
         raise ConfigError(f"{path}: cannot import {module_name}: {error}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{path}: {module_name} has no {attribute}")
     return getattr(module, attribute)
-
-
-def source_digest(name: str) -> str:
-    """Tells apart what an import path has meant: a digest of the file it leads to; empty for a built-in name."""
-    if ":" not in name:
-        return ""
-    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
 
 
 def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any) -> Any:
@@ -71,6 +61,16 @@ def check_keys(path: str, make: Callable[..., Any], parameters: Iterable[str], l
         if key not in accepted:
             raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
     return accepted
+
+
+def with_defaults(make: Callable[..., Any], parameters: Mapping[str, Any], leading: int = 0) -> dict[str, Any]:
+    """The parameters that `make` is called with, its own defaults included where JSON can hold them."""
+    try:
+        known = list(inspect.signature(make).parameters.values())[leading:]
+    except (TypeError, ValueError):
+        return dict(parameters)
+    defaults = {one.name: one.default for one in known if isinstance(one.default, bool | int | float | str | None)}
+    return {**defaults, **parameters}
 
 
 def nearest(word: str, known: Any) -> str:

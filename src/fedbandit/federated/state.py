@@ -1,7 +1,10 @@
 """All state that crosses a round, in one object, and how it is kept: one safetensors file, written atomically."""
 
 import json
-from dataclasses import asdict, dataclass, field
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +13,15 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.prediction import Progress
+from fedbandit.core.tensor_files import pack, unpack
 from fedbandit.federated.pipeline import Vectors
 
 if TYPE_CHECKING:  # who only reads a state need not wait for the compiled optimisers
     from fedbandit.federated.server import Step
+
+
+class DamagedState(DataError):
+    """A checkpoint that was read, and whose bytes are not those that were written."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,7 @@ class State:
 
 
 def save_state(state: State, path: Path) -> None:
-    """Write the state so that the file is either complete or not there."""
-    from safetensors.numpy import save
-
+    """Write the state with its checksum, so that the file is either complete or not there."""
     tensors = {"weights": state.weights}
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
@@ -83,32 +89,80 @@ def save_state(state: State, path: Path) -> None:
         "same_as_weights": [name for name, value in state.kept.items() if value is state.weights],
         "extra": state.extra,
     }
-    write_bytes(path, save(tensors, metadata={"state": json.dumps(scalars)}))
+    write_bytes(path, pack(tensors, {"state": json.dumps(scalars)}))
 
 
 def load_state(path: Path) -> State:
-    """Read what `save_state` wrote, now or in version 0.1; a damaged file raises `DataError`."""
-    from safetensors import SafetensorError, safe_open
+    """Read what `save_state` wrote, now or in version 0.1.
 
+    `DamagedState` is raised for a file that was read and is not what was written. A file that could not be read (no
+    permission, too many open files) says nothing about its contents; it is another `DataError`.
+    """
     try:
-        with safe_open(path, framework="numpy") as file:
-            scalars = json.loads(file.metadata()["state"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        payload = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        tensors, texts = unpack(payload)
+        scalars = json.loads(texts["state"])
+        if not isinstance(scalars, dict):
+            raise ValueError("its numbers are missing")
         if "progress" not in scalars:
             scalars, tensors = _from_0_1(scalars, tensors)
-        progress, same = scalars.pop("progress"), scalars.pop("same_as_weights")
-        weights = tensors["weights"]
-        return State(
-            weights=weights,
-            deployed={
-                int(number): Version(array, Progress(**progress[number]))
-                for number, array in _under("deployed/", tensors).items()
-            },
-            kept=dict.fromkeys(same, weights) | _under("kept/", tensors),
-            **scalars,
-        )
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: damaged checkpoint: {error}") from None
+        return _checked(scalars, tensors)
+    except KeyError as error:
+        raise DamagedState(f"{path}: damaged checkpoint: {error} is missing") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DamagedState(f"{path}: damaged checkpoint: {error}") from None
+
+
+def _checked(scalars: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> State:
+    """The state, once every type, shape and number is one that a run can have come to."""
+    weights, same = tensors["weights"], scalars["same_as_weights"]
+    deployed = {_count(int(number), "a version"): array for number, array in _under("deployed/", tensors).items()}
+    for name, array in (("weights", weights), *((f"deployed/{number}", array) for number, array in deployed.items())):
+        if array.ndim != 1 or array.dtype.kind != "f" or (array.shape, array.dtype) != (weights.shape, weights.dtype):
+            raise ValueError(f"{name} has type {array.dtype} and shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise ValueError(f"{name} holds values that are not finite")
+    if not isinstance(same, list) or not all(isinstance(name, str) for name in same):
+        raise ValueError("same_as_weights is not a list of names")
+    if not isinstance(scalars["extra"], dict) or not isinstance(scalars["progress"], dict):
+        raise ValueError("extra or progress is not an object")
+    known = {field.name for field in fields(State)} | {"progress", "same_as_weights"}
+    if unknown := set(scalars) - known:
+        raise ValueError(f"unknown entry {min(unknown)!r}")
+    return State(
+        round=_count(scalars["round"], "round"),
+        weights=weights,
+        deployed={
+            number: Version(array, _progress(scalars["progress"][str(number)])) for number, array in deployed.items()
+        },
+        kept=dict.fromkeys(same, weights) | _under("kept/", tensors),
+        clip_norm=_number(scalars["clip_norm"], "clip_norm", least=0.0, most=math.inf),  # infinite: no clipping
+        reward_total=_number(scalars["reward_total"], "reward_total"),
+        rewarded_rounds=_count(scalars["rewarded_rounds"], "rewarded_rounds", most=scalars["round"]),
+        events=_count(scalars["events"], "events"),
+        extra=scalars["extra"],
+    )
+
+
+def _progress(values: Any) -> Progress:
+    if not isinstance(values, dict):
+        raise ValueError("the progress of a version is not an object")
+    return Progress(**{name: _count(value, f"progress.{name}") for name, value in values.items()})
+
+
+def _count(value: Any, name: str, most: int = 2**63 - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{name} is {value!r:.40}")
+    return value
+
+
+def _number(value: Any, name: str, least: float = -sys.float_info.max, most: float = sys.float_info.max) -> float:
+    if type(value) not in (int, float) or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.40}")
+    return float(value)
 
 
 def _from_0_1(scalars: dict[str, Any], tensors: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -125,5 +179,5 @@ def _from_0_1(scalars: dict[str, Any], tensors: dict[str, np.ndarray]) -> tuple[
     return {**scalars, "events": 0, "progress": progress, "same_as_weights": ["weights"]}, moved
 
 
-def _under(prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -7,7 +7,7 @@ with it a report of thirty runs has some hundred kilobytes.
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +17,9 @@ from fedbandit import __version__
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_text
 from fedbandit.report import tables
-from fedbandit.report.tables import chart, columns_of
-from fedbandit.runs.index import RunGroup, find_runs, grouped
+from fedbandit.report.columns import Columns, MetricsFile
+from fedbandit.report.tables import chart
+from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -38,23 +39,38 @@ _NOTES = {
 
 def write_report(folders: Sequence[Path], path: Path) -> Path:
     """Write a report of every run in or below the folders."""
-    runs = list(find_runs(folders))
-    if not runs:
-        raise DataError(f"{', '.join(map(str, folders))}: no runs here (a run folder holds a config.toml)")
-    page = render(grouped(runs))
+    runs, problems = RunReader().read(folders)
+    columns: dict[Path, Columns] = {}
+    for run in runs:
+        metrics = MetricsFile(run.path / "metrics.jsonl")
+        metrics.follow()
+        if metrics.problem is None:
+            columns[run.path] = metrics.columns
+        else:
+            problems.append(Problem(run.name, metrics.problem))
+    sound = [run for run in runs if run.path in columns]
+    if not sound:
+        where = ", ".join(map(str, folders))
+        if problems:
+            raise DataError(f"{where}: no run can be read ({problems[0].name}: {problems[0].reason})")
+        raise DataError(f"{where}: no runs here (a run folder holds a config.toml)")
+    page = render(grouped(sound), columns, problems)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, page)
     return path
 
 
-def render(groups: Sequence[RunGroup]) -> str:
-    """The whole page."""
-    charts = _charts(groups)
+def render(groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems: Sequence[Problem] = ()) -> str:
+    """The whole page; `columns` has the metrics of each run by its folder."""
+    charts = _charts(groups, columns)
+    unfinished = tables.apart(groups)
     sections = [
         f"<h1>{escape(_title(groups))}</h1>",
         f'<p class="soft">{escape(_subtitle(groups))}; fedbandit {__version__}</p>',
         _section("Results", tables.outcomes(groups)),
+        *([_section("Not in these averages", unfinished)] if unfinished else []),
         tables.failures(groups),
+        tables.left_out(problems),
         *(
             _section(data["title"], f'<p class="soft">{_NOTES.get(name, "")}</p><div id="{name}"></div>')
             for name, data in charts.items()
@@ -101,11 +117,16 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _charts(groups: Sequence[RunGroup]) -> dict[str, Any]:
-    columns = {group.label: [columns_of(run.metrics) for run in group.runs if run.rounds] for group in groups}
+def _charts(groups: Sequence[RunGroup], columns: Mapping[Path, Columns]) -> dict[str, Any]:
+    members: dict[str, list[Columns]] = {}
+    for group in groups:
+        if ended := group.finished:
+            members[group.label] = [columns[run.path] for run in ended]
+        else:  # each on its own: a mean over different lengths would be cut to the shortest
+            members |= {f"{group.label}, {run.name}": [columns[run.path]] for run in group.apart if run.rounds}
     periods = {group.config.deploy_every for group in groups}
     marks = periods.pop() if len(periods) == 1 else None
-    drawn = {name: chart(title, name, columns, marks) for name, title in _CHARTS.items()}
+    drawn = {name: chart(title, name, members, marks) for name, title in _CHARTS.items()}
     return {name: data for name, data in drawn.items() if data is not None and _says_something(name, data)}
 
 

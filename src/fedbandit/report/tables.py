@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -12,31 +12,13 @@ from fedbandit.core.errors import FedbanditError
 from fedbandit.core.parts import flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.data.info import describe
+from fedbandit.report.columns import Columns
 from fedbandit.results.plots import styles_of
 from fedbandit.runs.folder import beside_reward
-from fedbandit.runs.index import RunGroup
+from fedbandit.runs.index import Problem, RunGroup
 from fedbandit.studies.comparison import standard_error
 
 _POINTS = 400  # more than a chart can show
-Columns = Mapping[str, np.ndarray]  # values by name, one a round
-
-
-def columns_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The numbers of a run's rounds by name; nan where a round has none."""
-
-    def column(value: Callable[[Mapping[str, Any]], Any]) -> np.ndarray:
-        return np.array([np.nan if value(line) is None else value(line) for line in metrics], float)
-
-    def worst(line: Mapping[str, Any]) -> Any:
-        return (line.get("client_reward") or {}).get("worst_decile")
-
-    return {
-        "running_reward": column(lambda line: line.get("running_reward")),
-        "propensity": column(lambda line: line.get("propensity")),
-        "epsilon": column(lambda line: line.get("epsilon")),
-        "worst_decile": _running_mean(column(worst)),
-        **{name: column(lambda line, name=name: line.get(name)) for name in _held_out(metrics)},  # type: ignore[misc]
-    }
 
 
 def chart(
@@ -56,7 +38,7 @@ def chart(
 
 
 def _curve(label: str, colour: str, dashed: bool, values: Sequence[np.ndarray]) -> dict[str, Any]:
-    """The mean over seeds, as far as all of them have come, ± one standard deviation."""
+    """The mean over seeds ± one standard deviation, as far as all of them have come where they still run."""
     length = min(len(run) for run in values)
     stacked = np.stack([run[:length] for run in values])
     rounds = np.flatnonzero(np.isfinite(stacked).all(axis=0))
@@ -80,36 +62,49 @@ def _rounded(values: np.ndarray) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def _running_mean(values: np.ndarray) -> np.ndarray:
-    known = np.isfinite(values)
-    averages: np.ndarray = np.cumsum(np.where(known, values, 0)) / np.maximum(np.cumsum(known), 1)
-    return averages
-
-
-def _held_out(metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for line in metrics for name in line if name.startswith("test_")))
-
-
 def outcomes(groups: Sequence[RunGroup]) -> str:
-    """Final running average of each configuration, best first, with what else the summaries say."""
-    extra = list(dict.fromkeys(key for group in groups for run in group.runs for key in beside_reward(run.summary)))
+    """Final running average of each configuration over its finished runs, best first, and what their summaries say."""
+    extra = list(dict.fromkeys(key for group in groups for run in group.finished for key in beside_reward(run.summary)))
     heads = ["configuration", "running average", "± s.e.", "std", "seeds", "rounds", *(_in_words(key) for key in extra)]
     rows = []
     names = _names(groups)
     for group in groups:
-        final = np.array([_last(run.metrics) for run in group.runs if run.rounds], float)
-        rounds = sorted({run.rounds for run in group.runs})
+        ended = group.finished
+        final = np.array([_reward(run.last) for run in ended], float)
         spread = final.std(ddof=1) if len(final) > 1 else np.nan
-        extras = [_mean([beside_reward(run.summary).get(key) for run in group.runs]) for key in extra]
+        extras = [_mean([beside_reward(run.summary).get(key) for run in ended]) for key in extra]
         numbers = [final.mean() if len(final) else np.nan, standard_error(final), spread]
-        shown = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        cells = [*map(_number, numbers), str(len(group.runs)), shown, *map(_number, extras)]
+        shown = str(ended[0].rounds) if ended else "–"
+        cells = [*map(_number, numbers), str(len(ended)), shown, *map(_number, extras)]
         rows.append((numbers[0], names[group.label], cells))
     rows.sort(key=lambda row: -np.nan_to_num(row[0], nan=-np.inf))
+    return _table(heads, [(name, cells) for _, name, cells in rows])
+
+
+def apart(groups: Sequence[RunGroup]) -> str:
+    """Runs that are in no average, by name: not finished, or shorter than the others of their configuration."""
+    rows = [
+        (
+            f'<th scope="row">{escape(run.name)}</th>',
+            [group.label, run.status, f"{run.rounds} of {run.config.rounds}", _number(_reward(run.last))],
+        )
+        for group in groups
+        for run in group.apart
+    ]
+    return _table(["run", "configuration", "state", "rounds", "running average so far"], rows) if rows else ""
+
+
+def left_out(problems: Sequence[Problem]) -> str:
+    """Folders that could not be read, and why."""
+    lines = [f'<p class="error">{escape(one.name)}: {escape(one.reason)}</p>' for one in problems]
+    return f"<section><h2>Could not be read</h2>{''.join(lines)}</section>" if lines else ""
+
+
+def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Rows of a head, which is HTML, and cells, which are texts."""
     head = "".join(f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>' for i, text in enumerate(heads))
     body = "".join(
-        f"<tr>{name}{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for _, name, cells in rows
+        f"<tr>{name}{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>" for name, cells in rows
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -154,8 +149,8 @@ def data_facts(groups: Sequence[RunGroup]) -> str:
     for source in dict.fromkeys(group.config.data.source for group in groups):
         try:
             text = describe(open_dataset(source))
-        except FedbanditError as error:
-            text = f"{source}: not there any more ({error})"
+        except (FedbanditError, OSError, ValueError) as error:
+            text = f"{source}: cannot be read any more ({error})"
         facts.append(f"<pre>{escape(text)}</pre>")
     return "".join(facts)
 
@@ -197,13 +192,13 @@ def _names(groups: Sequence[RunGroup]) -> dict[str, str]:
     return heads
 
 
-def _last(metrics: Sequence[Any]) -> float:
-    values = [line["running_reward"] for line in metrics if line.get("running_reward") is not None]
-    return float(values[-1]) if values else float("nan")
+def _reward(last: Mapping[str, Any]) -> float:
+    reward = last.get("running_reward")
+    return float("nan") if reward is None else float(reward)
 
 
 def _mean(values: Sequence[Any]) -> float:
-    known = [float(value) for value in values if isinstance(value, int | float)]
+    known = [float(value) for value in values if type(value) in (int, float) and abs(value) < 1e300]
     return float(np.mean(known)) if known else float("nan")
 
 

@@ -4,9 +4,8 @@ The standard library's server is enough for one person's browser on 127.0.0.1, s
 A request never names a path: the page receives what is there and cannot ask for anything else.
 """
 
+import math
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,12 +15,16 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import objects_in, to_json
+from fedbandit.core.files import last_lines, object_in, to_json
+from fedbandit.report.columns import Columns, MetricsFile
 from fedbandit.report.report import asset
-from fedbandit.report.tables import Columns, chart, columns_of
+from fedbandit.report.tables import chart
 from fedbandit.results.reading import require_folder
-from fedbandit.runs.index import Run, RunGroup, find_runs, grouped
+from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 
+_METRICS = "metrics.jsonl"
+_MOST_BYTES = 16_000_000  # of metrics that one look reads; a page is answered in about a second
+_EMPTY = {"title": "no runs", "series": [], "marks": []}
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_CURVES = 12
 _READ = ("config.toml", "environment.json", "summary.json", "error.json", "metrics.jsonl", "timings.jsonl")
@@ -40,106 +43,109 @@ _HEADERS = {
 }
 
 
-@dataclass
-class _Tail:
-    """A file of one JSON line a round, of which only what is new is read."""
-
-    offset: int = 0
-    lines: list[dict[str, Any]] = field(default_factory=list)
-
-    def follow(self, path: Path) -> list[dict[str, Any]]:
-        try:
-            with open(path, "rb") as file:
-                if file.seek(0, 2) < self.offset:  # cut back: the run was resumed from an older checkpoint
-                    self.offset, self.lines = 0, []
-                file.seek(self.offset)
-                new = file.read()
-        except OSError:
-            return self.lines
-        complete = new[: new.rfind(b"\n") + 1]
-        try:
-            self.lines += objects_in(complete)
-        except ValueError:  # written while it was cut, or damaged: read anew the next time
-            self.offset, self.lines = 0, []
-            return []
-        self.offset += len(complete)
-        return self.lines
-
-
-@dataclass
 class Watcher:
-    """What the runs below a folder look like now; remembers what it has read, so that asking often is cheap."""
+    """What the runs below a folder look like now; remembers what it has read, so that asking often is cheap.
 
-    folder: Path
-    _tails: dict[Path, _Tail] = field(default_factory=dict)
-    _columns: dict[Path, tuple[int, Columns]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    The table needs the last line of each run; the curves need whole files, of which each call reads a limited part.
+    """
+
+    def __init__(self, folder: Path, most: int = _MOST_BYTES) -> None:
+        self.folder, self._most = folder, most
+        self._reader = RunReader()
+        self._files: dict[Path, MetricsFile] = {}
+        self._groups: tuple[list[object], list[list[int]], list[str]] = ([], [], [])
+        self._lock = threading.Lock()
 
     def now(self) -> dict[str, Any]:
         """Everything that the page shows."""
         with self._lock:
-            runs = [run for run in find_runs([self.folder]) if self._inside(run)] if self.folder.is_dir() else []
-            self._tails = {path: tail for path, tail in self._tails.items() if any(path.parent == r.path for r in runs)}
-            self._columns = {run.path: self._read_columns(run) for run in runs}
-            groups = grouped(runs)
-            shown = self._worth_showing(groups)
-            members = {g.label: [self._columns[run.path][1] for run in g.runs if run.rounds] for g in shown}
-            empty = {"title": "no runs", "series": [], "marks": []}
+            folders = [self.folder] if self.folder.is_dir() else []
+            runs, problems = self._reader.read(folders, self._inside)
+            groups = self._grouped(runs)
+            shown = _worth_showing(groups)
+            members = self._members(shown)
+            damaged = {path: file.problem for path, file in self._files.items() if file.problem is not None}
+            problems += [Problem(run.name, damaged[run.path]) for run in runs if run.path in damaged]
             return {
                 "folder": self.folder.resolve().name,
                 "configurations": len(groups),
                 "shown": len(shown),
-                "runs": [self._row(run) for run in runs],
+                "runs": [_row(run) for run in runs if run.path not in damaged],
+                "problems": [{"name": one.name, "reason": one.reason} for one in problems],
                 "charts": {
-                    "reward": chart("Running average reward", "running_reward", members) or empty,
-                    "propensity": chart("Mean probability of the chosen action", "propensity", members) or empty,
+                    "reward": chart("Running average reward", "running_reward", members) or _EMPTY,
+                    "propensity": chart("Mean probability of the chosen action", "propensity", members) or _EMPTY,
                 },
             }
 
-    def _worth_showing(self, groups: list[RunGroup]) -> list[RunGroup]:
-        """Those that run now and those that did best, where there are more than anybody can tell apart."""
+    def _members(self, groups: list[RunGroup]) -> dict[str, list[Columns]]:
+        """The columns of the runs that each curve is the mean of: the finished ones, or where none is, all."""
+        chosen = {group.label: group.finished or [run for run in group.apart if run.rounds] for group in groups}
+        wanted = [run for runs in chosen.values() for run in runs]
+        self._files = {run.path: self._files.get(run.path) or MetricsFile(run.path / _METRICS) for run in wanted}
+        left = self._most
+        for run in wanted:
+            if left > 0:
+                left -= self._files[run.path].follow(left)
+        members: dict[str, list[Columns]] = {}
+        for label, runs in chosen.items():
+            files = [self._files[run.path] for run in runs]
+            read = [file for file in files if file.problem is None and file.rounds]
+            whole = [file for file, run in zip(files, runs, strict=True) if file in read and file.rounds >= run.rounds]
+            members[label] = [file.columns for file in whole or read]  # those not yet read to their end come later
+        return members
 
-        def rank(group: RunGroup) -> tuple[bool, float]:
-            last = [self._columns[run.path][1]["running_reward"][-1:] for run in group.runs]
-            return any(r.status == "running" for r in group.runs), max(
-                (float(v[0]) for v in last if len(v)), default=0.0
-            )
+    def _grouped(self, runs: list[Run]) -> list[RunGroup]:
+        """The groups; which run is in which is worked out again only when there are other runs."""
+        known = [(run.path, id(run.config), id(run.environment)) for run in runs]
+        if known != self._groups[0]:
+            groups, place = grouped(runs), {run.path: i for i, run in enumerate(runs)}
+            members = [[place[run.path] for run in group.runs] for group in groups]
+            self._groups = (list(known), members, [group.label for group in groups])
+        _, members, labels = self._groups
+        return [RunGroup(label, [runs[i] for i in own]) for label, own in zip(labels, members, strict=True)]
 
-        best = sorted(groups, key=rank, reverse=True)[:_MOST_CURVES]
-        return [group for group in groups if group in best]
-
-    def _read_columns(self, run: Run) -> tuple[int, Columns]:
-        lines, known = self._lines(run, "metrics.jsonl"), self._columns.get(run.path)
-        return known if known is not None and known[0] == len(lines) else (len(lines), columns_of(lines))
-
-    def _row(self, run: Run) -> dict[str, Any]:
-        lines = self._lines(run, "metrics.jsonl")
-        last: Mapping[str, Any] = lines[-1] if lines else {}
-        return {
-            "name": run.name,
-            "status": run.status,
-            "rounds": len(lines),
-            "of": run.config.rounds,
-            "reward": last.get("reward"),
-            "running_reward": last.get("running_reward"),
-            "seconds_left": self._seconds_left(run) if run.status == "running" else None,
-            "error": None if run.summary is not None else run.error,
-        }
-
-    def _seconds_left(self, run: Run) -> float | None:
-        timings = self._lines(run, "timings.jsonl")[-_RECENT:]
-        if not timings:
-            return None
-        pace = float(np.mean([line["seconds"] for line in timings]))
-        return pace * (run.config.rounds - int(timings[-1]["round"]))
-
-    def _lines(self, run: Run, name: str) -> list[dict[str, Any]]:
-        return self._tails.setdefault(run.path / name, _Tail()).follow(run.path / name)
-
-    def _inside(self, run: Run) -> bool:
+    def _inside(self, path: Path) -> bool:
         """Whether all that would be read lies in the folder; a link may lead out of it."""
-        root = self.folder.resolve()
-        return all((run.path / name).resolve().is_relative_to(root) for name in _READ)
+        linked = [path / name for name in _READ if (path / name).is_symlink()]
+        root = self.folder.resolve() if linked else None
+        return all(link.resolve().is_relative_to(root) for link in linked if root is not None)
+
+
+def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:
+    """Those that run now and those that did best, where there are more than anybody can tell apart."""
+
+    def rank(position: int) -> tuple[bool, float]:
+        runs = groups[position].runs
+        rewards = [float(run.last.get("running_reward") or 0.0) for run in runs]
+        return any(run.status == "running" for run in runs), max(rewards, default=0.0)
+
+    best = set(sorted(range(len(groups)), key=rank, reverse=True)[:_MOST_CURVES])
+    return [group for i, group in enumerate(groups) if i in best]
+
+
+def _row(run: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "status": run.status,
+        "rounds": run.rounds,
+        "of": run.config.rounds,
+        "reward": run.last.get("reward"),
+        "running_reward": run.last.get("running_reward"),
+        "seconds_left": _seconds_left(run) if run.status == "running" else None,
+        "error": None if run.summary is not None else run.error,
+    }
+
+
+def _seconds_left(run: Run) -> float | None:
+    """By the pace of the last rounds; None where nothing sensible is known of it."""
+    try:
+        lines = [object_in(line) for line in last_lines(run.path / "timings.jsonl")[-_RECENT:]]
+        pace = float(np.mean([float(line["seconds"]) for line in lines])) if lines else math.nan
+        left = pace * (run.config.rounds - run.rounds)
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    return left if math.isfinite(left) else None
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -29,10 +29,19 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in flat.items() if value is not None}
 
 
+def made_from(environment: Mapping[str, Any]) -> str | None:
+    """What beside its configuration a run was made from: data, the user's own source, the results number."""
+    fingerprint = environment.get("data_fingerprint")
+    rest = {key: environment[key] for key in ("results", "sources") if environment.get(key) not in (None, 1, {})}
+    return (
+        json.dumps([fingerprint, rest], sort_keys=True) if rest else None if fingerprint is None else str(fingerprint)
+    )
+
+
 def grouped(configs: Sequence[Mapping[str, Any]], data: Sequence[str | None]) -> dict[str, list[int]]:
     """The positions of the runs of each configuration, by label and sorted by seed.
 
-    Runs of one group differ in nothing but their seed; `data` has the fingerprint of each run's data where known.
+    Runs of one group differ in nothing but their seed; `data` says what else each run was made from (`made_from`).
     """
     groups: dict[str, list[int]] = {}
     settings = [settings_of(config) for config in configs]

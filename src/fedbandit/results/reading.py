@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import read_json, read_lines
+from fedbandit.core.files import read_json, read_lines, read_object, read_small, shallow
 
 
 @dataclass(frozen=True)
@@ -74,15 +74,40 @@ def require_folder(folder: Path) -> None:
         raise DataError(f"{folder}: no such folder")
 
 
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a finished run, None if there is none; `ValueError` if it is not what a run writes.
+
+    `DataError` if it cannot be read: then nobody knows whether the run is finished.
+    """
+    try:
+        found = read_object(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: damaged: {error}") from None
+    rounds, reward = found.get("rounds"), found.get("running_reward", "")
+    if type(rounds) is not int or rounds < 1 or not (reward is None or type(reward) in (int, float)):
+        raise ValueError(f"{path}: damaged: it does not say what the run came to")
+    return found
+
+
 def read_record(path: Path, name: str) -> RunRecord:
     """The run in a folder, as far as it has come; `DataError` where one of its files is damaged."""
     try:
-        config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+        config = shallow(tomllib.loads(read_small(path / "config.toml").decode()))
+        if not all(type(config.get(name, 0)) is int for name in ("seed", "rounds")):
+            raise ValueError("config.toml: seed and rounds should be whole numbers")
         metrics = path / "metrics.jsonl"
-        rounds = read_lines(metrics) if metrics.exists() else []
-    except (OSError, ValueError) as error:
+        rounds = [shallow(line) for line in read_lines(metrics)] if metrics.exists() else []
+        for number, line in enumerate(rounds, start=1):
+            if type(line.get("round")) is not int or line["round"] != number:
+                raise ValueError(f"metrics.jsonl: line {number} is not of round {number}")
+        summary = read_summary(path / "summary.json")
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: damaged: {error}") from None
-    summary, failure = read_json(path / "summary.json"), read_json(path / "error.json")
+    failure = read_json(path / "error.json")
     return RunRecord(
         name=name,
         config=config,

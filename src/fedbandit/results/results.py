@@ -204,9 +204,10 @@ class Results:
         words = "running average reward" if metric == "running_reward" else metric.replace("_", " ")
         data = sorted({str(run.environment["data"]) for run in self.runs if "data" in run.environment})
         periods = {run.config.get("deploy_every") for run in self.runs}
-        seeds = {len(members) for members in self._groups.values()}
+        seeds = {len(_comparable([self.runs[i] for i in of])) for of in self._groups.values()}
         over = f"{seeds.pop()} seeds" if len(seeds) == 1 else "seeds"
-        curves = {label: _curves([self.runs[i] for i in of], metric) for label, of in self._groups.items()}
+        chosen = {label: _comparable([self.runs[i] for i in of]) for label, of in self._groups.items()}
+        curves = {label: _curves(runs, metric) for label, runs in chosen.items()}
         figure = curves_figure(
             curves,
             title=title or (f"{words} on {', '.join(data)}" if data else words),
@@ -221,6 +222,9 @@ class Results:
     def summary(self) -> "Summary":
         """One row per configuration: runs, rounds, the final running reward with its standard error, held-out metrics.
 
+        Numbers are over the finished runs of a configuration, or while none is finished over those that have come
+        furthest. The others are named in the notes below the table.
+
         Examples:
             >>> from fedbandit import preset, simulate
             >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
@@ -234,7 +238,7 @@ class Results:
     @cached_property
     def _groups(self) -> dict[str, list[int]]:
         """The runs of each configuration by its label; in them seeds alone differ."""
-        data = [run.environment.get("data_fingerprint") for run in self.runs]
+        data = [labels.made_from(run.environment) for run in self.runs]
         return labels.grouped([run.config for run in self.runs], data)
 
     def _require(self, metric: str) -> None:
@@ -296,7 +300,15 @@ class Summary:
 _SUMMARY = ("configuration", "runs", "rounds", "running_reward", "standard_error")
 
 
+def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs of a configuration that may be averaged: finished ones of one length, or else the longest."""
+    ended = [run for run in runs if run.status is None] or list(runs)
+    longest = max(len(run.rounds) for run in ended)
+    return [run for run in ended if len(run.rounds) == longest]
+
+
 def _summary_row(label: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
+    runs = _comparable(runs)
     final = [value for run in runs if not math.isnan(value := _last(run, "running_reward"))]
     error = float(np.std(final, ddof=1) / math.sqrt(len(final))) if len(final) > 1 else None
     row: dict[str, Any] = {

@@ -4,26 +4,31 @@ Whatever happens to the process, the run can be resumed: lines after the newest 
 run again, to the same bytes.
 """
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import platform
+import sys
 import time
-from collections.abc import Mapping
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
-from fedbandit import __version__
-from fedbandit.config import Config, read_toml
+from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.files import read_json, read_lines, write_json, write_text
+from fedbandit.core.files import count_lines, read_json, read_lines, write_json, write_text
 from fedbandit.data.dataset import Header
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.state import State, load_state, save_state
+from fedbandit.federated.state import DamagedState, State, load_state, save_state
+from fedbandit.results.reading import read_summary
+from fedbandit.runs.identity import environment_of, refuse_another
 
+_DAMAGED = ".damaged"  # ends the name of a checkpoint that was set aside
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
+_LONGEST_LINE = 64_000_000  # bytes; what is longer was not written by a run
 _FLUSH_SECONDS = 1.0  # who follows a run sees it this late at most
 
 
@@ -67,8 +72,12 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run, or None."""
-        return read_json(self.path / "summary.json")
+        """The summary of a finished run; None if there is none, or one that has to be made again."""
+        try:
+            return read_summary(self.path / "summary.json")
+        except ValueError as error:
+            _say(f"{error}; it is made again")
+            return None
 
     @property
     def failure(self) -> dict[str, Any] | None:
@@ -77,23 +86,29 @@ class RunFolder:
 
     def fail(self, error: Exception) -> None:
         """Note why the run failed; resuming it removes the note."""
-        write_json(self.path / "error.json", {"kind": type(error).__name__, "error": str(error)})
+        with contextlib.suppress(OSError):  # the failure itself matters more than the note
+            write_json(self.path / "error.json", {"kind": type(error).__name__, "error": str(error)})
 
     def rounds_recorded(self) -> int:
         """How many rounds have a line of metrics."""
-        return len(read_metrics(self.path)) if (self.path / "metrics.jsonl").exists() else 0
+        return count_lines(self.path / "metrics.jsonl")
 
     def resume(self) -> State | None:
         """The state to resume from, with metrics and timings cut to it; None to start from the beginning."""
         state = self._newest_checkpoint()
+        rounds = state.round if state else 0
+        ends = {
+            name: _end_of_round(self.path / name, rounds, check)
+            for name, check in (("metrics.jsonl", _check_line), ("timings.jsonl", _check_timing))
+        }  # everything is looked at before anything is changed
         (self.path / "error.json").unlink(missing_ok=True)
         if not (self.path / "config.toml").exists():
-            write_json(self.path / "environment.json", _environment(self.header))
+            write_json(self.path / "environment.json", environment_of(self.config, self.header))
             write_text(self.path / "config.toml", self.config.to_toml())
-        for name in ("metrics.jsonl", "timings.jsonl"):
-            self._files[name] = _cut_to_round(self.path / name, state.round if state else 0)
-        with open(self.path / "timings.jsonl", encoding="utf-8") as lines:
-            self.seconds = sum(json.loads(line)["seconds"] for line in lines)
+        for name, (end, _) in ends.items():
+            self._files[name] = open(self.path / name, "a", encoding="utf-8")  # noqa: SIM115 - until close()
+            self._files[name].truncate(end)
+        self.seconds = ends["timings.jsonl"][1]
         return state
 
     def record(self, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
@@ -117,7 +132,7 @@ class RunFolder:
     def checkpoint(self, state: State, memory: Memory | None = None) -> None:
         """Keep the state; the lines and the memory that belong to it are on disk before it is."""
         if memory is not None:
-            kept = [int(path.stem.removeprefix("round-")) for path in self._checkpoints()[: _KEPT_CHECKPOINTS - 1]]
+            kept = [_round_of(path) for path in checkpoints(self.path)[: _KEPT_CHECKPOINTS - 1]]
             memory.keep(state.round, min([*kept, state.round]))
         for file in self._files.values():
             file.flush()
@@ -125,23 +140,29 @@ class RunFolder:
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
         save_state(state, folder / f"round-{state.round:06d}.safetensors")
-        for old in self._checkpoints()[_KEPT_CHECKPOINTS:]:
+        for old in checkpoints(self.path)[_KEPT_CHECKPOINTS:]:
             old.unlink()
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary, which marks the run as complete."""
         write_json(self.path / "summary.json", summary)
 
-    def _checkpoints(self) -> list[Path]:
-        """Newest first."""
-        return sorted((self.path / "checkpoints").glob("round-*.safetensors"), reverse=True)
-
     def _newest_checkpoint(self) -> State | None:
-        for path in self._checkpoints():
+        """The newest state that is what was written. A damaged file is set aside; one that cannot be read is an error:
+        whatever is wrong with this process or this disk must not cost a run its checkpoints."""
+        for path in checkpoints(self.path):
             try:
-                return load_state(path)
-            except DataError:
-                path.unlink()  # damaged, by a crash of the machine say; the one before it will do
+                return _state_in(path)
+            except DamagedState as error:
+                aside = path.with_name(f"{path.name}{_DAMAGED}")
+                path.replace(aside)
+                _say(f"{error}; kept as {aside.name}, and the one before it is used")
+        damaged = sorted(path.name for path in (self.path / "checkpoints").glob(f"*{_DAMAGED}"))
+        if damaged and (recorded := self.rounds_recorded()):
+            raise DataError(
+                f"{self.path}: no checkpoint is left to resume from ({damaged[-1]}); the metrics of {recorded} rounds"
+                " are kept as they are: to start from the beginning, use another folder"
+            )
         return None
 
     def _check_identity(self) -> None:
@@ -152,12 +173,11 @@ class RunFolder:
             if strangers:
                 raise ConfigError(f"{self.path}: holds other files ({strangers[0]}, ...); nothing was overwritten")
             return
-        there = Config.build(read_toml(self.path / "config.toml"), where=f"{self.path / 'config.toml'}: ").identity()
-        here = self.config.identity()
-        there["data"] = (read_json(self.path / "environment.json") or {}).get("data_fingerprint")
-        here["data"] = self.header.fingerprint
-        if difference := _first_difference("", there, here):
-            raise ConfigError(f"{self.path}: made by another configuration ({difference}); nothing was overwritten")
+        refuse_another(self.path, self.config, self.header, self.finished)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "summary.json").exists()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -165,9 +185,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return read_lines(path / "metrics.jsonl")
 
 
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run folder, the newest first: by their round, whatever the length of its number."""
+    found = [path for path in (run / "checkpoints").glob("round-*.safetensors") if path.stem[6:].isdecimal()]
+    return sorted(found, key=_round_of, reverse=True)
+
+
 def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a finished run's summary says beside its reward: held-out metrics, and the privacy that was spent."""
-    said = {**(summary or {}), **((summary or {}).get("privacy") or {})}
+    summary = summary or {}
+    privacy = summary.get("privacy")
+    said = {**summary, **(privacy if isinstance(privacy, Mapping) else {})}
     return {key: value for key, value in said.items() if key.startswith(("test_", "epsilon_"))}
 
 
@@ -177,33 +205,47 @@ def _ours(name: str) -> bool:
     return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
 
 
-def _first_difference(path: str, there: Any, here: Any) -> str | None:
-    if isinstance(there, dict) and isinstance(here, dict):
-        for key in [*there, *(key for key in here if key not in there)]:
-            if found := _first_difference(f"{path}.{key}".lstrip("."), there.get(key), here.get(key)):
-                return found
-        return None
-    return None if there == here else f"{path} is {there!r} there and {here!r} here"
+def _round_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.removeprefix("round-"))
 
 
-def _cut_to_round(path: Path, rounds: int) -> IO[str]:
-    """Open a file of one line a round for appending, cut to its first `rounds` lines."""
+def _state_in(checkpoint: Path) -> State:
+    state = load_state(checkpoint)
+    if state.round != _round_of(checkpoint):
+        raise DamagedState(f"{checkpoint}: damaged checkpoint: it is of round {state.round}")
+    return state
+
+
+def _end_of_round(path: Path, rounds: int, check: Callable[[Any, int], float]) -> tuple[int, float]:
+    """Where the first `rounds` lines of a file end, one line a round, and the sum of what `check` finds in them."""
     path.touch()
-    with open(path, "rb+") as file:
-        for _ in range(rounds):
-            if not file.readline().endswith(b"\n"):
+    total = 0.0
+    with open(path, "rb") as file:
+        for number in range(1, rounds + 1):
+            line = file.readline(_LONGEST_LINE)
+            if not line.endswith(b"\n"):
                 raise DataError(f"{path}: shorter than the checkpoint beside it; the folder has been changed")
-        file.truncate(file.tell())
-    return open(path, "a", encoding="utf-8")
+            try:
+                total += check(json.loads(line), number)
+            except (ValueError, RecursionError):
+                raise DataError(f"{path}: line {number} is damaged; the run cannot be resumed") from None
+        return file.tell(), total
 
 
-def _environment(header: Header) -> dict[str, Any]:
-    packages = ("torch", "numpy", "numba", "safetensors")
-    return {
-        "fedbandit": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        **{name: version(name) for name in packages},
-        "data": header.name,
-        "data_fingerprint": header.fingerprint,
-    }
+def _check_line(line: Any, number: int) -> float:
+    if not isinstance(line, dict) or type(line.get("round")) is not int or line["round"] != number:
+        raise ValueError
+    return 0.0
+
+
+def _check_timing(line: Any, number: int) -> float:
+    _check_line(line, number)
+    seconds = line.get("seconds")
+    if type(seconds) not in (int, float) or not math.isfinite(seconds):
+        raise ValueError
+    return float(seconds)
+
+
+def _say(text: str) -> None:
+    """What somebody should know who did not ask for progress."""
+    print(f"note: {text}", file=sys.stderr, flush=True)

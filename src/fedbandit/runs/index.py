@@ -7,21 +7,23 @@ import contextlib
 import platform
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedbandit.config import Config, read_toml
-from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import read_json
+from fedbandit.config import Config
+from fedbandit.core.errors import FedbanditError
+from fedbandit.core.files import last_lines, object_in, read_json, read_object, read_small, shallow
 from fedbandit.results import labels
-from fedbandit.results.reading import run_folders
-from fedbandit.runs.folder import read_metrics
+from fedbandit.results.reading import read_summary, run_folders
 
 Status = Literal["running", "stopped", "finished", "failed"]
 _LOCKS = Path("/proc/locks")
+_LARGEST = 1e100  # what is larger was not measured, and would overflow in a mean
+_MOST_DOTS = 1000  # in a key
 _FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to be running if it wrote this recently
 
 
@@ -35,15 +37,12 @@ class Run:
     environment: Mapping[str, Any]
     summary: Mapping[str, Any] | None
     error: str | None
-    rounds: int  # that have a line of metrics
+    last: Mapping[str, Any]  # the last line of metrics, or nothing
 
-    @cached_property
-    def metrics(self) -> list[dict[str, Any]]:
-        """The rounds' metrics; none if the file is damaged, which must not hide all other runs."""
-        try:
-            return read_metrics(self.path) if self.rounds else []
-        except ValueError:
-            return []
+    @property
+    def rounds(self) -> int:
+        """How many rounds have a line of metrics."""
+        return int(self.last.get("round", 0))
 
     @cached_property
     def status(self) -> Status:
@@ -65,50 +64,137 @@ class RunGroup:
     def config(self) -> Config:
         return self.runs[0].config
 
+    @property
+    def finished(self) -> list[Run]:
+        """Those that can be averaged: finished, and of one length."""
+        ended = [run for run in self.runs if run.summary is not None]
+        longest = max((run.rounds for run in ended), default=0)
+        return [run for run in ended if run.rounds == longest]
+
+    @property
+    def apart(self) -> list[Run]:
+        """The others: shorter, or not finished."""
+        among = {run.path for run in self.finished}
+        return [run for run in self.runs if run.path not in among]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A folder that looks like a run's and cannot be read as one."""
+
+    name: str
+    reason: str
+
+
+class RunReader:
+    """Finds and reads run folders, as often as it is asked; what has not changed since is not read again."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, ...], Any]] = {}  # what a file held, and when
+        self._seen: set[Path] = set()
+
+    def read(
+        self, folders: Iterable[Path], wanted: Callable[[Path], bool] = lambda path: True
+    ) -> tuple[list[Run], list[Problem]]:
+        """Every run in or below the folders in the order of their paths, and folders that cannot be read.
+
+        Links that lead elsewhere are not followed. Nothing that stands in one folder keeps another from being read.
+        """
+        runs, problems = [], []
+        self._seen = set()
+        for path, name in run_folders(folders):
+            if not wanted(path):
+                continue
+            try:
+                runs.append(self._run(path, name))
+            except FileNotFoundError:
+                continue  # removed, or only just begun
+            except (OSError, ValueError, FedbanditError) as error:
+                problems.append(Problem(name, _reason(path, error)))
+        self._known = {path: kept for path, kept in self._known.items() if path in self._seen}
+        return runs, problems
+
+    def _run(self, path: Path, name: str) -> Run:
+        error = self._file(path / "error.json", read_json)
+        return Run(
+            path=path,
+            name=name,
+            config=self._file(path / "config.toml", _config, required=True),
+            environment=self._file(path / "environment.json", read_object) or {},
+            summary=self._file(path / "summary.json", read_summary),
+            error=None if error is None else str(error.get("error", "failed")),
+            last=self._file(path / "metrics.jsonl", _last_line) or {},
+        )
+
+    def _file(self, path: Path, read: Callable[[Path], Any], required: bool = False) -> Any:
+        """What `read` makes of a file; None where there is none."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            if required:
+                raise
+            return None
+        self._seen.add(path)
+        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        known = self._known.get(path)
+        if known is None or known[0] != stamp:
+            try:
+                known = stamp, read(path)
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError, FedbanditError) as error:
+                known = stamp, error
+            self._known[path] = known
+        if isinstance(known[1], Exception):
+            raise known[1]
+        return known[1]
+
 
 def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
-    """Every run in or below the folders, in the order of their paths; links that lead elsewhere are not followed."""
-    for path, name in run_folders(folders):
-        if (run := read_run(path, name)) is not None:
-            yield run
+    """Every run in or below the folders that can be read, in the order of their paths."""
+    yield from RunReader().read(folders)[0]
 
 
-def read_run(path: Path, name: str) -> Run | None:
-    """A run folder, or None if it is not one (any more), or was made by something we do not understand."""
+def _config(path: Path) -> Config:
+    text = read_small(path)
+    if any(line.partition(b"=")[0].count(b".") > _MOST_DOTS for line in text.splitlines()):
+        raise ValueError(f"{path.name} is nested too deeply")  # the parser would take hours to find out
     try:
-        config = _config(path / "config.toml", (path / "config.toml").stat().st_mtime_ns)
-    except (ConfigError, OSError):
-        return None
-    error = read_json(path / "error.json")
-    return Run(
-        path=path,
-        name=name,
-        config=config,
-        environment=read_json(path / "environment.json") or {},
-        summary=read_json(path / "summary.json"),
-        error=None if error is None else str(error.get("error", "failed")),
-        rounds=_lines(path / "metrics.jsonl"),
-    )
+        return Config.build(shallow(tomllib.loads(text.decode())))
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
 
 
-@lru_cache(maxsize=10_000)
-def _config(path: Path, written: int) -> Config:
-    """Who follows many runs reads each configuration once."""
-    return Config.build(read_toml(path), where=f"{path}: ")
+def _last_line(path: Path) -> Mapping[str, Any]:
+    """The last round that was recorded, with the numbers in it that every page shows."""
+    lines = last_lines(path)
+    if not lines:
+        return {}
+    try:
+        last = object_in(lines[-1])
+    except ValueError as error:
+        raise ValueError(f"the last line of {path.name} is damaged: {error}") from None
+    if type(last.get("round")) is not int or not 1 <= last["round"] < 2**53:
+        raise ValueError(f"the last line of {path.name} names no round")
+    for name in ("reward", "running_reward"):
+        value = last.get(name)
+        if value is not None and (type(value) not in (int, float) or not abs(value) < _LARGEST):
+            raise ValueError(f"the last line of {path.name} has a {name} that is not a number")
+    return {name: last.get(name) for name in ("round", "reward", "running_reward")}
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """In one line, without the path, which is said already."""
+    text = f"{Path(str(error.filename)).name}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    lines = text.replace(f"{path}/", "").splitlines()
+    return lines[0][:300] if lines else type(error).__name__
 
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
     """Runs of one configuration together, labelled by what sets each configuration apart from the others."""
     configs = [run.config.model_dump() for run in runs]
-    groups = labels.grouped(configs, [run.environment.get("data_fingerprint") for run in runs])
+    groups = labels.grouped(configs, [labels.made_from(run.environment) for run in runs])
     return [RunGroup(label, [runs[i] for i in members]) for label, members in groups.items()]
-
-
-def _lines(path: Path) -> int:
-    try:
-        return path.read_bytes().count(b"\n")
-    except OSError:
-        return 0
 
 
 def _held(lock: Path) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
-from fedbandit.core.errors import Diverged, FedbanditError, Interrupted
+from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
 from fedbandit.core.signals import handling
 from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset, open_dataset
@@ -114,6 +114,8 @@ def execute(
         engine = engine or stack.enter_context(closing(make_engine(config)))
         watch = Stopwatch()
         state = folder.resume()
+        if state is not None and (state.round > experiment.rounds or len(state.weights) != experiment.layout.size):
+            raise DataError(f"{out}: the newest checkpoint is of another run; the folder has been changed")
         if state is None and experiment.pretraining is not None:
             pretraining = Pretraining(experiment, engine, checkpoint_seconds)
             with watch("pretrain"):

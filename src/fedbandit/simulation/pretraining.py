@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit import __version__
 from fedbandit.building.experiment import Experiment, pretraining_server
-from fedbandit.core.errors import DataError, Diverged
-from fedbandit.core.parts import source_digest
+from fedbandit.core.errors import Diverged
+from fedbandit.core.sources import source_digests
 from fedbandit.core.timing import Stopwatch
+from fedbandit.core.versions import RESULTS
 from fedbandit.data import cache_folder
 from fedbandit.federated.round import Engine, run_round
-from fedbandit.federated.state import State, load_state, save_state
+from fedbandit.federated.state import DamagedState, State, load_state, save_state
 
 KEEP_SECONDS = 20.0  # at most this much pre-training is repeated after a crash
 
@@ -43,7 +44,8 @@ class Pretraining:
         self.rounds = experiment.config.pretraining.rounds
         self._phase, self._engine, self._keep_seconds = experiment.pretraining, engine, keep_seconds
         self._file = pretrained_file(experiment)
-        self.state = self._kept() or self._phase.start(experiment.initial_weights())
+        self._initial = experiment.initial_weights()
+        self.state = self._kept() or self._phase.start(self._initial)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Play the remaining rounds."""
@@ -73,10 +75,17 @@ class Pretraining:
         for file in (self._file, _unfinished(self._file)) if self._file is not None else ():
             try:
                 if file.exists():
-                    return load_state(file)
-            except DataError:
-                file.unlink(missing_ok=True)  # damaged: made again
+                    return self._fitting(load_state(file), file)
+            except DamagedState as error:
+                aside = file.with_name(f"{file.name}.damaged")
+                file.replace(aside)
+                print(f"note: {error}; kept as {aside.name}, and made again", file=sys.stderr, flush=True)
         return None
+
+    def _fitting(self, state: State, file: Path) -> State:
+        if state.weights.shape != self._initial.shape or state.round > self.rounds:
+            raise DamagedState(f"{file}: damaged checkpoint: not of this model")
+        return state
 
 
 def pretrained_file(experiment: Experiment) -> Path | None:
@@ -99,11 +108,11 @@ def _pretraining_key(experiment: Experiment) -> str:
     assert phase is not None
     optimizer, rates = pretraining_server(config)
     parts = {
-        "fedbandit": __version__,
+        "results": RESULTS,
         "data": experiment.dataset.header.fingerprint,
         "model": config.model.described,
         "layout": experiment.layout.shapes,
-        "sources": [source_digest(name) for name in (config.model.name, optimizer)],
+        "sources": source_digests([config.model.name, optimizer]),
         "dtype": config.dtype,
         "client": config.client.model_dump(exclude={"learning_rate"}),
         "learning_rate": config.pretraining.client_learning_rate or config.client.learning_rate,

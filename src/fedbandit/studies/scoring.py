@@ -17,6 +17,7 @@ from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.state import State, load_state
 from fedbandit.models import DataSpec
 from fedbandit.objectives import Regression
+from fedbandit.runs.folder import checkpoints
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def load_scorer(path: Path | str, header: Header) -> Scorer:
 
 def newest_state(run: Path) -> State:
     """What a run has learned so far: its newest checkpoint, with the flat weights of the training model."""
-    kept = sorted((run / "checkpoints").glob("round-*.safetensors"), reverse=True)
+    kept = checkpoints(run)
     if not kept:
         raise DataError(f"{run}: the run has no checkpoint yet")
     return load_state(kept[0])

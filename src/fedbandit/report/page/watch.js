@@ -35,6 +35,8 @@ function show(now) {
   const some = now.shown < now.configurations ? `${now.shown} of ${now.configurations} configurations: those that run, and the best of the others` : "";
   document.getElementById("some").textContent = some;
   document.getElementById("runs").replaceChildren(...now.runs.map(runRow));
+  const problem = (one) => htmlElement("p", { className: "error", textContent: `${one.name}: ${one.reason}` });
+  document.getElementById("problems").replaceChildren(...now.problems.map(problem));
   for (const [id, chart] of Object.entries(now.charts)) {
     if (charts[id]) charts[id].show(chart);
     else charts[id] = new Chart(document.getElementById(id), chart);
