@@ -207,7 +207,8 @@ class Agent:
 
         Events settled after `counted` (the highest `settled` of an earlier snapshot) are marked as fresh.
         """
-        return logged_events(self._log.read(), self._actor().model, counted)
+        rows = self._log.read()
+        return logged_events(rows, self._actor().model, counted, self._log.totals().logged)
 
     def totals(self) -> Totals:
         """Events logged, rewards matched, and what the log holds now."""

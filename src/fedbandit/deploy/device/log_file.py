@@ -159,6 +159,7 @@ class LogFile:
             self._connection = connection = sqlite3.connect(
                 uri, uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
             )
+            connection.text_factory = _text
             try:
                 self._check(connection)
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -191,6 +192,11 @@ class LogFile:
                 raise LogUnavailable(f"{self.path}: {error}") from None
             message = f"{self.path}: damaged ({_first_line(str(error))}); move it away to start a new one"
             raise DataError(message) from None
+
+
+def _text(found: bytes) -> str:
+    """A text of the file, whatever its bytes: one damaged row must not keep the others from being read."""
+    return found.decode("utf-8", "replace")
 
 
 def _first_line(text: str) -> str:
