@@ -17,6 +17,7 @@ from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
 from fedbandit.deploy.device.model_files import DeviceModel, ModelFiles
+from fedbandit.deploy.device.private import make_private_folder
 from fedbandit.events import draw_actions
 from fedbandit.policies import Policy
 
@@ -118,8 +119,7 @@ class Agent:
         if on_log_failure not in ("answer", "raise"):
             raise ValueError(f"on_log_failure must be 'answer' or 'raise', not {on_log_failure!r}")
         self.folder = Path(folder)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir(exist_ok=True, mode=0o700)  # contexts are nobody else's business
+        make_private_folder(self.folder)  # contexts are nobody else's business
         self._models = ModelFiles(self.folder / "models", keep_models)
         path = self.folder / "events.sqlite"
         self._log = EventLog(path, retention, timeout=timeout, power_safe=power_safe, clocks=clocks)

@@ -94,7 +94,7 @@ def logged_events(rows: Sequence[LogRow], model: DeviceModel, counted: int = 0, 
 def why_damaged(row: LogRow, model: DeviceModel, last: int) -> str | None:
     """Why no agent with this model can have written the row, or None if one can; SQLite keeps any type anywhere."""
     k = model.num_actions
-    if not (type(row.version) is int and 0 <= row.version):
+    if not (type(row.version) is int and row.version >= 0):
         return "version is not a count"
     if not (type(row.settled) is int and 0 < row.settled <= last):
         return "settled is not a place in the order of events"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.deploy.device.private import make_private
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class LogFile:
         with self._explained():
             connection = sqlite3.connect(temporary, isolation_level=None)
             try:
+                make_private(temporary)  # SQLite gives its write-ahead files the rights of the log
                 connection.execute("PRAGMA synchronous = OFF")  # once for all below, before the file has its name
                 connection.executescript(_SCHEMA)
                 row = (0.0, now.wall, now.steady, now.boot, 0, rules)

@@ -18,6 +18,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.locks import alone_in
 from fedbandit.core.prediction import Progress
+from fedbandit.deploy.device.private import make_private, make_private_folder
 from fedbandit.policies import describe, rule_at
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class ModelFiles:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder = folder
         self.keep = max(1, keep)
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         self._pointer = folder / "current.json"
 
     def stamp(self) -> tuple[int, int] | None:
@@ -238,5 +239,6 @@ class ModelFiles:
     def _write(self, path: Path, payload: bytes) -> None:
         try:
             write_bytes(path, payload)
+            make_private(path)
         except OSError as error:
             raise DataError(f"{path}: could not be written: {error.strerror}; the model in use stays") from None
