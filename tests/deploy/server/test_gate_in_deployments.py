@@ -171,7 +171,7 @@ def test_a_devices_sums_are_those_of_its_log(tmp_path, estimator):
         expected = direct_sums(participant.agent, deployment.initial, candidate, estimator, 2.5, 0.8, 40)
         names = ("events", "gain", "importance", "importance_squares")
         np.testing.assert_allclose([said.facts[name] for name in names], expected, rtol=1e-9, atol=1e-12)
-        assert set(said.facts) == {"token", "device", "version", *names}
+        assert set(said.facts) == {"protocol", "token", "device", "version", *names}
         assert said.arrays == {}
     assert [reply.facts["events"] for reply in sorted(answers, key=lambda reply: reply.facts["events"])] == [30, 40, 40]
 
