@@ -24,7 +24,7 @@ def test_a_device_set_to_sums_refuses_to_send_its_update_in_clear(tmp_path, kind
     deployment, grid, _ = a_network(tmp_path)
     [reply] = grid.send_and_receive([clear_request(deployment, kind)])
     facts, arrays = from_records(reply.content)
-    assert set(facts) == {"token", "problem"}
+    assert set(facts) == {"protocol", "token", "problem"}
     assert arrays == {}
     assert "secure sums only" in facts["problem"] or "not a message of SecAgg+" in facts["problem"]
 

@@ -123,6 +123,13 @@ def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     }
 
 
+def read_rule(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The name and parameters of the rule that would explore with a candidate."""
+    rule = _section("rule", _given(facts, "rule"))
+    _text(rule, "name", "rule.")
+    return rule
+
+
 def _wrong(name: str, what: str) -> DataError:
     return DataError(f"the server's request: {name}: {what}")
 

@@ -26,6 +26,7 @@ from fedbandit.deploy.device.instructions import (
     read_bounds,
     read_learning,
     read_mark,
+    read_rule,
     read_task,
     read_token,
 )
@@ -44,6 +45,7 @@ from fedbandit.policies import Policy
 
 Predict = Callable[[np.ndarray, Contexts], Prediction]
 """Flat weights and contexts to what the model says about them."""
+_LARGEST_LIMIT = 1e150  # what still has a square
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,14 @@ class GainSums:
     importance_squares: float  # ... and of their squares: how many events this is worth
 
 
-def estimator_of(terms: Mapping[str, Any]) -> GainEstimator:
+def estimator_of(terms: Mapping[str, Any], bounds: ReportBounds) -> GainEstimator:
     """How the server asks for events to be weighed; never without limits, which keep one event from saying too much."""
-    kind, limit, most = terms["estimator"], float(terms["limit"]), float(terms["bounds"]["reward"])
+    kind, limit = terms.get("estimator"), terms.get("limit")
     if kind not in ("ips", "dr"):
         raise DataError(f"the server asks for an estimator {str(kind)[:20]!r}, which this device does not know")
-    if not (0 < limit < np.inf and 0 < most < np.inf):
+    if not (isinstance(limit, int | float) and 0 < limit <= _LARGEST_LIMIT):
         raise DataError("the server asks for gains without a limit")
-    return GainEstimator(kind, limit, most)
+    return GainEstimator(kind, float(limit), bounds.reward)
 
 
 def gain_sums(
@@ -163,10 +165,10 @@ class Participant:
         built = self._built(model, read_learning(facts, self._limits))
         _check_fits(weights, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
-        rule = self.agent.rule_of(facts["rule"]) if "rule" in facts else self.agent.policy  # 0.1 did not say
+        rule = self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy  # 0.1 did not say
         deployed, candidate = (self.agent.policy, before), (rule, weights)
         bounds = read_bounds(facts, self._limits)
-        estimator = estimator_of(facts)
+        estimator = estimator_of(facts, bounds)
         sums = gain_sums(logged, built.learner.predict, deployed, candidate, estimator, bounds)
         return {**found, **asdict(sums)}, {}
 
