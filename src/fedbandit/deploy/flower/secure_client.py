@@ -36,7 +36,7 @@ def only_sums(required: Callable[[Context], bool]) -> Mod:
             return call_next(message, context)
         facts, _ = from_records(message.content)
         token = with_protocol({"token": facts.get("token")})
-        if kind in _IN_CLEAR:
+        if kind != "train" and required(context):
             problem: str | None = "this device takes part in secure sums only"
         elif kind != "train":
             problem = f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit"
