@@ -2,12 +2,28 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 Kind = Literal["install", "train", "ready", "secure", "judge"]
+PROTOCOL = 2  # of what is said in requests and replies; 0.1 did not say a number, which counts as 1
+_HIGHEST_PROTOCOL = 2**31
+
+
+def with_protocol(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a message, with the protocol that its sender speaks."""
+    return {"protocol": PROTOCOL, **facts}
+
+
+def protocol_problem(facts: Mapping[str, Any]) -> str | None:
+    """Why the protocol of a message cannot be known; None if it can.
+
+    An older or newer one is no problem: each side reads what it knows, and asks for the rest with `required`.
+    """
+    found = facts.get("protocol", 1)
+    return None if type(found) is int and 1 <= found < _HIGHEST_PROTOCOL else "protocol: not a version number"
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,7 @@ class Courier:
         self, requests: list[Request], seconds: float, what: str, enough: Callable[[Answers], bool] = lambda _: False
     ) -> Answers:
         """Send, and poll until all have answered, it is enough, or time is up; who is missing is late from then on."""
+        requests = [replace(request, facts=with_protocol(request.facts)) for request in requests]
         sent = self._transport.send(requests) if requests else []
         tickets = {ticket: request.node for ticket, request in zip(sent, requests, strict=True)}
         deadline = self._clock() + seconds

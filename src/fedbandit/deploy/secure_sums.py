@@ -27,6 +27,10 @@ class ReportBounds:
     events: int
     reward: float
 
+    def to_json(self) -> dict[str, float]:
+        """As servers say them to devices."""
+        return {"events": self.events, "reward": self.reward}
+
 
 @dataclass(frozen=True)
 class Figures:

@@ -149,7 +149,7 @@ def test_a_model_that_is_damaged_later_leaves_the_one_in_memory(tmp_path, agent,
     agent.choose("cat")
     (tmp_path / "models" / "current.json").write_text("{}")
     assert agent.choose("cat").model_version == 1
-    assert "keeping model 1" in caplog.text
+    assert "acting with model 1" in caplog.text
 
 
 def test_what_was_counted_before_is_not_fresh(agent):

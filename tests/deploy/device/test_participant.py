@@ -19,7 +19,6 @@ def asked(tmp_path):
     ("learning", "said"),
     [
         ({"objective_parameters": {"sharpness": 3}}, "objective.sharpness: unknown key"),
-        ({"client": {"learning_rate": 0.1, "patience": 2}}, "patience"),
         ({"client": {"learning_rate": "much"}}, "much|str"),
         ({"dtype": "float31"}, "float31"),
         ({"objective": "my_package:mine"}, "does not trust"),
@@ -30,7 +29,7 @@ def test_what_cannot_be_done_is_said(asked, learning, said):
     facts = {**request.facts, "learning": {**request.facts["learning"], **learning}}
     answered, arrays = participant.answer("train", facts, request.arrays)
     assert arrays == {}
-    assert answered == {"token": facts["token"], "problem": answered["problem"]}
+    assert answered == {"protocol": 2, "token": facts["token"], "problem": answered["problem"]}
     assert re.search(said, answered["problem"])
 
 

@@ -68,7 +68,7 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
         assert not message.has_error()
         facts, arrays = from_records(message.content)
         assert arrays == {}
-        allowed = {"token", "device", "version", "ready"} if step == "ready" else {"token"}
+        allowed = {"protocol", "token"} | ({"device", "version", "ready"} if step == "ready" else set())
         assert set(facts) == allowed
         sealed = message.content.config_records.get(SEALED, {})
         expected = {

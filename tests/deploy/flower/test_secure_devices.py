@@ -24,7 +24,7 @@ def test_a_device_set_to_sums_refuses_to_send_its_update_in_clear(tmp_path, kind
     deployment, grid, _ = a_network(tmp_path)
     [reply] = grid.send_and_receive([clear_request(deployment, kind)])
     facts, arrays = from_records(reply.content)
-    assert set(facts) == {"token", "problem"}
+    assert set(facts) == {"protocol", "token", "problem"}
     assert arrays == {}
     assert "secure sums only" in facts["problem"] or "not a message of SecAgg+" in facts["problem"]
 
@@ -35,6 +35,23 @@ def test_a_device_not_set_to_sums_answers_in_clear_under_the_one_name_for_it(tmp
     assert set(from_records(reply.content)[1]) == {"update"}
     [reply] = grid.send_and_receive([clear_request(deployment, "train.default")])
     assert from_records(reply.content)[1] == {}
+
+
+@pytest.mark.parametrize("kind", ["train.fedbandit_distil", "query.fedbandit_distil", "evaluate"])
+def test_a_kind_of_message_that_a_later_server_has_is_not_trained_on(tmp_path, kind):
+    """Flower itself answers with an error, which servers count as a failure of the node."""
+    deployment, grid, _ = a_network(tmp_path, secure=False)
+    [reply] = grid.send_and_receive([clear_request(deployment, kind)])
+    assert reply.has_error()
+    assert not reply.has_content()
+
+
+def test_another_name_for_training_is_refused_by_name(tmp_path):
+    deployment, grid, _ = a_network(tmp_path, secure=False)
+    [reply] = grid.send_and_receive([clear_request(deployment, "train.default")])
+    facts, arrays = from_records(reply.content)
+    assert "does not know requests of the kind 'train.default'" in facts["problem"]
+    assert arrays == {}
 
 
 def test_a_server_without_secure_sums_gets_nothing_from_devices_set_to_them(tmp_path, caplog):

@@ -171,7 +171,7 @@ def test_a_devices_sums_are_those_of_its_log(tmp_path, estimator):
         expected = direct_sums(participant.agent, deployment.initial, candidate, estimator, 2.5, 0.8, 40)
         names = ("events", "gain", "importance", "importance_squares")
         np.testing.assert_allclose([said.facts[name] for name in names], expected, rtol=1e-9, atol=1e-12)
-        assert set(said.facts) == {"token", "device", "version", *names}
+        assert set(said.facts) == {"protocol", "token", "device", "version", *names}
         assert said.arrays == {}
     assert [reply.facts["events"] for reply in sorted(answers, key=lambda reply: reply.facts["events"])] == [30, 40, 40]
 
@@ -410,9 +410,13 @@ def test_gates_that_cannot_work_are_refused(tmp_path, given, message):
     [
         ({"estimator": "guess"}, "guess"),
         ({"limit": float("inf")}, "without a limit"),
-        ({"limit": None}, "NoneType"),
+        ({"limit": 10**400}, "without a limit"),
+        ({"estimator": ["dr"]}, "estimator"),
+        ({"rule": []}, "rule"),
+        ({"rule": {"name": ["greedy"]}}, "rule"),
+        ({"limit": None}, "without a limit"),
         ({"space": "elsewhere"}, "other actions or features"),
-        ({"learning": {}}, "objective"),
+        ({"learning": {}}, "learning.client: missing"),
     ],
 )
 def test_a_device_says_what_it_cannot_judge(tmp_path, changes, said):
@@ -421,7 +425,7 @@ def test_a_device_says_what_it_cannot_judge(tmp_path, changes, said):
     asked = network.sent[-1]
     assert asked.kind == "judge"
     facts, arrays = network.participants[100].answer("judge", {**asked.facts, **changes}, asked.arrays)
-    assert set(facts) == {"token", "problem"}
+    assert set(facts) == {"protocol", "token", "problem"}
     assert said in facts["problem"]
     assert arrays == {}
 
@@ -439,6 +443,6 @@ def test_over_flowers_own_messages_and_a_device_set_to_secure_sums_refuses(tmp_p
     server._gatekeeper.judge(2, server.version, Version(server.state.weights), [])  # asked nothing else meanwhile
     assert f"node {FIRST} refused: could not judge: this device takes part in secure sums only" in caplog.text
     answers = {node: reply for node, step, reply in grid.received if step == "judge"}
-    assert json.loads(answers[FIRST].content["facts"]["json"]).keys() == {"token", "problem"}
+    assert json.loads(answers[FIRST].content["facts"]["json"]).keys() == {"protocol", "token", "problem"}
     assert "gain" in json.loads(answers[FIRST + 1].content["facts"]["json"])
     assert [len(logged) for logged in before] == [len(participant.agent.events()) for participant in participants]

@@ -63,6 +63,13 @@ FAULTS = {
     "a count without end": (changed(events=10**400), "garbage", "events: not a count"),
     "a reward without end": (changed(reward_sum=-(10**400)), "garbage", "reward_sum: not a finite number"),
     "figures that contradict": (changed(propensity_sum=1e9), "garbage", "contradict"),
+    "more events than a device may report": (
+        changed(events=2**62),
+        "too many events",
+        "where one device reports at most 1000",
+    ),
+    "rewards that own the metric": (changed(reward_sum=1e150), "rewards too large", "1e+150 over 6 events"),
+    "rewards just beyond their bound": (changed(reward_sum=-6.1), "rewards too large", "-6.1 over 6 events"),
     "a bit that is no bit": (changed(unclipped="yes"), "garbage", "unclipped"),
     "more arrays": (
         lambda request, reply: [Reply(reply.ticket, reply.facts, {**reply.arrays, "more": reply.arrays["update"]})],
@@ -77,6 +84,17 @@ def world(tmp_path, number=3, **rules):
     network = Network(devices(tmp_path, number))
     settle(deployment, network.participants)
     return deployment, network
+
+
+def test_rewards_beyond_the_bounds_wait_or_are_cut_off_on_the_device(tmp_path):
+    deployment, network = world(tmp_path, number=1, max_events=4, max_reward=0.5)
+    server = coordinator(deployment, network)
+    first, second = server.attempt(), server.attempt()
+    assert (first["events"], second["events"]) == (4, 2)
+    assert (first["refused"], second["refused"]) == ({}, {})
+    (participant,) = network.participants.values()
+    rewards = participant.agent.events().events.rewards
+    assert first["reward"] * 4 + second["reward"] * 2 == pytest.approx(np.minimum(rewards, 0.5).sum())
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -184,8 +202,8 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
     server = coordinator(deployment, network)
     server.run(attempts=2)
 
+    import fedbandit.deploy.device.card as card_module
     import fedbandit.deploy.device.model_files as model_files
-    import fedbandit.deploy.device.participant as card_module
 
     def no_room(path, write):
         raise OSError(28, "No space left on device")
@@ -204,7 +222,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
 def test_a_device_without_room_for_its_name_does_not_take_part(tmp_path, monkeypatch):
     deployment, network = world(tmp_path)
 
-    import fedbandit.deploy.device.participant as card_module
+    import fedbandit.deploy.device.card as card_module
 
     def no_room(path, write):
         raise OSError(28, "No space left on device")

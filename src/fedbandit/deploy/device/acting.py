@@ -15,8 +15,9 @@ from fedbandit.core.extras import needing
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import tokenise
+from fedbandit.deploy.device.model_door import shapes_of
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.policies import Policy, make_policy
+from fedbandit.policies import Policy, check_probabilities, make_policy
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,27 @@ def make_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[st
     return Actor(model, policy, _torch_predictor(model, trusted))
 
 
+def working_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[str]) -> Actor:
+    """The actor of a model, after it has acted once: what would break every choice is refused with `DataError`."""
+    actor = make_actor(model, policy, trusted)
+    if model.kind == "sparse":
+        contexts = [Context(np.ones(n, np.float32), np.arange(n, dtype=np.int32)) for n in (0, 1)]
+    else:
+        contexts = [Context(np.full(model.shape, value, np.float32)) for value in (0, 1)]
+    try:
+        for context in contexts:
+            prediction = actor.predict(context)
+            if prediction.mean.shape != (model.num_actions,):
+                raise ValueError(f"scores of shape {prediction.mean.shape} for {model.num_actions} actions")
+            if not all(np.isfinite(found).all() for found in (prediction.mean, prediction.heads) if found is not None):
+                raise ValueError("scores are not finite")
+            probabilities = np.asarray(actor.policy.probabilities(prediction, None))
+            check_probabilities(probabilities[None], Prediction(prediction.mean[None]))
+    except Exception as error:  # whatever a model or a rule of the user's does
+        raise DataError(f"model {model.version}: cannot act: {type(error).__name__}: {error}"[:300]) from None
+    return actor
+
+
 def make_rule(described: Mapping[str, Any], trusted: Collection[str], where: str) -> Policy:
     """A rule from its name and parameters; what is not built in must be trusted."""
     _refuse_strangers(described["name"], policies.BUILT_IN, trusted, where)
@@ -174,17 +196,24 @@ def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
     parameters = {key: value for key, value in model.model.items() if key != "name"}
     try:
         network = build_model(name, DataSpec(model.kind, model.shape, model.num_actions), parameters)
+        expected = shapes_of(model.model, model.shape, model.num_actions)  # before anything of that size is made
+        if expected is None:
+            expected = {name: tuple(array.shape) for name, array in network.init(0).items()}
     except FedbanditError as error:
         raise DataError(f"model {model.version}: {error}") from None
-    expected = {name: array.shape for name, array in network.init(0).items()}
-    if expected != {name: array.shape for name, array in model.weights.items()}:
+    except Exception as error:  # a user's model may do anything with the parameters that a file names
+        raise DataError(f"model {model.version}: {name} cannot be made: {type(error).__name__}: {error}") from None
+    if expected != {name: tuple(array.shape) for name, array in model.weights.items()}:
         raise DataError(f"model {model.version}: the weights do not fit {model.model['name']}")
     params = {name: torch.tensor(array) for name, array in model.weights.items()}
+    dtype = next(iter(params.values())).dtype
 
     def predict(context: Context) -> Prediction:
-        x: Any = torch.from_numpy(context.values)[None]
-        if context.ids is not None:
-            x = Ragged(np.array([0, len(context.ids)]), context.ids, context.values)
+        x: Any
+        if context.ids is None:
+            x = torch.from_numpy(context.values)[None].to(dtype)
+        else:
+            x = Ragged(np.array([0, len(context.ids)], np.int64), context.ids, context.values)
         with torch.no_grad():
             scores = network.scores(params, x)[0].numpy()
         return Prediction(scores.mean(axis=0), heads=scores) if network.heads else Prediction(scores)

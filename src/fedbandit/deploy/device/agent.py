@@ -12,11 +12,12 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.deploy.device.acting import Actor, make_actor, make_rule
+from fedbandit.deploy.device.acting import Actor, make_rule, working_actor
 from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
 from fedbandit.deploy.device.model_files import DeviceModel, ModelFiles
+from fedbandit.deploy.device.private import make_private_folder
 from fedbandit.events import draw_actions
 from fedbandit.policies import Policy
 
@@ -118,8 +119,7 @@ class Agent:
         if on_log_failure not in ("answer", "raise"):
             raise ValueError(f"on_log_failure must be 'answer' or 'raise', not {on_log_failure!r}")
         self.folder = Path(folder)
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir(exist_ok=True, mode=0o700)  # contexts are nobody else's business
+        make_private_folder(self.folder)  # contexts are nobody else's business
         self._models = ModelFiles(self.folder / "models", keep_models)
         path = self.folder / "events.sqlite"
         self._log = EventLog(path, retention, timeout=timeout, power_safe=power_safe, clocks=clocks)
@@ -175,7 +175,7 @@ class Agent:
         if isinstance(model, DeviceModel):
             model = model.to_bytes()
         payload = model if isinstance(model, bytes) else Path(model).read_bytes()
-        make_actor(DeviceModel.from_bytes(payload), self._policy, self._trusted)  # refused before it is in use
+        working_actor(DeviceModel.from_bytes(payload), self._policy, self._trusted)  # refused before it is in use
         return self._models.install(payload, older=older)
 
     def use(self, version: int) -> None:
@@ -185,8 +185,7 @@ class Agent:
     @property
     def model_version(self) -> int | None:
         """The version in use; None before the first."""
-        current = self._models.current()
-        return None if current is None else current["version"]
+        return None if self._models.current() is None else self._actor().model.version
 
     @property
     def model(self) -> DeviceModel:
@@ -207,7 +206,8 @@ class Agent:
 
         Events settled after `counted` (the highest `settled` of an earlier snapshot) are marked as fresh.
         """
-        return logged_events(self._log.read(), self._actor().model, counted)
+        rows = self._log.read()
+        return logged_events(rows, self._actor().model, counted, self._log.totals().logged)
 
     def totals(self) -> Totals:
         """Events logged, rewards matched, and what the log holds now."""
@@ -223,14 +223,19 @@ class Agent:
         if in_use is not None and in_use[0] == stamp:
             return in_use[1]
         try:
-            actor = make_actor(self._models.load_current(), self._policy, self._trusted)
+            actor = working_actor(self._models.load_current(), self._policy, self._trusted)
         except (DataError, OSError) as problem:
-            if in_use is None:
-                raise
-            _logger.warning("keeping model %d: %s", in_use[1].model.version, problem)
-            actor = in_use[1]
+            actor = self._previous(problem) if in_use is None else in_use[1]
+            _logger.warning("acting with model %d: %s", actor.model.version, problem)  # once: until the next install
         self._in_use = (stamp, actor)
         return actor
+
+    def _previous(self, problem: DataError | OSError) -> Actor:
+        """The model before the one in use, which cannot be used for that reason."""
+        try:
+            return working_actor(self._models.load_previous(), self._policy, self._trusted)
+        except DataError:
+            raise problem from None
 
     def _not_logged(self, problem: LogUnavailable | DataError) -> str:
         if self._raises:

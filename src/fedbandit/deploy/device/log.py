@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy.device.log_file import LogFile, LogUnavailable, Reading, read_clocks, seconds_between
 
 __all__ = ["EventLog", "LogRow", "LogUnavailable", "Outcome", "Record", "Retention", "Totals"]
 DAY = 86400.0
+LARGEST_REWARD = 3.4028234663852886e38  # of float32, in which devices train
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ class EventLog:
 
     def reward(self, event_id: str, value: float) -> Outcome:
         """Record an event's reward, once."""
-        if not isfinite(value):
-            raise ValueError(f"reward must be finite, not {value}")
+        if not abs(value) <= LARGEST_REWARD:
+            raise ValueError(f"reward must be finite in float32, not {str(value)[:40]}")
         parsed = _parse(event_id)
         if parsed is None:
             return Outcome.UNKNOWN
@@ -201,9 +202,14 @@ class EventLog:
             yield db, now, rules
 
     def _now(self, db: sqlite3.Connection) -> tuple[float, Reading, Retention]:
-        elapsed, wall, steady, boot, rules = db.execute("SELECT elapsed, wall, steady, boot, rules FROM log").fetchone()
+        row = db.execute("SELECT elapsed, wall, steady, boot, rules FROM log").fetchone()
+        try:
+            (elapsed, wall, steady), boot, rules = map(float, row[:3]), str(row[3]), _from_json(row[4])
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = f"{self._file.path}: damaged (its clock or rules: {str(error)[:100]})"
+            raise DataError(f"{problem}; move it away to start a new one") from None
         reading = self._clocks()
-        return elapsed + seconds_between(Reading(wall, steady, boot), reading), reading, _from_json(rules)
+        return elapsed + seconds_between(Reading(wall, steady, boot), reading), reading, rules
 
     def _move_clock(self, db: sqlite3.Connection) -> tuple[float, Retention]:
         now, reading, rules = self._now(db)
@@ -252,5 +258,7 @@ def _to_json(rules: Retention) -> str:
 
 
 def _from_json(text: str) -> Retention:
-    values: dict[str, Any] = json.loads(text)
+    values: Any = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"a {type(values).__name__} where rules were expected")
     return Retention(**values)

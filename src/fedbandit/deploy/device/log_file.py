@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.deploy.device.private import make_private
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,7 @@ class LogFile:
         with self._explained():
             connection = sqlite3.connect(temporary, isolation_level=None)
             try:
+                make_private(temporary)  # SQLite gives its write-ahead files the rights of the log
                 connection.execute("PRAGMA synchronous = OFF")  # once for all below, before the file has its name
                 connection.executescript(_SCHEMA)
                 row = (0.0, now.wall, now.steady, now.boot, 0, rules)
@@ -159,6 +161,7 @@ class LogFile:
             self._connection = connection = sqlite3.connect(
                 uri, uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
             )
+            connection.text_factory = _text
             try:
                 self._check(connection)
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -191,6 +194,11 @@ class LogFile:
                 raise LogUnavailable(f"{self.path}: {error}") from None
             message = f"{self.path}: damaged ({_first_line(str(error))}); move it away to start a new one"
             raise DataError(message) from None
+
+
+def _text(found: bytes) -> str:
+    """A text of the file, whatever its bytes: one damaged row must not keep the others from being read."""
+    return found.decode("utf-8", "replace")
 
 
 def _first_line(text: str) -> str:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,13 +17,12 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.locks import alone_in
 from fedbandit.core.prediction import Progress
+from fedbandit.deploy.device.model_door import FORMAT, FORMAT_VERSION, is_version, read_model_file, shapes_of
+from fedbandit.deploy.device.private import make_private, make_private_folder
 from fedbandit.policies import describe, rule_at
 
 if TYPE_CHECKING:
     from fedbandit.building.experiment import Experiment
-
-FORMAT = "fedbandit-model"
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,16 @@ class DeviceModel:
         for name, array in self.weights.items():
             if not np.isfinite(array).all():
                 raise DataError(f"model {self.version}: {name} is not finite")
-        if self.model["name"] == "linear":
-            self._check_linear()
+        if self.model["name"] in ("linear", "linear-heads"):  # devices score these themselves
+            self._check_shapes()
 
-    def _check_linear(self) -> None:
-        k = len(self.actions)
-        expected = {"weight": (prod(self.shape), k), "bias": (k,)}
+    def _check_shapes(self) -> None:
+        name, expected = self.model["name"], shapes_of(self.model, self.shape, len(self.actions))
+        if expected is None:
+            raise DataError(f"model {self.version}: {dict(self.model)} is not a {name} model")
         found = {name: tuple(array.shape) for name, array in self.weights.items()}
         if found != expected:
-            raise DataError(f"model {self.version}: weights {found} where a linear model has {expected}")
+            raise DataError(f"model {self.version}: weights {found} where a {name} model has {expected}"[:1000])
 
     @property
     def num_actions(self) -> int:
@@ -85,29 +84,7 @@ class DeviceModel:
     @classmethod
     def from_bytes(cls, payload: bytes, where: str = "model") -> "DeviceModel":
         """Read what `to_bytes` made; anything else raises `DataError`."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load
-
-        try:
-            weights = load(payload)
-            header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
-            facts = json.loads(header["__metadata__"]["model"])
-        except (SafetensorError, KeyError, TypeError, ValueError, EOFError) as error:
-            raise DataError(f"{where}: not a fedbandit model: {error!r}") from None
-        if facts.get("format") != FORMAT or facts.get("format_version") != FORMAT_VERSION:
-            found = (facts.get("format"), facts.get("format_version"))
-            raise DataError(f"{where}: format {found}, this fedbandit reads {(FORMAT, FORMAT_VERSION)}")
-        try:
-            words = facts["vocabulary"]
-            return cls(
-                **{name: facts[name] for name in ("version", "kind", "policy", "model")},
-                weights=weights,
-                actions=tuple(facts["actions"]),
-                shape=tuple(facts["shape"]),
-                vocabulary=None if words is None else tuple(words),
-            )
-        except (KeyError, TypeError) as error:
-            raise DataError(f"{where}: damaged: {error!r}") from None
+        return cls(**read_model_file(payload, where))
 
     @classmethod
     def of_experiment(
@@ -141,7 +118,7 @@ class ModelFiles:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.folder = folder
         self.keep = max(1, keep)
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         self._pointer = folder / "current.json"
 
     def stamp(self) -> tuple[int, int] | None:
@@ -155,17 +132,25 @@ class ModelFiles:
     def versions(self) -> list[int]:
         """The versions on this device, ascending."""
         found = (path.stem.removeprefix("model-") for path in self.folder.glob("model-*.safetensors"))
-        return sorted(int(number) for number in found if number.isdigit())
+        return sorted(int(number) for number in found if number.isascii() and number.isdigit())
 
     def current(self) -> dict[str, Any] | None:
         """Version and digest of the model in use; None before the first."""
+        pointer = self._read_pointer()
+        return None if pointer is None else {name: pointer[name] for name in ("version", "sha256")}
+
+    def _read_pointer(self) -> dict[str, Any] | None:
         try:
             pointer = json.loads(self._pointer.read_text(encoding="utf-8"))
-            return {"version": int(pointer["version"]), "sha256": str(pointer["sha256"])}
+            if not (is_version(pointer["version"]) and isinstance(pointer["sha256"], str)):
+                raise ValueError("no version and digest")
+            if not isinstance(pointer.setdefault("digests", {}), dict):  # devices of 0.1 kept none
+                raise ValueError("no digests by version")
+            return dict(pointer)
         except FileNotFoundError:
             return None
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{self._pointer}: damaged ({error!r}); install a model again") from None
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DataError(f"{self._pointer}: damaged ({str(error)[:100]}); install a model again") from None
 
     def install(self, payload: bytes, *, older: bool = False) -> bool:
         """Check a model, keep it and use it; an older one than that in use is left alone unless `older` is set."""
@@ -226,17 +211,39 @@ class ModelFiles:
                 continue
             return DeviceModel.from_bytes(payload, str(path))
 
+    def load_previous(self) -> DeviceModel:
+        """The newest older version on this device that still has the digest under which it was installed."""
+        pointer = self._read_pointer()
+        for version in reversed(self.versions()):
+            if pointer is None or version >= pointer["version"]:
+                continue
+            try:
+                payload = self._path(version).read_bytes()
+                if hashlib.sha256(payload).hexdigest() == pointer["digests"].get(str(version)):
+                    return DeviceModel.from_bytes(payload, str(self._path(version)))
+            except (OSError, DataError):
+                continue
+        raise DataError(f"{self.folder}: no earlier model to act with; install one")
+
     def _path(self, version: int) -> Path:
         return self.folder / f"model-{version}.safetensors"
 
     def _point_to(self, version: int, digest: str) -> None:
-        self._write(self._pointer, json.dumps({"version": version, "sha256": digest}).encode())
-        for outdated in self.versions()[: -self.keep]:
-            if outdated != version:
-                self._path(outdated).unlink(missing_ok=True)
+        try:
+            digests = (self._read_pointer() or {}).get("digests", {})
+        except DataError:
+            digests = {}
+        there = self.versions()
+        outdated = {other for other in there[: -self.keep] if other != version}
+        kept = {str(other): digests[str(other)] for other in there if other not in outdated and str(other) in digests}
+        pointer = {"version": version, "sha256": digest, "digests": {**kept, str(version): digest}}
+        self._write(self._pointer, json.dumps(pointer).encode())
+        for other in outdated:
+            self._path(other).unlink(missing_ok=True)
 
     def _write(self, path: Path, payload: bytes) -> None:
         try:
             write_bytes(path, payload)
+            make_private(path)
         except OSError as error:
             raise DataError(f"{path}: could not be written: {error.strerror}; the model in use stays") from None

@@ -3,27 +3,37 @@
 import hashlib
 import json
 import logging
-import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbandit import algorithms, models, objectives
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.core.files import write_json
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
+from fedbandit.deploy.device.card import Card, read_card, write_card
+from fedbandit.deploy.device.instructions import (
+    Limits,
+    Task,
+    check_understood,
+    read_bounds,
+    read_learning,
+    read_mark,
+    read_rule,
+    read_task,
+    read_token,
+)
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
+from fedbandit.deploy.messages import with_protocol
 from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
@@ -34,35 +44,9 @@ from fedbandit.federated.pipeline import Pipeline, why_not
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.policies import Policy
 
-
-@dataclass(frozen=True)
-class Card:
-    """A device's name, its mark, and what its last secure round will have counted if it came about."""
-
-    device: str = field(default_factory=lambda: uuid.uuid4().hex)
-    counted: int = 0
-    pending: dict[str, int] = field(default_factory=dict)  # token of a round -> the mark if its sum was taken
-
-
-def read_card(path: Path) -> Card:
-    """The card in the file; the first time, a new one, which must be written before it is used."""
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        card = Card()
-        write_card(path, card)
-        return card
-    pending = {str(token): int(mark) for token, mark in kept.get("pending", {}).items()}
-    return Card(str(kept["device"]), int(kept["counted"]), pending)
-
-
-def write_card(path: Path, card: Card) -> None:
-    """Keep the card, or raise `OSError` and keep the old one."""
-    write_json(path, asdict(card))
-
-
 Predict = Callable[[np.ndarray, Contexts], Prediction]
 """Flat weights and contexts to what the model says about them."""
+_LARGEST_LIMIT = 1e150  # what still has a square
 
 
 @dataclass(frozen=True)
@@ -75,14 +59,14 @@ class GainSums:
     importance_squares: float  # ... and of their squares: how many events this is worth
 
 
-def estimator_of(terms: Mapping[str, Any]) -> GainEstimator:
+def estimator_of(terms: Mapping[str, Any], bounds: ReportBounds) -> GainEstimator:
     """How the server asks for events to be weighed; never without limits, which keep one event from saying too much."""
-    kind, limit, most = terms["estimator"], float(terms["limit"]), float(terms["bounds"]["reward"])
+    kind, limit = terms.get("estimator"), terms.get("limit")
     if kind not in ("ips", "dr"):
         raise DataError(f"the server asks for an estimator {str(kind)[:20]!r}, which this device does not know")
-    if not (0 < limit < np.inf and 0 < most < np.inf):
+    if not (isinstance(limit, int | float) and 0 < limit <= _LARGEST_LIMIT):
         raise DataError("the server asks for gains without a limit")
-    return GainEstimator(kind, limit, most)
+    return GainEstimator(kind, float(limit), bounds.reward)
 
 
 def gain_sums(
@@ -112,70 +96,87 @@ class Participant:
     """Answers the server's requests for one agent. Nothing is consumed, so a request may come twice."""
 
     def __init__(
-        self, agent: Agent, *, trusted: Collection[str] = (), after_install: Callable[[Agent], None] | None = None
+        self,
+        agent: Agent,
+        *,
+        trusted: Collection[str] = (),
+        after_install: Callable[[Agent], None] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """`trusted` names models and objectives of your own that a server may ask for, as in `Agent`.
 
-        `after_install` is called whenever another model has come into use.
+        `after_install` is called whenever another model has come into use. `limits` are the most that the device does
+        for a server.
         """
         self.agent, self._trusted, self._after_install = agent, frozenset(trusted), after_install
+        self._limits = limits or Limits()
         self._card = agent.folder / "device.json"
+        self._answers: dict[str, Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], Answer]] = {
+            "install": self._install,
+            "ready": self._ready,
+            "train": self._train,
+            "judge": self._judge,
+        }
 
     def answer(self, kind: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Facts and arrays to send back. What cannot be done is said in `problem`, never raised."""
         try:
-            if kind == "install":
-                return self._install(arrays)
-            if kind == "judge":
-                return self._judge(facts, arrays)
-            return self._ready(facts) if kind == "ready" else self._train(facts, arrays)
-        except (FedbanditError, OSError, ValueError, KeyError, TypeError) as problem:
-            _logger.warning("%s: %s", kind, problem)
-            return {"token": facts.get("token"), "problem": str(problem)}, {}
+            if kind not in self._answers:
+                raise DataError(f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit")
+            check_understood(facts)
+            said, sent = self._answers[kind](facts, arrays)
+        except Exception as problem:  # a server's word, or a part of the user's, may fail in any way
+            expected = isinstance(problem, FedbanditError | OSError | ValueError)
+            _logger.warning("%s: %s", kind, problem, exc_info=not expected)
+            why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
+            said, sent = {"token": facts.get("token"), "problem": why}, {}
+        return with_protocol(said), sent
 
-    def _install(self, arrays: Mapping[str, np.ndarray]) -> Answer:
-        changed = self.agent.install(np.asarray(arrays["model"], np.uint8).tobytes())
+    def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
+        payload = arrays.get("model")
+        if not isinstance(payload, np.ndarray) or payload.dtype != np.uint8:
+            raise DataError("the server's request: model: not the bytes of a file")
+        changed = self.agent.install(payload.tobytes())
         if changed and self._after_install is not None:
             self._after_install(self.agent)
         return {"version": self.agent.model_version}, {}
 
     def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
-        device, since = self._identity(facts["counted"])
-        trained = self._fit(facts, arrays, since)
-        found = {"token": facts["token"], "device": device, "version": self.agent.model.version, "since": since}
+        task, counted = read_task(facts, self._limits), read_mark(facts)
+        card = read_card(self._card)  # a device that could not be known again must not take part
+        since = card.counted if counted is None else counted
+        trained = self._fit(task, arrays, since)
+        if since != card.counted:
+            with suppress(OSError):  # no space: the server will send it again
+                write_card(self._card, replace(card, counted=since))
+        found = {"token": task.token, "device": card.device, "version": self.agent.model.version, "since": since}
         if trained is None:
             return {**found, "trained": False}, {}
-        logged, fresh = trained.logged, trained.logged.events.fresh
-        sums = {
-            "upto": max(since, int(logged.settled.max())),
-            "events": int(fresh.sum()),
-            "reward_sum": float(logged.events.rewards[fresh].astype(np.float64).sum()),
-            "propensity_sum": float(logged.events.propensities[fresh].sum()),
-        }
-        return {**found, **sums, "trained": True, "unclipped": trained.unclipped}, {"update": trained.update}
+        fresh = _Fresh.of(trained.logged, since, task.bounds)
+        return {**found, **asdict(fresh), "trained": True, "unclipped": trained.unclipped}, {"update": trained.update}
 
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """What the log says of the server's candidate in place of the model in use: sums, and nothing of training."""
         model = self._model(facts["space"])
-        found = {"token": facts["token"], "device": read_card(self._card).device, "version": model.version}
+        found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
         logged = self.agent.events()
         if model.version != facts["version"] or not len(logged):
             return {**found, "events": 0}, {}
         weights = arrays["weights"]
-        built = self._built(model, facts["learning"])
+        built = self._built(model, read_learning(facts, self._limits))
         _check_fits(weights, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
-        rule = self.agent.rule_of(facts["rule"]) if "rule" in facts else self.agent.policy  # 0.1 did not say
+        rule = self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy  # 0.1 did not say
         deployed, candidate = (self.agent.policy, before), (rule, weights)
-        bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
-        estimator = estimator_of(facts)
+        bounds = read_bounds(facts, self._limits)
+        estimator = estimator_of(facts, bounds)
         sums = gain_sums(logged, built.learner.predict, deployed, candidate, estimator, bounds)
         return {**found, **asdict(sums)}, {}
 
-    def _ready(self, facts: Mapping[str, Any]) -> Answer:
+    def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Before a secure round: who this is, and whether there is anything to train on."""
         model = self._model(facts["space"])
-        found = {"token": facts["token"], "device": read_card(self._card).device, "version": model.version}
+        found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
         return {**found, "ready": len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -183,33 +184,31 @@ class Participant:
 
         Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
         """
+        check_understood(facts)
+        task, bounds, settled = read_task(facts, self._limits), read_bounds(facts, self._limits), facts["settled"]
         card = read_card(self._card)
-        since = card.pending.get(facts["settled"], card.counted)
-        trained = self._fit(facts, arrays, since)
+        since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
+        trained = self._fit(task, arrays, since)
         if trained is None:
             raise DataError("nothing to train on any more")
-        bounds = ReportBounds(int(facts["bounds"]["events"]), float(facts["bounds"]["reward"]))
-        logged = trained.logged
-        fresh = np.flatnonzero(logged.events.fresh)
-        fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
+        fresh = _Fresh.of(trained.logged, since, bounds)
         own = Figures(
             update=trained.update,
             unclipped=int(trained.unclipped),
-            events=len(fresh),
-            reward_sum=float(np.clip(logged.events.rewards[fresh], -bounds.reward, bounds.reward, dtype=float).sum()),
-            propensity_sum=float(logged.events.propensities[fresh].sum()),
+            events=fresh.events,
+            reward_sum=fresh.reward_sum,
+            propensity_sum=fresh.propensity_sum,
         )
-        vector = encode(own, facts["clip_norm"], bounds)
-        upto = int(logged.settled[fresh].max(initial=since))
-        write_card(self._card, replace(card, counted=since, pending={str(facts["token"]): upto}))
+        vector = encode(own, task.clip_norm, bounds)
+        write_card(self._card, Card(card.device, since, {task.token: fresh.upto}))
         return vector
 
-    def _fit(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+    def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
-        model = self._model(facts["space"])
+        model = self._model(task.space)
         received = dict(arrays)
-        built = self._built(model, facts["learning"])
-        _check_fits(received["weights"], built.trained)
+        built = self._built(model, task.learning)
+        _check_fits(received.get("weights"), built.trained)
         logged = self.agent.events(counted=since)
         if not len(logged):
             return None
@@ -217,12 +216,12 @@ class Participant:
         if built.freezing is not None:
             learner = learner.over(built.trainable.layout.flatten(dict(model.weights), received["weights"].dtype))
         own = Clients(np.zeros(1, np.int64), self._counted(built, logged), round=0, seed=0)
-        sent = built.algorithm.train(learner, received, own, Pipeline(facts["clip_norm"]))
+        sent = built.algorithm.train(learner, received, own, Pipeline(task.clip_norm))
         total = np.zeros_like(received["weights"])
         sent.sums["weights"].add_to(total)
         if not np.isfinite(sent.norms[0]):
             raise DataError("the update is not finite")
-        return _Trained(total, bool(sent.norms[0] <= facts["clip_norm"]), logged)
+        return _Trained(total, bool(sent.norms[0] <= task.clip_norm), logged)
 
     def _counted(self, built: "_Built", logged: Logged) -> Events:
         """The events, each counting Poisson(1) times for each head of an ensemble, the same number every time."""
@@ -243,14 +242,6 @@ class Participant:
             raise DataError(f"model {model.version} on this device has other actions or features than the server's")
         return model
 
-    def _identity(self, counted: int | None) -> tuple[str, int]:
-        """Who this device is, and up to where its rewards have been counted: as the server says, else as last heard."""
-        card = read_card(self._card)  # a device that could not be known again must not take part
-        if counted is not None and counted != card.counted:
-            with suppress(OSError):  # no space: the server will send it again
-                write_card(self._card, replace(card, counted=counted))
-        return card.device, card.counted if counted is None else counted
-
 
 @dataclass(frozen=True)
 class _Trained:
@@ -261,7 +252,32 @@ class _Trained:
     logged: Logged
 
 
-def _check_fits(weights: np.ndarray, like: np.ndarray) -> None:
+@dataclass(frozen=True)
+class _Fresh:
+    """What is reported of rewards that no round has counted: those settled up to a mark, and sums over them."""
+
+    upto: int
+    events: int
+    reward_sum: float
+    propensity_sum: float
+
+    @classmethod
+    def of(cls, logged: Logged, since: int, bounds: ReportBounds | None) -> "_Fresh":
+        """Beyond the bounds, rewards wait for the next round (their number) or are cut off (their size)."""
+        fresh = np.flatnonzero(logged.events.fresh)
+        rewards = logged.events.rewards.astype(np.float64)
+        if bounds is not None:
+            fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
+            rewards = np.clip(rewards, -bounds.reward, bounds.reward)
+        return cls(
+            upto=int(logged.settled[fresh].max(initial=since)),
+            events=len(fresh),
+            reward_sum=float(rewards[fresh].sum()),
+            propensity_sum=float(logged.events.propensities[fresh].sum()),
+        )
+
+
+def _check_fits(weights: object, like: np.ndarray) -> None:
     if reason := why_not(weights, like):
         raise DataError(f"the server's weights: {reason}")
 

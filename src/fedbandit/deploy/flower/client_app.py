@@ -13,6 +13,7 @@ from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 
 from fedbandit.deploy.device.agent import Agent
+from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.flower.secure_client import as_result, only_sums
 from fedbandit.deploy.flower.transport import from_records, to_records
@@ -24,10 +25,12 @@ def make_client_app(
     trusted: Collection[str] = (),
     after_install: Callable[[Agent, Context], None] | None = None,
     secure_aggregation: bool = False,
+    limits: Limits | None = None,
 ) -> ClientApp:
     """A client app. `open_agent` makes the agent in place of the one in `agent-dir`; `trusted` is as in `Agent`.
 
     With `secure_aggregation` it refuses every request for an update, or for sums of its log alone, in clear.
+    `limits` are the most that it does for a server.
     """
 
     def of_node(context: Context) -> Agent:
@@ -43,7 +46,7 @@ def make_client_app(
                 after_install(agent, context)
 
         with (open_agent or of_node)(context) as agent:
-            yield Participant(agent, trusted=trusted, after_install=installed)
+            yield Participant(agent, trusted=trusted, after_install=installed, limits=limits)
 
     def answer(kind: str, message: Message, context: Context) -> Message:
         with participant_of(context) as participant:

@@ -14,7 +14,9 @@ from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from fedbandit.core.errors import DataError
+from fedbandit.deploy.device.instructions import check_understood
 from fedbandit.deploy.flower.transport import from_records, sealed_in, to_records
+from fedbandit.deploy.messages import with_protocol
 from fedbandit.deploy.secure_sums import LEAST, LEVELS, MODULUS, RANGE
 
 _NOTHING_OF_THE_LOG = {"query.fedbandit_install", "query.fedbandit_ready"}
@@ -33,8 +35,13 @@ def only_sums(required: Callable[[Context], bool]) -> Mod:
         if kind in _NOTHING_OF_THE_LOG or (kind in _IN_CLEAR and not required(context)):
             return call_next(message, context)
         facts, _ = from_records(message.content)
-        token = {"token": facts.get("token")}
-        problem = "this device takes part in secure sums only" if kind != "train" else _problem(message)
+        token = with_protocol({"token": facts.get("token")})
+        if kind != "train" and required(context):
+            problem: str | None = "this device takes part in secure sums only"
+        elif kind != "train":
+            problem = f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit"
+        else:
+            problem = _problem(message, facts)
         if problem is not None:
             return Message(to_records({**token, "problem": problem}, {}), reply_to=message)
         answer = call_next(message, context)
@@ -49,10 +56,13 @@ def as_result(vector: np.ndarray) -> RecordDict:
     return fitres_to_recorddict(FitRes(Status(Code.OK, ""), parameters, 1, {}), False)
 
 
-def _problem(message: Message) -> str | None:
+def _problem(message: Message, facts: Mapping[str, Any]) -> str | None:
     try:
+        check_understood(facts)
         return bad_terms(sealed_in(message.content), message.metadata.dst_node_id)
-    except (KeyError, TypeError, DataError) as error:
+    except DataError as error:
+        return str(error)
+    except (KeyError, TypeError) as error:
         return f"not a message of SecAgg+: {error!r}"[:300]
 
 

@@ -147,7 +147,7 @@ class SecureSums:
             "clip_norm": state.clip_norm,
             "space": self._deployment.space,
             "learning": self._deployment.learning,
-            "bounds": {"events": rules.max_events, "reward": rules.max_reward},
+            "bounds": rules.bounds.to_json(),
         }
 
         def enough(answers: Answers) -> bool:

@@ -57,7 +57,7 @@ class Rules(BaseModel):
     secure_shares: Annotated[int, Field(ge=LEAST)] = 25  # devices that keep a share of one device's secrets
     secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
     max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
-    max_reward: Positive = 1.0  # larger ones are counted as this; these two are also for the gate
+    max_reward: Positive = 1.0  # larger ones are counted as this; both bound reports, secure sums and the gate
 
     @property
     def bounds(self) -> ReportBounds:

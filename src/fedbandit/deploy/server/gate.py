@@ -85,7 +85,7 @@ class Gatekeeper:
             "learning": self._deployment.learning,  # names the model whose scores are asked for
             "estimator": self._estimator.kind,
             "limit": self._estimator.limit,
-            "bounds": {"events": rules.max_events, "reward": rules.max_reward},
+            "bounds": rules.bounds.to_json(),
         }
 
 

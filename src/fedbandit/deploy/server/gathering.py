@@ -62,7 +62,8 @@ class PlainReports:
         token = secrets.token_hex(8)
 
         def sort(replies: Answers) -> Sorted:
-            return sort_replies(replies, token, state.kept["weights"], state.clip_norm, waiting)
+            bounds = self._deployment.rules.bounds
+            return sort_replies(replies, token, state.kept["weights"], state.clip_norm, waiting, bounds)
 
         found = sort(self._answers([self._task(state, node, number, token) for node in asked], number, sort))
         name_refused(number, found.refused)
@@ -100,6 +101,7 @@ class PlainReports:
             "space": self._deployment.space,
             "counted": None if device is None else state.extra.get("counted", {}).get(device, 0),
             "learning": self._deployment.learning,
+            "bounds": self._deployment.rules.bounds.to_json(),
         }
         seconds = self._deployment.rules.round_seconds + GRACE
         return Request("train", node, facts, {"weights": state.kept["weights"]}, seconds)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.deploy.messages import Reply
-from fedbandit.deploy.secure_sums import TOLERANCE
+from fedbandit.deploy.messages import Reply, protocol_problem
+from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
 from fedbandit.federated.pipeline import Screened, clipped_sum, why_not
 
 _LONGEST_NAME = 64
@@ -53,6 +53,7 @@ def sort_replies(
     like: np.ndarray,
     clip_norm: float,
     waiting: Mapping[str, int],
+    bounds: ReportBounds,
 ) -> Sorted:
     """Check (node, reply) pairs; `waiting` names devices whose turn it is not, with the round of their last one."""
     found = Sorted()
@@ -67,7 +68,7 @@ def sort_replies(
             if isinstance(report, str):
                 refuse = ("garbage", report)
             else:
-                refuse = _unsound(report, like, clip_norm, waiting, seen)
+                refuse = _beyond(report, bounds) or _unsound(report, like, clip_norm, waiting, seen)
         if refuse is None:
             assert isinstance(report, Report)
             seen.add(report.device)
@@ -121,6 +122,8 @@ def refusal(reply: Reply, token: str, unable: str = "could not train") -> tuple[
     """
     if reply.error is not None:
         return "failed", reply.error
+    if problem := protocol_problem(reply.facts):
+        return "garbage", problem
     if reply.facts.get("token") != token:
         return "other round", "the answer belongs to another round, or to another attempt at this one"
     if "problem" in reply.facts:
@@ -156,6 +159,16 @@ def _read(reply: Reply) -> Report | str:
         propensity_sum=float(facts["propensity_sum"]),
         version=facts["version"],
     )
+
+
+def _beyond(report: Report, bounds: ReportBounds) -> tuple[str, str] | None:
+    """Why the figures are more than one device can have to report, as kind and words."""
+    if report.events > bounds.events:
+        return "too many events", f"{report.events}, where one device reports at most {bounds.events} in one round"
+    if abs(report.reward_sum) > report.events * bounds.reward * (1 + TOLERANCE):
+        what = f"{report.reward_sum:.4g} over {report.events} events of at most {bounds.reward:g} each"
+        return "rewards too large", what
+    return None
 
 
 def _unsound(

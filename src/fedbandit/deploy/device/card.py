@@ -1,0 +1,75 @@
+"""A device's card: the file by which a server knows it again, and by which it knows what has been counted.
+
+Checked when it is read and before it is written; a damaged one is refused by name, never replaced in silence.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedbandit.core.errors import DataError
+from fedbandit.core.files import write_json
+from fedbandit.deploy.device.private import make_private
+
+_LONGEST = 64  # characters of a name or a token, as servers take them
+_MOST = 2**63  # what SQLite counts to
+_LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
+
+
+@dataclass(frozen=True)
+class Card:
+    """A device's name, its mark, and what its last secure round will have counted if it came about."""
+
+    device: str = field(default_factory=lambda: uuid.uuid4().hex)
+    counted: int = 0
+    pending: Mapping[str, int] = field(default_factory=dict)  # token of a round -> the mark if its sum was taken
+
+    def __post_init__(self) -> None:
+        if not is_token(self.device):
+            raise DataError(f"device: not a name of 1 to {_LONGEST} characters")
+        if not is_mark(self.counted):
+            raise DataError("counted: not a count")
+        if not isinstance(self.pending, dict) or not all(is_token(t) and is_mark(m) for t, m in self.pending.items()):
+            raise DataError("pending: not counts by the tokens of rounds")
+
+
+def is_token(value: object) -> bool:
+    """Whether it can name a device or a round."""
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST
+
+
+def is_mark(value: object) -> bool:
+    """Whether it can be a place in the order of a log."""
+    return type(value) is int and 0 <= value < _MOST
+
+
+def read_card(path: Path) -> Card:
+    """The card in the file; the first time, a new one, which must be written before it is used."""
+    try:
+        with open(path, "rb") as file:
+            kept: Any = json.loads(file.read(_LARGEST_FILE))
+    except FileNotFoundError:
+        card = Card()
+        write_card(path, card)
+        return card
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)[:100]) from None
+    if not isinstance(kept, dict):
+        raise _damaged(path, f"a {type(kept).__name__} where a card was expected")
+    try:
+        return Card(kept.get("device", ""), kept.get("counted"), kept.get("pending", {}))  # type: ignore[arg-type]
+    except DataError as problem:
+        raise _damaged(path, str(problem)) from None
+
+
+def write_card(path: Path, card: Card) -> None:
+    """Keep the card, or raise `OSError` and keep the old one."""
+    write_json(path, asdict(card))
+    make_private(path)
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(f"{path}: damaged ({what}); move it away, and the device joins as a new one")
