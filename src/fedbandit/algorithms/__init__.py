@@ -2,12 +2,13 @@
 
 An algorithm is made with the server's optimiser and its own parameters, which `[algorithm]` of a configuration names.
 
->>> import numpy as np
->>> from fedbandit.federated.server import Sgd
->>> algorithm = FedProx(Sgd(learning_rate=0.5), mu=0.1)
->>> kept = algorithm.init(np.zeros(2))
->>> algorithm.model(algorithm.step(kept, {"weights": np.ones(2)}, RoundFacts(round=1, clients=64, population=1000)))
-array([0.5, 0.5])
+Examples:
+    >>> import numpy as np
+    >>> from fedbandit.federated.server import Sgd
+    >>> algorithm = FedProx(Sgd(learning_rate=0.5), mu=0.1)
+    >>> facts = RoundFacts(round=1, clients=64, population=1000)
+    >>> algorithm.model(algorithm.step(algorithm.init(np.zeros(2)), {"weights": np.ones(2)}, facts))
+    array([0.5, 0.5])
 """
 
 from typing import Any

@@ -20,11 +20,12 @@ _MOMENTS = "optimizer/"
 class FedAvg:
     """Keeps the weights and the optimiser's moments; clients receive the weights and send their change.
 
-    >>> from fedbandit.federated.server import Sgd
-    >>> algorithm = FedAvg(Sgd(learning_rate=1.0))
-    >>> kept = algorithm.init(np.zeros(2))
-    >>> algorithm.step(kept, {"weights": np.array([1.0, -1.0])}, RoundFacts(1, 64, 1000))["weights"]
-    array([ 1., -1.])
+    Examples:
+        >>> from fedbandit.federated.server import Sgd
+        >>> algorithm = FedAvg(Sgd(learning_rate=1.0))
+        >>> kept = algorithm.init(np.zeros(2))
+        >>> algorithm.step(kept, {"weights": np.array([1.0, -1.0])}, RoundFacts(1, 64, 1000))["weights"]
+        array([ 1., -1.])
     """
 
     optimizer: "ServerOptimizer"

@@ -224,7 +224,10 @@ def info(
         typer.Option(help="The contact sheet to write, for images.", show_default="NAME-contact-sheet.png"),
     ] = None,
 ) -> None:
-    """Verify a data set and show what is in it; draw a contact sheet of images."""
+    """Verify a data set and show what is in it.
+
+    Draws a contact sheet where the contexts are images.
+    """
     from fedbandit.data import open_dataset
     from fedbandit.data.info import describe, picture_name, verified, write_contact_sheet
 

@@ -1,10 +1,11 @@
 """Compression of what clients send: stages with a client's half and a server's half. Your own is one small class.
 
->>> import numpy as np
->>> stage = TopK(fraction=0.5)
->>> payload = stage.encode(np.array([0.1, -3.0, 2.0, 0.0]), np.random.default_rng(0))
->>> stage.decode(payload, 4)
-array([ 0., -3.,  2.,  0.])
+Examples:
+    >>> import numpy as np
+    >>> stage = TopK(fraction=0.5)
+    >>> payload = stage.encode(np.array([0.1, -3.0, 2.0, 0.0]), np.random.default_rng(0))
+    >>> stage.decode(payload, 4)
+    array([ 0., -3.,  2.,  0.])
 """
 
 from typing import Any

@@ -48,7 +48,8 @@ def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any]
             raise ConfigError(f"{path}.{missing[0]}: missing") from None
         raise ConfigError(f"{path}: {error}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}.{error}") from None
+        named = any(str(error).startswith((f"{key} ", f"{key}:")) for key in accepted)
+        raise ConfigError(f"{path}.{error}" if named else f"{path}: {error}") from None
 
 
 def check_keys(path: str, make: Callable[..., Any], parameters: Iterable[str], leading: int = 0) -> list[str]:

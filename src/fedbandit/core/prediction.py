@@ -9,8 +9,9 @@ import numpy as np
 class Prediction:
     """A model's view of n contexts: the score of every action, and how sure it is where it knows.
 
-    >>> Prediction(np.array([[0.1, 0.7]])).mean.shape
-    (1, 2)
+    Examples:
+        >>> Prediction(np.array([[0.1, 0.7]])).mean.shape
+        (1, 2)
     """
 
     mean: np.ndarray  # [n, K]

@@ -31,7 +31,7 @@ class RoundFacts:
     """What the server knows about a round beside the sums."""
 
     round: int
-    clients: int  # expected to take part
+    clients: int  # in the mean: those accepted, or under privacy those expected
     population: int  # that may take part
 
 

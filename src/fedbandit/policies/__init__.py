@@ -1,8 +1,9 @@
 """Exploration: a prediction in, a probability for every action out. Your own policy is one small class.
 
->>> import numpy as np
->>> Softmax(beta=0.5).probabilities(Prediction(np.array([[0.0, 1.0]]))).round(2)
-array([[0.12, 0.88]])
+Examples:
+    >>> import numpy as np
+    >>> Softmax(beta=0.5).probabilities(Prediction(np.array([[0.0, 1.0]]))).round(2)
+    array([[0.12, 0.88]])
 """
 
 from fedbandit.core.prediction import Prediction, Progress
