@@ -108,7 +108,7 @@ def test_one_command_runs_all_of_it_and_ctrl_c_ends_it(tmp_path):
         said, _ = running.communicate(timeout=90)
     assert "<rect" in page
     assert running.returncode == 0
-    assert "ended; started again" in said
+    assert "run the same command again to resume" in said
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
     Store(tmp_path / "out" / "server").close()  # refused while a server app still has the folder
