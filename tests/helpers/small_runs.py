@@ -5,6 +5,7 @@ from pathlib import Path
 from builders import random_text
 
 from fedbandit.config import Config
+from fedbandit.runs.index import RunReader
 from fedbandit.runs.run import run
 
 SMALL = {
@@ -41,3 +42,8 @@ def three_policies(folder: Path, seeds: int = 2) -> None:
     for name, settings in parts.items():
         for seed in range(seeds):
             make_run(folder / name / f"seed-{seed}", seed=seed, **settings)
+
+
+def find_runs(folders):
+    """Every run in or below the folders that can be read."""
+    yield from RunReader().read(folders)[0]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from builders import random_text
-from small_runs import make_run, small_config, three_policies
+from small_runs import find_runs, make_run, small_config, three_policies
 
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.report.report import write_report
@@ -17,7 +17,7 @@ from fedbandit.report.tables import outcomes
 from fedbandit.report.watch import Watcher, make_server
 from fedbandit.runs import index as collection
 from fedbandit.runs.folder import RunFolder
-from fedbandit.runs.index import find_runs, grouped
+from fedbandit.runs.index import grouped
 from fedbandit.runs.run import run
 
 

@@ -91,7 +91,7 @@ def test_the_digest_is_of_what_was_executed_and_covers_what_it_imports(tmp_path,
     before = source_digests([name, "softmax"])
     assert set(before) == {f"ours_of_identity/{file}.py" for file in ("__init__", "helper", "part")}
     (package / "helper.py").write_text("SCALE = 2.0\n")
-    assert source_digests([name]) == before  # this process goes on with what it has loaded
+    assert source_digests([name]) == before  # this process keeps what it has loaded
     code = (
         f"from fedbandit.core.parts import resolve; from fedbandit.core.sources import source_digests;"
         f"resolve('x', '{name}', {{}}); import json; print(json.dumps(source_digests(['{name}'])))"

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from small_runs import small_config
+from small_runs import find_runs, small_config
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.runs.local_runner import Job, LocalRunner
@@ -77,6 +77,5 @@ def test_killed_and_started_again_it_goes_on(tiny_text, tmp_path, killer):
 
 def _released(folder):
     """Whether no process holds a lock below the folder."""
-    from fedbandit.runs.index import find_runs
 
     return all(run.status != "running" for run in find_runs([folder]))

@@ -180,7 +180,7 @@ class RayEngine:
         """The chunks' results in the order of the chunks."""
         if work.recipe is None:
             raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
-        weights = self._put_weights(broadcast)
+        description, weights = work.description, self._put_weights(broadcast)
         waiting = deque(self._parts(work, chunks))
         under_way: dict[Any, tuple[Any, _Part]] = {}
         results: dict[int, ChunkResult] = {}
@@ -191,7 +191,7 @@ class RayEngine:
                     part, worker = waiting.popleft(), idle.pop()
                     given = [chunks[i] for i in part.chunks]
                     own = [{} if memory is None else memory.read(chunk, broadcast.round) for chunk in given]
-                    call = worker.work.remote(work.recipe, work.description, given, weights, own)
+                    call = worker.work.remote(work.recipe, description, given, weights, own)
                     under_way[call] = worker, part
                 self._await_one(under_way, waiting, results)
             yield results.pop(due)

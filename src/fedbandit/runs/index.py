@@ -8,7 +8,7 @@ import platform
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -148,11 +148,6 @@ class RunReader:
         if isinstance(known[1], Exception):
             raise known[1]
         return known[1]
-
-
-def find_runs(folders: Iterable[Path]) -> Iterator[Run]:
-    """Every run in or below the folders that can be read, in the order of their paths."""
-    yield from RunReader().read(folders)[0]
 
 
 def _config(path: Path) -> Config:
