@@ -9,7 +9,7 @@ from published import encode, sentence, write_counts, write_sqlite
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.data import FederatedDataset
 from fedbandit.data.importers.images import import_emnist
 from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow

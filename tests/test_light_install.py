@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from fedbandit.core.extras import EXTRA_OF
+from fedbandit.core.errors import EXTRA_OF
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("light_device.py")

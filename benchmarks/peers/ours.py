@@ -10,8 +10,8 @@ from protocol import serve
 
 from fedbandit import Config
 from fedbandit.building.experiment import Experiment, build_experiment
+from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
 from fedbandit.engines import ThreadEngine

@@ -16,7 +16,7 @@ from pathlib import Path
 from page import make_page
 from users import TAGS, VOCABULARY
 
-from fedbandit.deploy.flower.processes import free_port
+from fedbandit.deploy.flower.operate import free_port
 
 HERE = Path(__file__).parent
 TOML = """rounds = {rounds}

@@ -6,7 +6,7 @@ Names are imported when they are first used, so that the command line starts fas
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedbandit.core.extras import needing
+from fedbandit.core.errors import needing
 
 __version__ = "0.2.0"
 _HOMES = {

@@ -20,6 +20,7 @@ Examples:
 from fedbandit.evaluation.ope.estimate import (
     Bernstein,
     Bootstrap,
+    Constant,
     Estimate,
     Interval,
     Sums,
@@ -42,7 +43,6 @@ from fedbandit.evaluation.ope.estimators import (
     Weighting,
 )
 from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.evaluation.ope.targets import Constant
 from fedbandit.policies import Uniform
 
 __all__ = [

@@ -8,8 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from fedbandit.cli import evaluate as cli_evaluate
+from fedbandit.cli import evaluate as cli_theory
 from fedbandit.cli import experiments as cli_drift
-from fedbandit.cli import theory as cli_theory
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError, FedbanditError
 from fedbandit.data.importers.logged import LoggedOptions, import_logged

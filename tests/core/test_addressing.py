@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.core import randomness
-from fedbandit.core.random_kernels import random_examples, uniforms
+from fedbandit.core.kernels import random_examples, uniforms
 from fedbandit.core.randomness import Purpose
 
 SEEDS = st.integers(0, 2**63 - 1)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit import events
-from fedbandit.core import random_kernels as drawing
+from fedbandit.core import kernels as drawing
 from fedbandit.federated.clients import fresh_sums
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedbandit.core.errors import FedbanditError
-from fedbandit.core.extras import EXTRA_OF, MissingExtra, needing
+from fedbandit.core.errors import EXTRA_OF, FedbanditError, MissingExtra, needing
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 

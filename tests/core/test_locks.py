@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from fedbandit.core import locks
+from fedbandit.core import process as locks
 
 PROCESS = """
 import sys
-from fedbandit.core import locks
+from fedbandit.core import process as locks
 if sys.argv[2] == "sqlite":
     locks.fcntl = None
 from pathlib import Path

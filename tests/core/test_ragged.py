@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.core import ragged_kernels, ragged_plain
+from fedbandit.core import kernels as ragged_kernels
+from fedbandit.core import ragged as in_numpy
 from fedbandit.core.ragged import Ragged
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=8)
@@ -21,7 +22,7 @@ def test_gathering_is_the_same_with_and_without_numba(rows, data):
     values = np.linspace(0, 1, len(ragged.ids), dtype=np.float32)
     chosen = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10)), np.int64)
     found = []
-    for loops in (ragged_kernels, ragged_plain):
+    for loops in (ragged_kernels, in_numpy):
         offsets = loops.gathered_offsets(ragged.offsets, chosen)
         arrays = [np.full(offsets[-1], -1, source.dtype) for source in (ragged.ids, values)]
         for source, target in zip((ragged.ids, values), arrays, strict=True):
@@ -37,7 +38,7 @@ def test_gathering_is_the_same_with_and_without_numba(rows, data):
 def test_counting_words_is_the_same_with_and_without_numba(rows, unknown):
     ids = np.array([i for row in rows for i in row], np.int32)
     found = []
-    for loops in (ragged_kernels, ragged_plain):
+    for loops in (ragged_kernels, in_numpy):
         offsets, words = np.zeros(len(rows) + 1, np.int64), np.empty(len(ids), np.int32)
         values = np.empty(len(ids), np.float32)
         total = loops.count_rows(offsets_of(rows), ids, unknown, offsets, words, values)

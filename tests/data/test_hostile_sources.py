@@ -14,7 +14,8 @@ from test_files import ARRAYS, handwriting, save
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT
-from fedbandit.data.formats import fetching, limits
+from fedbandit.data.formats import binary as limits
+from fedbandit.data.formats import fetching
 from fedbandit.data.importers import stackexchange
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
 from fedbandit.data.importers.images import import_emnist

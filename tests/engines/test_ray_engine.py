@@ -12,8 +12,8 @@ import pytest
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import topics
 from fedbandit.data.writer import DatasetWriter

@@ -8,11 +8,11 @@ import pytest
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.gate import Gate
-from fedbandit.evaluation.regret import policy_value
+from fedbandit.evaluation.metrics import policy_value
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version, load_state, save_state

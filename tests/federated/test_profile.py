@@ -4,7 +4,7 @@ from builders import random_text
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.round import run_round
 

@@ -10,9 +10,9 @@ from safetensors.numpy import save
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
+from fedbandit.core.files import pack, unpack
 from fedbandit.core.prediction import Progress
-from fedbandit.core.tensor_files import pack, unpack
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.round import run_round
 from fedbandit.federated.state import DamagedState, load_state, save_state

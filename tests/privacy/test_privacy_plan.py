@@ -11,7 +11,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.federated.cohorts import BlockCohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.clients import BlockCohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.presets import TABLE_9, figure_members
 from fedbandit.privacy.plan import PrivacyPlan

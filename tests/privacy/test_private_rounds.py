@@ -11,7 +11,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.learners.base import AutogradLearner
 from fedbandit.federated.pipeline import AdaptiveClipping

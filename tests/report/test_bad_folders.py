@@ -11,9 +11,8 @@ from builders import random_text
 from small_runs import find_runs, make_run, small_config
 
 from fedbandit.core.errors import DataError
-from fedbandit.report.columns import MetricsFile
 from fedbandit.report.report import write_report
-from fedbandit.report.tables import apart, outcomes
+from fedbandit.report.tables import MetricsFile, apart, outcomes
 from fedbandit.report.watch import Watcher
 from fedbandit.runs.index import grouped
 from fedbandit.runs.run import run

@@ -10,7 +10,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.federated.state import Version
 from fedbandit.rewards import GroupedRewards, exact_match, per_label
-from fedbandit.rewards.drift import drift
+from fedbandit.rewards.scenarios import drift
 from fedbandit.simulation.simulate import simulate
 
 HEADER = random_text().header

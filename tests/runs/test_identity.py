@@ -13,7 +13,7 @@ from small_runs import make_run, small_config
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.sources import source_digests
-from fedbandit.runs import identity
+from fedbandit.runs import folder as identity
 from fedbandit.runs.run import run
 from fedbandit.simulation import pretraining
 

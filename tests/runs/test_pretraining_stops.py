@@ -13,7 +13,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import Diverged
 from fedbandit.engines import ThreadEngine
 from fedbandit.runs import local_runner as many
-from fedbandit.runs import progress
+from fedbandit.runs import reporting as progress
 from fedbandit.runs.local_runner import Job, LocalRunner, prepare
 from fedbandit.runs.run import execute, run
 from fedbandit.simulation.pretraining import starting_weights

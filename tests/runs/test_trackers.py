@@ -7,8 +7,8 @@ from builders import random_text
 from small_runs import small_config
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.runs.reporting import tracker_named
 from fedbandit.runs.run import run
-from fedbandit.runs.trackers import tracker_named
 
 MADE = []
 

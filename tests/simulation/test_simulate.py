@@ -12,7 +12,7 @@ from core_samples import ROUNDS, config, easy, images, played, text
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.clients import FixedCohorts
 from fedbandit.federated.state import load_state, save_state
 from fedbandit.simulation.simulate import simulate
 

@@ -12,8 +12,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import LocalRunner, shared_start
-from fedbandit.studies.halving import Candidate, cost, race, rungs
-from fedbandit.studies.search import appendix, on_edge, one_two_five, points
+from fedbandit.studies.search import Candidate, appendix, cost, on_edge, one_two_five, points, race, rungs
 
 
 def test_short_form_gives_the_appendix_grids():

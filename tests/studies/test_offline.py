@@ -9,12 +9,12 @@ from builders import random_text
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.timing import Stopwatch
 from fedbandit.data.dataset import Log
 from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.regret import exact_regret
+from fedbandit.evaluation.metrics import exact_regret
 from fedbandit.federated.round import run_round
 from fedbandit.objectives import CrossEntropy, DoublyRobust, WeightedRegression
 from fedbandit.policies import Greedy

@@ -9,7 +9,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.data.embedded.realizable import features_of, realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.regret import exact_regret
+from fedbandit.evaluation.metrics import exact_regret
 from fedbandit.policies import Greedy, Uniform
 from fedbandit.studies.delay import LeastSquares, measure
 from fedbandit.studies.regret import best_in_class, estimated_regret

@@ -9,7 +9,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.data import open_dataset
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.comparison import compare, read_curves
-from fedbandit.studies.halving import Candidate, race
+from fedbandit.studies.search import Candidate, race
 from fedbandit.studies.sweeps import SweepSpec, rows_of, run_sweep
 
 # Spent before the last of the twelve rounds.

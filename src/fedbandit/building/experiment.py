@@ -31,8 +31,7 @@ from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
 from fedbandit.evaluation.gate import Gate, why_impossible
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
-from fedbandit.federated.clients import ClientWork, Recipe
-from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.clients import ClientWork, FixedCohorts, Recipe
 from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.round import Phase
@@ -43,8 +42,7 @@ from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
 from fedbandit.rewards import Rewards, RewardTable, scenarios
-from fedbandit.rewards.drift import drift
-from fedbandit.rewards.scenarios import Scenario, Stage
+from fedbandit.rewards.scenarios import Scenario, Stage, drift
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedbandit.core.parts import construct, in_bytes, resolve
 from fedbandit.engines.threads import ThreadEngine
 from fedbandit.federated import server as optimizers
 from fedbandit.federated.algorithm import Algorithm, RoundFacts, remembers
-from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.clients import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage, Vectors
 from fedbandit.federated.round import Engine
 from fedbandit.objectives import Objective

@@ -2,7 +2,7 @@
 
 import sys
 
-from fedbandit.core.extras import MissingExtra, needing
+from fedbandit.core.errors import MissingExtra, needing
 
 __all__ = ["main"]
 

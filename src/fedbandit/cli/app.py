@@ -10,12 +10,11 @@ import typer
 from fedbandit.cli import data as cli_data
 from fedbandit.cli import deploy as cli_deploy
 from fedbandit.cli import evaluate as cli_evaluate
+from fedbandit.cli import evaluate as cli_theory
 from fedbandit.cli import experiments as cli_experiments
 from fedbandit.cli import privacy as cli_privacy
-from fedbandit.cli import theory as cli_theory
 from fedbandit.cli.help import Commands, Section
-from fedbandit.core.errors import FedbanditError
-from fedbandit.core.extras import needing
+from fedbandit.core.errors import FedbanditError, needing
 
 app = Commands("Federated contextual bandits: simulate, evaluate and deploy.")
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -110,9 +109,8 @@ def run(
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.presets import load
-    from fedbandit.runs.progress import show_progress
+    from fedbandit.runs.reporting import show_progress, tracker_named
     from fedbandit.runs.run import execute
-    from fedbandit.runs.trackers import tracker_named
 
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
     named |= {"threads": threads, "engine": engine, "device": device}
@@ -170,7 +168,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for runs and picture.")] = Path("demo"),
 ) -> None:
     """Compare four policies on embedded data in two minutes."""
-    from fedbandit.report.demo import demo as run_demo
+    from fedbandit.report.report import demo as run_demo
 
     run_demo(out)
 

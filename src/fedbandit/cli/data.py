@@ -108,7 +108,7 @@ def emnist(
 ) -> None:
     """EMNIST by writer, from the published SQLite file."""
     from fedbandit.data.importers.images import import_emnist
-    from fedbandit.data.importers.published import find_database
+    from fedbandit.data.importers.stackoverflow import find_database
 
     def importer(progress: Any) -> None:
         import_emnist(find_database(path, "emnist_all.sqlite", progress), out, digits, progress)
@@ -134,8 +134,12 @@ def stackoverflow(
 
     The published word and tag counts decide which words and tags are kept.
     """
-    from fedbandit.data.importers.published import find_counts, find_database
-    from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
+    from fedbandit.data.importers.stackoverflow import (
+        StackOverflowOptions,
+        find_counts,
+        find_database,
+        import_stackoverflow,
+    )
 
     options = StackOverflowOptions(vocabulary=vocabulary, actions=actions, drop_unlabelled=drop_unlabelled)
 
@@ -155,7 +159,7 @@ def leaf(
     test_fraction: TestFraction = 0.1,
 ) -> None:
     """LEAF's FEMNIST, from its JSON files."""
-    from fedbandit.data.importers.leaf import import_leaf
+    from fedbandit.data.importers.images import import_leaf
 
     _run(out, import_leaf, path, out, test_fraction)
 

@@ -8,7 +8,7 @@ import typer
 from fedbandit.cli.help import Commands
 
 if TYPE_CHECKING:
-    from fedbandit.deploy.flower.processes import Security
+    from fedbandit.deploy.flower.operate import Security
 
 app = Commands("Run training rounds on real devices with Flower.")
 _Ca = Annotated[
@@ -96,7 +96,7 @@ def rollback(
 
 def _security(insecure: bool, **files: Path | None) -> "Security":
     from fedbandit.core.errors import ConfigError
-    from fedbandit.deploy.flower.processes import Security
+    from fedbandit.deploy.flower.operate import Security
 
     if insecure:
         if any(files.values()):

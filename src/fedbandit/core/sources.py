@@ -1,6 +1,7 @@
-"""The source of a user's own parts as it is executed: modules are compiled from the very bytes that are hashed.
+"""What identifies code: the results number of fedbandit's own, and digests of the source of a user's parts as executed.
 
-Python's compiled files are not used for them: they are told apart by size and second, and an edit may change neither.
+Those are compiled from the very bytes that are hashed: Python tells its compiled files apart by size and second, and
+an edit may change neither.
 """
 
 import hashlib
@@ -12,6 +13,12 @@ from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+
+# Raise this in the commit that changes any number that a run computes, and store the digests anew as
+# tests/test_results_number.py says. Runs and pre-trained models of another number are then not continued or reused;
+# long runs survive every commit that leaves it alone.
+RESULTS = 1
+
 
 _executed: dict[str, bytes] = {}  # the source of each module of a user's, by name, as it was when it was executed
 

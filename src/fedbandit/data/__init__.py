@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from fedbandit.core.errors import DataError
-from fedbandit.data.cache import cache_folder
 from fedbandit.data.dataset import FederatedDataset
+from fedbandit.data.verification import cache_folder
 
 EMBEDDED = {"glyphs": 1, "topics": 1}  # name -> version; a new version when what it generates changes
 __all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "open_dataset"]

@@ -16,9 +16,18 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import Progress
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.door import AGAIN, Door, FileState
-from fedbandit.data.header_fields import checked_fields
-from fedbandit.data.rules import FINITE, PROPENSITY, ClientIds, Offsets, Rule, below
+from fedbandit.data.door import (
+    AGAIN,
+    FINITE,
+    PROPENSITY,
+    ClientIds,
+    Door,
+    FileState,
+    Offsets,
+    Rule,
+    below,
+    checked_fields,
+)
 from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"

@@ -1,6 +1,6 @@
-"""The door of a data set folder: every file is opened here, its type, shape and size checked before it is mapped.
+"""The door of a data set folder: fields of its header, types, shapes and sizes of its files, rules for their numbers.
 
-What the numbers mean is the business of `dataset`; reading all of them once is that of `verification`.
+What has passed may be trusted by the kernels: they check nothing again. Knows nothing of what the numbers mean.
 """
 
 import json
@@ -8,20 +8,158 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
-from fedbandit.data.rules import Rule
+
+_MOST_ENTRIES = 2**62
+
+
+_TYPES: dict[str, type] = {
+    "name": str,
+    "multilabel": bool,
+    "logged": bool,
+    "source": dict,
+    "fingerprint": str,
+}
+
+
+_LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
+
+
+_LATER: dict[str, Any] = {"published_counts": []}  # fields that the first headers did not have
+
+
+def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a `Header`; `ValueError` names the field that is wrong."""
+    found = {**_LATER, **fields}
+    needed = {*_TYPES, *_LISTS, "kind", "scale"}
+    if wrong := sorted(needed ^ found.keys()):
+        raise ValueError(f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}")
+    for name, kind in _TYPES.items():
+        if type(found[name]) is not kind:
+            raise ValueError(f"{name} is not {'true or false' if kind is bool else f'a {kind.__name__}'}")
+    for name in _LISTS:
+        if not isinstance(found[name], list):
+            raise ValueError(f"{name} is not a list")
+    if found["kind"] not in ("dense", "sparse"):
+        raise ValueError("kind is neither dense nor sparse")
+    if type(found["scale"]) not in (int, float) or not math.isfinite(found["scale"]):
+        raise ValueError("scale is not a finite number")
+    shape, actions = found["shape"], found["actions"]
+    if not _whole(shape) or math.prod(shape) > _MOST_ENTRIES or (found["kind"] == "sparse" and len(shape) != 1):
+        raise ValueError("shape is not that of a context")
+    if not actions or not all(isinstance(action, str) for action in actions):
+        raise ValueError("actions are not a list of names")
+    for name in ("action_counts", "published_counts"):
+        counts = found[name]
+        if not _whole(counts) or (len(counts) != len(actions) and (name == "action_counts" or counts)):
+            raise ValueError(f"{name} are not one whole number for each action")
+    pairs = found["lower_case"]
+    if not all(isinstance(pair, list) and len(pair) == 2 and _whole(pair, len(actions) - 1) for pair in pairs):
+        raise ValueError("lower_case are not pairs of actions")
+    sequences = {name: tuple(found[name]) for name in ("shape", "actions", "action_counts", "published_counts")}
+    return {**found, **sequences, "lower_case": dict(pairs)}
+
+
+def _whole(numbers: list[Any], largest: int = _MOST_ENTRIES) -> bool:
+    return all(type(number) is int and 0 <= number <= largest for number in numbers)
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+class Rule(Protocol):
+    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
+        """The first wrong entry of a block; `before` holds the last entry of the block before it, or nothing."""
+        ...
+
+    def wrong(self, value: object) -> str:
+        """What is wrong with an entry, in words."""
+        ...
+
+
+@dataclass(frozen=True)
+class Within:
+    """Numbers from `low` to `high`, both included; NaN never is."""
+
+    low: float
+    high: float
+    wanted: str
+
+    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
+        # Smallest and largest take no memory of their own; NaN comes through both and compares as false.
+        if block.min() >= self.low and block.max() <= self.high:
+            return None
+        return int(np.argmin((block >= self.low) & (block <= self.high)))
+
+    def wrong(self, value: object) -> str:
+        return f"{value} is {self.wanted}"
+
+
+FINITE = Within(-_LARGEST, _LARGEST, "not finite")
+
+
+PROPENSITY = Within(_SMALLEST, 1.0, "outside (0, 1]")
+
+
+def below(number: int) -> Within:
+    """Whole numbers from 0 to number - 1."""
+    return Within(0, number - 1, f"outside 0..{number - 1}")
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where rows begin: from 0, never descending. The last one is the length of what they point into."""
+
+    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
+        if block[0] != 0 if not len(before) else block[0] < before[0]:
+            return 0
+        descending = block[1:] < block[:-1]
+        return int(np.argmax(descending)) + 1 if descending.any() else None
+
+    def wrong(self, value: object) -> str:
+        return f"offset {value} does not follow: offsets ascend from 0"
+
+
+@dataclass(frozen=True)
+class ClientIds:
+    """Ids in UTF-8, none empty, strictly ascending."""
+
+    def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
+        ids = np.concatenate([before, block])
+        good = np.concatenate([block[:1] > (before if len(before) else b""), ids[1:] > ids[:-1]])[-len(block) :]
+        if not good.all():
+            return int(np.argmin(good))
+        # Each id behind a zero byte, so that half a letter at the end of one cannot be completed by the next.
+        letters = np.zeros((len(block), block.dtype.itemsize + 1), np.uint8)
+        letters[:, 1:] = block.view(np.uint8).reshape(len(block), -1)
+        try:
+            letters.tobytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            return error.start // letters.shape[1]
+        return None
+
+    def wrong(self, value: object) -> str:
+        return f"client {value!r} is empty, not UTF-8 or not in ascending order"
+
 
 AGAIN = "import the data set again"
+
+
 _LARGEST_JSON = 1 << 28  # bytes
+
+
 _UNREADABLE = (ValueError, TypeError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError, TokenError)
 
 

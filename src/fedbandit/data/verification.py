@@ -20,15 +20,34 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json, to_json, write_text
 from fedbandit.core.progress import SILENT, Progress, to_stderr
-from fedbandit.data.cache import cache_folder
 from fedbandit.data.door import AGAIN, Door, FileState, Part
 
+
+def cache_folder() -> Path:
+    """Where embedded data sets and pre-trained models are kept: $FEDBANDIT_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("FEDBANDIT_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbandit"
+
+
 CHECKSUMS = "checksums.json"
+
+
 _STAMP = 1  # raised when more is verified than before
+
+
 _SMALL = 8 << 20  # bytes that are read anew at every opening: they take a few milliseconds
+
+
 _LONG = 1 << 28  # bytes whose reading is worth a line about its progress
+
+
 _BLOCK = 1 << 20
+
+
 _THREADS = 4
+
+
 _CLOCK_TICK = 100_000_000  # nanoseconds within which two changes of a file may carry the same time
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, FedbanditError
-from fedbandit.core.extras import needing
+from fedbandit.core.errors import ConfigError, FedbanditError, needing
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Contribution, Vectors

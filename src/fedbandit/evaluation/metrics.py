@@ -1,4 +1,4 @@
-"""How well a model's greedy choice does on held-out data, and how long a policy takes to recover from a change."""
+"""How well a model's greedy choice does on held-out data, how long recovery takes, and federated regret (eq. 4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
+from fedbandit.data.embedded.realizable import RealizableEnvironment
+from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.federated.learners.base import Learner
+from fedbandit.policies import Greedy, Policy
+from fedbandit.rewards import Rewards
 
 _EVALUATION_ROWS = 4096
 
@@ -78,3 +83,63 @@ def _rounds(means: np.ndarray, threshold: float, window: int) -> int | None:
         return 0
     back = np.flatnonzero(means[below[0] :] >= threshold)
     return int(below[0] + back[0] + window) if len(back) else None
+
+
+_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Expected rewards per event, averaged over clients, each client counting the same."""
+
+    best: float
+    ours: float
+    reference_beaten: bool = False  # ours earned more than full-information training found: then `best` is ours
+
+    @property
+    def value(self) -> float:
+        return self.best - self.ours
+
+
+def policy_value(
+    split: Split,
+    clients: Sequence[int],
+    policy: Policy,
+    predictions: RowPredictions,
+    rewards: RowScores,
+    available: np.ndarray | None = None,
+) -> float:
+    """The expected reward of a policy, exact over its choices: mean over clients of the mean over their examples.
+
+    `available` [K] says which actions exist; None: all.
+    """
+    chosen = np.asarray(clients)
+    sizes = split.sizes()[chosen]
+    chosen, sizes = chosen[sizes > 0], sizes[sizes > 0]
+    starts = np.repeat(split.offsets[chosen] - (np.cumsum(sizes) - sizes), sizes)
+    rows, share = starts + np.arange(len(starts)), np.repeat(1 / sizes, sizes)
+    total = 0.0
+    for start in range(0, len(rows), _ROWS):
+        block = slice(start, start + _ROWS)
+        probabilities = policy.probabilities(predictions(rows[block]).astype(np.float64), available)
+        total += float(share[block] @ (probabilities * rewards(rows[block])).sum(axis=1))
+    return total / len(chosen)
+
+
+def exact_regret(
+    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: RowPredictions
+) -> Regret:
+    """Against the truth of a realisable environment, in expectation over rewards too."""
+    split, truth = environment.dataset.train, environment.mean_rewards
+    return Regret(best_value(environment, clients), policy_value(split, clients, policy, predictions, truth))
+
+
+def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> float:
+    """What the best policy of a realisable environment earns."""
+    split, truth = environment.dataset.train, environment.mean_rewards
+    return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
+
+
+def table_rewards(split: Split, rewards: Rewards) -> RowScores:
+    """The reward of every action in rows of a labelled split."""
+    return lambda rows: rewards.matrix(split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1)

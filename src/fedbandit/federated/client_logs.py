@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbandit.core.random_kernels import random_examples
+from fedbandit.core.kernels import random_examples
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.data.dataset import Split
 

@@ -8,18 +8,19 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
 
 import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.kernels import draw_actions, uniforms
 from fedbandit.core.parts import resolve
 from fedbandit.core.prediction import Prediction
+from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.random_kernels import draw_actions, uniforms
-from fedbandit.core.randomness import Purpose, poisson
+from fedbandit.core.randomness import Purpose, generator, poisson
 from fedbandit.core.randomness import uniforms as plain_uniforms
-from fedbandit.core.timing import Stopwatch
 from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
@@ -33,6 +34,60 @@ from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
 from fedbandit.rewards import Rewards
 from fedbandit.rewards.scenarios import Stage as RewardStage
+
+
+class Cohorts(Protocol):
+    """Draws the clients of a round out of a pool, as indices into the training split."""
+
+    @property
+    def pool(self) -> range: ...
+
+    def draw(self, round_number: int) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class FixedCohorts:
+    """The same number of clients every round, drawn without replacement within the round."""
+
+    pool: range
+    size: int
+    seed: int
+
+    def draw(self, round_number: int) -> np.ndarray:
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return self.pool.start + rng.choice(len(self.pool), self.size, replace=False)
+
+
+@dataclass(frozen=True)
+class PoissonCohorts:
+    """Every client takes part in every round with the same probability, independently; a cohort may be empty."""
+
+    pool: range
+    probability: float
+    seed: int
+
+    def draw(self, round_number: int) -> np.ndarray:
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return self.pool.start + np.flatnonzero(rng.random(len(self.pool)) < self.probability)
+
+
+@dataclass(frozen=True)
+class BlockCohorts:
+    """Clients are dealt into `separation` blocks whose turns come round, so a client rests at least that long.
+
+    Within a block's turn `size` clients are drawn without replacement.
+    """
+
+    pool: range
+    size: int
+    separation: int
+    seed: int
+
+    def draw(self, round_number: int) -> np.ndarray:
+        dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
+        block = dealt[(round_number - 1) % self.separation :: self.separation]
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return self.pool.start + rng.choice(block, self.size, replace=False)
 
 
 @dataclass(frozen=True)

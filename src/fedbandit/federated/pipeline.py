@@ -51,7 +51,7 @@ class RowSum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.federated.sum_kernels import add_rows
+        from fedbandit.core.kernels import add_rows
 
         k = len(self.bias)
         add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
@@ -67,7 +67,7 @@ class EntrySum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.federated.sum_kernels import add_entries
+        from fedbandit.core.kernels import add_entries
 
         add_entries(self.entries, self.values, total)
         total[-len(self.bias) :] += self.bias

@@ -11,11 +11,10 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.prediction import Progress
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.data.dataset import Split
 from fedbandit.federated.algorithm import RoundFacts
-from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
-from fedbandit.federated.cohorts import Cohorts
+from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Cohorts
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Clipping, Vectors
 from fedbandit.federated.server import Aggregation, PlainMean, Server

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import write_bytes
+from fedbandit.core.files import pack, unpack, write_bytes
 from fedbandit.core.prediction import Progress
-from fedbandit.core.tensor_files import pack, unpack
 from fedbandit.federated.pipeline import Vectors
 
 if TYPE_CHECKING:  # who only reads a state need not wait for the compiled optimisers

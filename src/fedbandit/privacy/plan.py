@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.clients import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.privacy.strategies import Banded, Independent, Strategy, squared_sensitivities
 

@@ -7,19 +7,22 @@ with it a report of thirty runs has some hundred kilobytes.
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from fedbandit import __version__
+from fedbandit.config import Config
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_text
+from fedbandit.presets import preset
 from fedbandit.report import tables
-from fedbandit.report.columns import Columns, MetricsFile
-from fedbandit.report.tables import chart
+from fedbandit.report.tables import Columns, MetricsFile, chart
+from fedbandit.results.plots import draw_curves
 from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
+from fedbandit.studies.comparison import compare, table
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -29,6 +32,8 @@ _CHARTS = {
     "test_accuracy": "Held-out accuracy of the greedy choice",
     "test_recall_at_5": "Held-out recall of the best five",
 }
+
+
 _NOTES = {
     "running_reward": "Mean over seeds; the band is one standard deviation. Buttons hide and show curves.",
     "propensity": "Near 1: the policy takes its best guess; low: it explores.",
@@ -150,3 +155,39 @@ def _subtitle(groups: Sequence[RunGroup]) -> str:
 
 def _section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
+
+
+ROUNDS, DEPLOY_EVERY, SEEDS = 300, 40, (0, 1, 2)
+
+
+POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
+
+
+def demo(out: Path, say: Callable[[str], None] = print) -> Path:
+    """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the results."""
+    say(f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds.")
+    say(f"Shortened: {ROUNDS} rounds, deploying every {DEPLOY_EVERY} (the paper: 1500, every 200 or 40).\n")
+    curves = compare(
+        members(),
+        SEEDS,
+        lambda label, seed: out / "runs" / label / f"seed-{seed}",
+        on_end=lambda label, seed, ended: say(f"  {label}, seed {seed}"),
+    )
+    picture = draw_curves(
+        {label: member.running_reward for label, member in curves.items()},
+        out / "curves.png",
+        title="init-shift on topics (shortened)",
+        deploy_every=DEPLOY_EVERY,
+        note=f"{ROUNDS} rounds, deploying every {DEPLOY_EVERY}; mean ± std over {len(SEEDS)} seeds",
+    )
+    say(f"\nFinal running average reward:\n\n{table(curves)}\n")
+    say("baseline is the pre-trained model, greedy and never trained again.")
+    say(f"Curves: {picture}")
+    say(f"Report: {write_report([out / 'runs'], out / 'report.html')}")
+    return picture
+
+
+def members() -> dict[str, Config]:
+    """The presets of table 8, shortened."""
+    shortened = {"rounds": ROUNDS, "deploy_every": DEPLOY_EVERY, "data.source": "topics"}
+    return {name: preset(f"so-init-shift-deploy40-{name}").with_values(shortened) for name in POLICIES}

@@ -16,9 +16,8 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import last_lines, object_in, to_json
-from fedbandit.report.columns import Columns, MetricsFile
 from fedbandit.report.report import asset
-from fedbandit.report.tables import chart
+from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.reading import require_folder
 from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 

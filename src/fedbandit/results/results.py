@@ -11,10 +11,9 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import flatten, nearest
-from fedbandit.results import labels
+from fedbandit.results import reading as labels
 from fedbandit.results.plots import curves_figure, require_picture, save_picture
-from fedbandit.results.reading import RunRecord, read_record, run_folders
-from fedbandit.results.tables import arrow_table, needed
+from fedbandit.results.reading import RunRecord, arrow_table, needed, read_record, run_folders
 
 _SHOWN_NOTES = 5
 

@@ -6,6 +6,7 @@ run again, to the same bytes.
 
 import contextlib
 import fcntl
+import importlib
 import json
 import math
 import os
@@ -13,22 +14,106 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Self
 
-from fedbandit.config import Config
+from fedbandit import __version__
+from fedbandit.config import PARTS, Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.files import count_lines, read_json, read_lines, write_json, write_text
+from fedbandit.core.files import count_lines, read_json, read_lines, read_object, write_json, write_text
+from fedbandit.core.parts import resolve, with_defaults
+from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data.dataset import Header
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.state import DamagedState, State, load_state, save_state
 from fedbandit.results.reading import read_summary
-from fedbandit.runs.identity import environment_of, refuse_another
+
+_PACKAGES = ("torch", "numpy", "numba", "safetensors")
+
+
+def environment_of(config: Config, header: Header) -> dict[str, Any]:
+    """What `environment.json` holds: the parts of the identity that are not in the configuration, and versions.
+
+    `parts` has every part with the defaults that it was made with. They are there to be read: what a default means is
+    covered by the results number.
+    """
+    return {
+        "fedbandit": __version__,
+        "results": RESULTS,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        **{name: version(name) for name in _PACKAGES},
+        "data": header.name,
+        "data_fingerprint": header.fingerprint,
+        "sources": source_digests(config.part_names()),
+        "parts": _parts(config),
+    }
+
+
+def refuse_another(path: Path, config: Config, header: Header, finished: bool) -> None:
+    """Refuse a folder that holds another run than the one that these make; it is only read."""
+    made = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
+    kept = _kept_environment(path / "environment.json")
+    there = {**made.identity(), "data": kept.get("data_fingerprint")}
+    here = {**config.identity(), "data": header.fingerprint}
+    if difference := _first_difference("", there, here):
+        raise ConfigError(f"{path}: made by another configuration ({difference}); nothing was overwritten")
+    before = "already finished; " if finished else ""
+    if (results := kept.get("results", 1)) != RESULTS:  # folders without the number are older than it
+        raise ConfigError(
+            f"{path}: {before}fedbandit computes other results since (results number {results!r} there and {RESULTS}"
+            " here); nothing was overwritten: use another folder"
+        )
+    recorded = kept.get("sources")
+    if not isinstance(recorded, dict):  # of a version that did not note them
+        return
+    current = source_digests(config.part_names())
+    for file in [*recorded, *current]:
+        if recorded.get(file) != current.get(file):
+            raise ConfigError(f"{path}: {before}{file} has changed since; nothing was overwritten: use another folder")
+
+
+def _kept_environment(path: Path) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: damaged: {error}") from None
+
+
+def _parts(config: Config) -> dict[str, dict[str, Any]]:
+    found = {}
+    for section, key, module, leading in PARTS:
+        chosen = getattr(config, section)
+        name, parameters = getattr(chosen, key), chosen.parameters
+        if (section, name) != ("compression", "none"):
+            make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
+            parameters = with_defaults(make, parameters, leading)
+        found[section] = {key: name, **parameters}
+    return found
+
+
+def _first_difference(path: str, there: Any, here: Any) -> str | None:
+    if isinstance(there, dict) and isinstance(here, dict):
+        for key in [*there, *(key for key in here if key not in there)]:
+            if found := _first_difference(f"{path}.{key}".lstrip("."), there.get(key), here.get(key)):
+                return found
+        return None
+    return None if there == here else f"{path} is {there!r} there and {here!r} here"
+
 
 _DAMAGED = ".damaged"  # ends the name of a checkpoint that was set aside
+
+
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
+
+
 _LONGEST_LINE = 64_000_000  # bytes; what is longer was not written by a run
+
+
 _FLUSH_SECONDS = 1.0  # who follows a run sees it this late at most
 
 

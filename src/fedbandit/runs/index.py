@@ -17,7 +17,7 @@ from typing import Any, Literal
 from fedbandit.config import Config
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.files import last_lines, object_in, read_json, read_object, read_small, shallow
-from fedbandit.results import labels
+from fedbandit.results import reading as labels
 from fedbandit.results.reading import read_summary, run_folders
 
 Status = Literal["running", "stopped", "finished", "failed"]

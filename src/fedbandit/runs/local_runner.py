@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
-from fedbandit.core.signals import handling
+from fedbandit.core.process import handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores

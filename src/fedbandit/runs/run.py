@@ -12,18 +12,15 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
 from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
-from fedbandit.core.signals import handling
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.results import Results
 from fedbandit.runs.folder import RunFolder, read_metrics
-from fedbandit.runs.progress import Progress, ShowProgress, show_progress
-from fedbandit.runs.trackers import Tracker
-from fedbandit.simulation.callbacks import Callback, checked
+from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress
 from fedbandit.simulation.pretraining import Pretraining
-from fedbandit.simulation.simulate import Simulation, simulate
+from fedbandit.simulation.simulate import Callback, Simulation, checked, simulate
 
 CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from fedbandit.building.experiment import Experiment, pretraining_server
 from fedbandit.core.errors import Diverged
-from fedbandit.core.sources import source_digests
-from fedbandit.core.timing import Stopwatch
-from fedbandit.core.versions import RESULTS
+from fedbandit.core.process import Stopwatch
+from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data import cache_folder
 from fedbandit.federated.round import Engine, run_round
 from fedbandit.federated.state import DamagedState, State, load_state, save_state

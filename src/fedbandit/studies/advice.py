@@ -18,13 +18,13 @@ from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Job, LocalRunner, Runner
 from fedbandit.studies.comparison import Curves, compare, paired_difference, standard_error, with_error
-from fedbandit.studies.halving import cost
 from fedbandit.studies.search import (
     FACTOR,
     RATES,
     TUNING_SEED,
     Search,
     best_point,
+    cost,
     effort,
     points,
     scaled,

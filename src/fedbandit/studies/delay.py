@@ -14,7 +14,7 @@ from fedbandit.config import Config
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.regret import best_value, policy_value
+from fedbandit.evaluation.metrics import best_value, policy_value
 from fedbandit.evaluation.theory import (
     Setting,
     centralised_regret,
@@ -28,8 +28,7 @@ from fedbandit.federated.round import Engine
 from fedbandit.federated.state import Version
 from fedbandit.models import Layout
 from fedbandit.results.plots import COLOURS, save_picture
-from fedbandit.simulation.callbacks import RoundEvents
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation.simulate import RoundEvents, simulate
 
 
 @dataclass(frozen=True)

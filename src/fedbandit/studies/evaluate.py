@@ -12,10 +12,10 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import nearest, resolve
 from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
+from fedbandit.evaluation.ope.estimate import Constant, looks_at_scores, target_policy
 from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
 from fedbandit.evaluation.ope.logs import LogColumns, RowScores, log_of, read_log_table, records_for, records_of
 from fedbandit.evaluation.ope.reward_models import action_means, linear_rewards
-from fedbandit.evaluation.ope.targets import Constant, looks_at_scores, target_policy
 from fedbandit.ope import (
     Bernstein,
     Bootstrap,
@@ -29,7 +29,7 @@ from fedbandit.ope import (
 )
 from fedbandit.policies import Policy, Uniform
 from fedbandit.results import Results
-from fedbandit.results.tables import needed
+from fedbandit.results.reading import needed
 from fedbandit.studies.scoring import load_scorer
 
 

@@ -14,13 +14,12 @@ from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import resolve
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.ope.logs import RowScores, log_of
 from fedbandit.events import Events
-from fedbandit.federated.clients import Broadcast, ClientWork
-from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.clients import Broadcast, ClientWork, FixedCohorts
 from fedbandit.federated.round import Engine, Phase, run_round
 
 

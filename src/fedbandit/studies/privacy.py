@@ -11,8 +11,8 @@ import numpy as np
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged
+from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.timing import Stopwatch
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork

@@ -9,10 +9,10 @@ from fedbandit.algorithms import FedAvg
 from fedbandit.building.experiment import Experiment
 from fedbandit.building.parts import build_optimizer
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.timing import Stopwatch
-from fedbandit.evaluation.regret import Regret, policy_value, table_rewards
+from fedbandit.core.process import Stopwatch
+from fedbandit.evaluation.metrics import Regret, policy_value, table_rewards
 from fedbandit.federated.client_logs import SimpleVisits
-from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.clients import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.round import Engine, Phase, run_round

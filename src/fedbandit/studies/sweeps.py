@@ -23,12 +23,21 @@ from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.results import Results
-from fedbandit.results.tables import arrow_table
+from fedbandit.results.reading import arrow_table
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
 from fedbandit.studies.comparison import standard_error
-from fedbandit.studies.halving import Candidate, Standing, race, rungs
-from fedbandit.studies.search import SPENDS_PRIVACY, appendix, on_edge, points, values_of
+from fedbandit.studies.search import (
+    SPENDS_PRIVACY,
+    Candidate,
+    Standing,
+    appendix,
+    on_edge,
+    points,
+    race,
+    rungs,
+    values_of,
+)
 
 
 class Halving(BaseModel):

@@ -18,9 +18,8 @@ from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import State
 from fedbandit.ope import BUILT_IN, Bootstrap, Estimate, estimate
-from fedbandit.simulation.callbacks import RoundEvents
 from fedbandit.simulation.pretraining import starting_weights
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation.simulate import RoundEvents, simulate
 from fedbandit.studies.offline import train_from_logs
 from fedbandit.studies.scoring import Scorer
 

@@ -7,7 +7,7 @@ import pytest
 from network_builders import Network, coordinator
 from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values, experiment, live_a_period, open_agent
 
-from fedbandit.core.timing import Stopwatch
+from fedbandit.core.process import Stopwatch
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.engines import ThreadEngine

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedbandit.deploy.flower.processes import stop
+from fedbandit.deploy.flower.operate import stop
 
 PARENT = """
 import subprocess, sys, time

@@ -16,7 +16,7 @@ from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
 from test_agreement import simulated_round, simulated_states
 
 from fedbandit.config import Config
-from fedbandit.deploy.flower import processes
+from fedbandit.deploy.flower import operate as processes
 from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
 from fedbandit.federated.state import State, load_state

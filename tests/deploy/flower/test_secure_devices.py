@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from secure_builders import FIRST, a_network, a_server, clear_task
 
-from fedbandit.deploy.flower.secure_client import bad_terms
+from fedbandit.deploy.flower.client_app import bad_terms
 from fedbandit.deploy.flower.transport import SEALED, from_records, to_records
 from fedbandit.deploy.secure_sums import LEVELS, MODULUS
 

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
-from fedbandit.data.formats.limits import check_unpacked
+from fedbandit.data.formats.binary import check_unpacked
 from fedbandit.data.writer import claim
 
 _CHUNK = 1 << 18

@@ -11,8 +11,7 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.formats.limits import MOST_ACTIONS
-from fedbandit.data.formats.npz import Npz
+from fedbandit.data.formats.binary import MOST_ACTIONS, Npz
 from fedbandit.data.importers.common import HoldOut, add_rows, check_counts
 from fedbandit.data.text import EMNIST_ACTIONS, EMNIST_LOWER_CASE, case_map, in_natural_order
 from fedbandit.data.writer import DatasetWriter, check_target

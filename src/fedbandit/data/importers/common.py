@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.process import handling
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.core.signals import handling
 from fedbandit.data.dataset import Log
+from fedbandit.data.formats.binary import MOST_ACTIONS
 from fedbandit.data.formats.fetching import clear_unpacked
-from fedbandit.data.formats.limits import MOST_ACTIONS
 from fedbandit.data.writer import DatasetWriter, check_target
 
 _SEED = 0  # part of the format: another seed would be another split

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedbandit import policies
-from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.core.extras import needing
+from fedbandit.core.errors import DataError, FedbanditError, needing
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import tokenise
-from fedbandit.deploy.device.model_door import shapes_of
-from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.device.model_files import DeviceModel, shapes_of
 from fedbandit.policies import Policy, check_probabilities, make_policy
 
 

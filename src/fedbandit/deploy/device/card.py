@@ -4,6 +4,7 @@ Checked when it is read and before it is written; a damaged one is refused by na
 """
 
 import json
+import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,10 +13,41 @@ from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_json
-from fedbandit.deploy.device.private import make_private
+
+_logger = logging.getLogger("fedbandit.deploy")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make the folder, or take an existing one, with all that stands in it, from everybody else."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    _restrict(folder, 0o700)
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink():
+            make_private(path)
+
+
+def make_private(path: Path) -> None:
+    """Let only its owner read and write a file."""
+    _restrict(path, 0o600)
+
+
+def _restrict(path: Path, mode: int) -> None:
+    try:
+        if path.stat().st_mode & 0o777 & ~mode:
+            path.chmod(mode)
+    except FileNotFoundError:
+        pass  # another process has cleared it away
+    except OSError as error:
+        _logger.warning("%s: others may read it, and that cannot be changed: %s", path, error.strerror)
+
 
 _LONGEST = 64  # characters of a name or a token, as servers take them
+
+
 _MOST = 2**63  # what SQLite counts to
+
+
 _LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.deploy.device.private import make_private
+from fedbandit.deploy.device.card import make_private
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from fedbandit.core.errors import DataError
-from fedbandit.core.extras import needing
+from fedbandit.core.errors import DataError, needing
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts

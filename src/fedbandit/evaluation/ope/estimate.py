@@ -5,15 +5,62 @@ from dataclasses import dataclass, fields
 from functools import reduce
 from math import exp, inf, log, nan, sqrt
 from operator import add
+from typing import Any
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.parts import nearest
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.evaluation.ope.estimators import Estimator, Plain, Records, Weighting
+from fedbandit.policies import Policy, Prediction, Uniform, make_policy
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the same action; uniform over what there is where it is not available."""
+
+    action: int
+
+    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+        chosen = np.zeros(prediction.mean.shape)
+        chosen[..., self.action] = 1
+        if available is None:
+            return chosen
+        can = np.broadcast_to(available, chosen.shape)[..., self.action, None]
+        return np.where(can, chosen, Uniform().probabilities(prediction, available))
+
+
+def target_policy(name: str, parameters: Mapping[str, Any], actions: tuple[str, ...]) -> Policy:
+    """The policy of that name: `uniform`, `constant` (with `action`), a built-in one, or an import path."""
+    if name == "constant":
+        return Constant(_action(parameters, actions))
+    return make_policy(name, parameters)
+
+
+def looks_at_scores(name: str) -> bool:
+    """Whether the policy of that name needs a model."""
+    return name not in ("uniform", "constant")
+
+
+def _action(parameters: Mapping[str, Any], actions: tuple[str, ...]) -> int:
+    unknown = [key for key in parameters if key != "action"]
+    if unknown:
+        raise ConfigError(f"policy.{unknown[0]}: unknown key; constant takes only action")
+    if "action" not in parameters:
+        raise ConfigError("policy.action: missing; for example --set action=" + actions[0])
+    named = str(parameters["action"])
+    if named not in actions:
+        raise ConfigError(f"policy.action: no action called {named!r}{nearest(named, actions)}")
+    return actions.index(named)
+
 
 _BLOCK = 4096  # clients whose replicates are drawn at a time
+
+
 _MOST = 12  # a Poisson(1) variable exceeds this once in 10^10 draws
+
+
 _POISSON = np.cumsum(np.cumprod([exp(-1), *(1 / k for k in range(1, _MOST + 1))]))
 
 
@@ -152,7 +199,11 @@ def bernstein_interval(sums: Sums, confidence: float, span: float) -> Interval:
 
 
 _FEW_EVENTS = 100  # fewer effective events than this say little about rewards, whatever the interval claims
+
+
 _SMALL_SHARE = 0.01  # of the log's events
+
+
 _FEW_CLIENTS = 20  # the bootstrap needs clients to draw from
 
 
