@@ -33,8 +33,10 @@ def _own_cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def small_chunks():
     """For cohorts of a few dozen events, which must still be cut into several chunks."""
+    from fedbandit.federated.learners.dense import DenseLearner  # needs torch, which most tests do without
+
     with pytest.MonkeyPatch.context() as patch:
-        for learner in (AutogradLearner, SparseLinearLearner):
+        for learner in (AutogradLearner, DenseLearner, SparseLinearLearner):
             patch.setattr(learner, "chunk_events", 12)
         yield
 

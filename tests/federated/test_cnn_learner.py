@@ -3,101 +3,34 @@
 import numpy as np
 import pytest
 import torch
+from learner_agreement import ACTIONS, OBJECTIVES, assert_same_training, events_of, learners
 
-from fedbandit.events import Events
 from fedbandit.federated.learners import winograd
-from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import make_learner
 from fedbandit.federated.learners.cnn import CnnLearner
-from fedbandit.models import DataSpec, Layout, build_model
-from fedbandit.objectives import (
-    CrossEntropy,
-    FullInformation,
-    FullInformationCrossEntropy,
-    Regression,
-    WeightedCrossEntropy,
-    WeightedRegression,
-)
-
-OBJECTIVES = [
-    Regression(),
-    Regression(reduction="half-sum"),
-    WeightedRegression(scale=0.1),
-    CrossEntropy(),
-    WeightedCrossEntropy(scale=0.1),
-    FullInformation(),
-    FullInformationCrossEntropy(),
-]
-ACTIONS = 7
-
-
-def events_of(shape, sizes=(19, 0, 3, 16), seed=0):
-    rng = np.random.default_rng(seed)
-    n = sum(sizes)
-    return Events(
-        bounds=np.cumsum([0, *sizes]),
-        contexts=rng.random((n, *shape)).astype(np.float32),
-        actions=rng.integers(0, ACTIONS, n),
-        rewards=rng.random(n).astype(np.float32),
-        propensities=rng.uniform(0.05, 1, n),
-        versions=np.zeros(n, np.int32),
-        fresh=np.ones(n, bool),
-        targets=rng.random((n, ACTIONS)).astype(np.float32),
-    )
-
-
-def learners(shape, objective, **settings):
-    model = build_model("cnn", DataSpec("dense", shape, ACTIONS))
-    arrays = model.init(1)
-    # Biases that are not zero, so that an error in them cannot hide.
-    rng = np.random.default_rng(5)
-    arrays = {name: rng.normal(0, 0.1, a.shape) if name.endswith("bias") else a for name, a in arrays.items()}
-    layout = Layout.of(arrays)
-    chosen = ClientSettings(**{"learning_rate": 0.05, **settings})
-    fast = make_learner(model, layout, objective, chosen)
-    assert isinstance(fast, CnnLearner)
-    return (
-        fast,
-        AutogradLearner(model, layout, objective, chosen),
-        lambda dtype: layout.flatten(arrays, np.dtype(dtype)),
-    )
-
-
-def assert_same_training(shape, objective, **settings):
-    fast, autograd, weights_as = learners(shape, objective, **settings)
-    weights, events = weights_as("float64"), events_of(shape)
-    before = weights.copy()
-    _, unclipped = autograd.train(weights, events, np.inf)
-    clip_norm = float(np.median(unclipped[unclipped > 0]))
-    expected, expected_norms = autograd.train(weights, events, clip_norm)
-    found, norms = fast.train(weights, events, clip_norm)
-    assert norms[1] == 0
-    assert (unclipped > clip_norm).any()
-    np.testing.assert_allclose(norms, expected_norms, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(found.vector, expected.vector, rtol=0, atol=1e-10)
-    np.testing.assert_array_equal(weights, before)
+from fedbandit.objectives import Regression
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{type(o).__name__}-{o.reduction}")
 def test_trains_like_automatic_differentiation(objective):
-    assert_same_training((28, 28), objective)
+    assert isinstance(learners("cnn", (28, 28), objective)[0], CnnLearner)
+    assert_same_training("cnn", (28, 28), objective)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (5, 7), (9, 10, 3), (32, 32, 3), (30, 14, 1)], ids=str)
 def test_any_shape_of_image(shape):
-    assert_same_training(shape, Regression())
+    assert_same_training("cnn", shape, Regression())
 
 
 @pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str)
 def test_any_batch_size(settings):
-    assert_same_training((8, 8), Regression(), **settings)
+    assert_same_training("cnn", (8, 8), Regression(), **settings)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 @pytest.mark.parametrize("shape", [(28, 28), (9, 10, 3)], ids=str)
 @pytest.mark.parametrize("count", [0, 1, 300])
 def test_scores_like_the_model(shape, count, dtype, tolerance):
-    fast, autograd, weights_as = learners(shape, Regression())
+    fast, autograd, weights_as = learners("cnn", shape, Regression())
     weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, *shape)).astype(np.float32)
     scores = fast.predict(weights, contexts).mean
     assert scores.shape == (count, ACTIONS)
@@ -108,7 +41,7 @@ def test_scores_like_the_model(shape, count, dtype, tolerance):
 
 def test_the_first_step_in_single_precision():
     """Whole epochs in float32 are chaotic (ties of relu and pooling flip); a single step is not."""
-    fast, autograd, weights_as = learners((28, 28), Regression(), learning_rate=0.5)
+    fast, autograd, weights_as = learners("cnn", (28, 28), Regression(), learning_rate=0.5)
     weights, events = weights_as("float32"), events_of((28, 28), sizes=(16,))
     expected, _ = autograd.train(weights, events, np.inf)
     found, _ = fast.train(weights, events, np.inf)
@@ -118,7 +51,7 @@ def test_the_first_step_in_single_precision():
 
 def test_a_flat_background_does_not_matter():
     """Where pooled values tie, any choice gives the same update; images with constant regions have many ties."""
-    fast, autograd, weights_as = learners((28, 28), Regression())
+    fast, autograd, weights_as = learners("cnn", (28, 28), Regression())
     weights, events = weights_as("float64"), events_of((28, 28))
     events.contexts[:, :14] = 1.0
     events.contexts[:, 20:] = 0.0
@@ -128,7 +61,7 @@ def test_a_flat_background_does_not_matter():
 
 
 def test_a_client_that_diverges_is_left_out():
-    fast, _, weights_as = learners((8, 8), Regression(), learning_rate=1e30)
+    fast, _, weights_as = learners("cnn", (8, 8), Regression(), learning_rate=1e30)
     events = events_of((8, 8))
     update, norms = fast.train(weights_as("float32"), events, 1.0)
     assert not np.isfinite(norms[0])

@@ -29,7 +29,7 @@ def _dense(data: DataSpec) -> Model:
         x = torch.nn.functional.normalize(x.flatten(1), dim=1)
         return torch.addmm(params["bias"], x, params["weight"])
 
-    return Model(init, scores)
+    return Model(init, scores, kernel="dense-linear")
 
 
 def _sparse(data: DataSpec) -> Model:
@@ -135,7 +135,7 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
         x = relu(x.flatten(1) @ params["dense1"] + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
-    return Model(init, scores)
+    return Model(init, scores, kernel="mlp")
 
 
 BUILT_IN = {"linear": linear, "linear-heads": linear_heads, "cnn": cnn, "mlp": mlp}

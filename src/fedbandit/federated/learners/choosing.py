@@ -41,6 +41,12 @@ def make_learner(
         from fedbandit.federated.learners.cnn import CnnLearner
 
         return CnnLearner(layout, objective, settings)
+    if model.kernel in ("dense-linear", "mlp") and isinstance(objective, Pointwise) and not model.heads:
+        from fedbandit.federated.learners.dense import ChosenLinearLearner, ChosenMlpLearner, DenseLearner
+
+        linear = model.kernel == "dense-linear"
+        chosen = ChosenLinearLearner if linear else ChosenMlpLearner
+        return (DenseLearner if objective.supervised else chosen)(layout, objective, settings, normalised=linear)
     return AutogradLearner(model, layout, objective, settings)
 
 

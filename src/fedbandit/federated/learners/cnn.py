@@ -6,6 +6,7 @@ dense layers are updated in place without ever making their gradient. Knows noth
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -17,12 +18,14 @@ from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners import winograd
 from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
+from fedbandit.federated.learners.dense import Errors, trained_by_hand
 from fedbandit.federated.learners.winograd import NARROW, TILE, WIDE
-from fedbandit.federated.pipeline import UpdateSum
+from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
 
 _SCORE_ROWS = 256  # images scored at a time: enough for the dense layers to be worth reading once
+_MOST_STEPS = 1024  # events of a chunk, over all epochs, whose factors are kept: 15 MB
 _BLOCK = 4  # images that go through the convolutions together, so that their tiles stay in the cache
 
 
@@ -50,63 +53,45 @@ class CnnLearner:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+        steps = self.settings.epochs * len(events)
+        if pull or steps > _MOST_STEPS:
+            return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+        return self._train_in_steps(weights, events, clip_norm)
+
+    @torch.no_grad()
+    def _train_in_steps(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
+        """As the updates are summed elsewhere, but the large layer's are never made one by one."""
+        assert isinstance(events.contexts, np.ndarray)
+        single_threaded_torch()
+        start, rate = torch.from_numpy(weights), self.settings.learning_rate
+        images, steps = _images(events.contexts, weights.dtype), self.settings.epochs * len(events)
+        network = _StepNetwork(self.layout, images, self.settings.batch_size, start, steps)
+        errors = Errors(self.objective, events, weights.dtype, network.num_actions)
+        norms = np.zeros(events.num_clients)
+        for client in range(events.num_clients):
+            first, last = int(events.bounds[client]), int(events.bounds[client + 1])
+            if first == last:
+                continue
+            network.load(start)
+            for _ in range(self.settings.epochs):
+                for begin in range(first, last, self.settings.batch_size):
+                    end = min(begin + self.settings.batch_size, last)
+                    network.descend(errors(network.forward(begin, end), begin, end), rate)
+            norms[client] = norm = network.finish()
+            network.keep(clip_factor(norm, clip_norm) if np.isfinite(norm) else 0.0)
+        return DenseSum(network.total().numpy()), norms
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         """Each client's update; it lies in the working copy, and is gone when the next one is asked for."""
         assert isinstance(events.contexts, np.ndarray)
-        single_threaded_torch()
-        start = torch.from_numpy(weights)
-        size, rate = self.settings.batch_size, self.settings.learning_rate
-        network = _Network(self.layout, _images(events.contexts, weights.dtype), size)
-        errors = _Errors(self.objective, events, weights.dtype, network.num_actions)
-        for client in range(events.num_clients):
-            first, last = int(events.bounds[client]), int(events.bounds[client + 1])
-            if first == last:
-                yield None
-                continue
-            added = None if drift is None else drift(client)
-            with torch.no_grad():
-                network.load(start)
-                for _ in range(self.settings.epochs):
-                    for begin in range(first, last, size):
-                        end = min(begin + size, last)
-                        before = network.weights.clone() if pull else None
-                        network.descend(errors(network.forward(begin, end), begin, end), rate)
-                        if before is not None:
-                            network.weights.sub_(before.sub_(start), alpha=rate * pull)
-                        if added is not None:
-                            network.weights.sub_(torch.from_numpy(added), alpha=rate)
-                        if before is not None or added is not None:
-                            network.changed()
-                delta = network.weights.sub_(start)
-            yield delta.numpy()
+        images = _images(events.contexts, weights.dtype)
 
+        def network(batch: int) -> "_Network":
+            return _Network(self.layout, images, batch)
 
-class _Errors:
-    """The derivative of the loss with respect to the scores of a mini-batch."""
-
-    def __init__(self, objective: Pointwise, events: Events, dtype: np.dtype, num_actions: int) -> None:
-        self._objective = objective
-        self._weights = torch.from_numpy(objective.weights(events.propensities.astype(dtype), events.weights))
-        self._actions = torch.from_numpy(events.actions)[:, None]
-        if objective.supervised:
-            assert events.targets is not None
-            self._rewards = torch.from_numpy(events.targets.astype(dtype))
-        else:
-            self._rewards = torch.from_numpy(events.rewards.astype(dtype))[:, None]
-        self._num_actions = num_actions
-
-    def __call__(self, scores: Tensor, begin: int, end: int) -> Tensor:
-        objective, actions = self._objective, self._actions[begin:end]
-        answers = scores if objective.supervised else scores.gather(1, actions)
-        if objective.logistic:
-            answers = torch.sigmoid(answers)
-        errors = (answers - self._rewards[begin:end]) * self._weights[begin:end, None]
-        errors *= objective.factor(end - begin, self._num_actions)
-        return errors if objective.supervised else torch.zeros_like(scores).scatter_(1, actions, errors)
+        return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
 
 
 class _Network:
@@ -159,7 +144,7 @@ class _Network:
         for first in range(0, self._here, _BLOCK):
             self._convolve(begin, first, min(first + _BLOCK, self._here))
         features, hidden = self._features[: self._here].flatten(1), self._hidden[: self._here]
-        torch.addmm(p["dense1_bias"], features, p["dense1"], out=hidden).relu_()
+        self._hide(features, hidden)
         return torch.addmm(p["dense2_bias"], hidden, p["dense2"])
 
     def descend(self, errors: Tensor, rate: float) -> None:
@@ -167,10 +152,9 @@ class _Network:
         p = self._params
         features, hidden = self._features[: self._here].flatten(1), self._hidden[: self._here]
         hidden_gradient = torch.mm(errors, p["dense2"].T).mul_(hidden > 0)
-        feature_gradient = torch.mm(hidden_gradient, p["dense1"].T).view(-1, WIDE)
+        feature_gradient = self._reveal(features, hidden_gradient, rate).view(-1, WIDE)
         p["dense2"].addmm_(hidden.T, errors, alpha=-rate)
         p["dense2_bias"].sub_(errors.sum(0), alpha=rate)
-        p["dense1"].addmm_(features.T, hidden_gradient, alpha=-rate)
         p["dense1_bias"].sub_(hidden_gradient.sum(0), alpha=rate)
 
         biases = torch.zeros_like(p["conv1_bias"]), torch.zeros_like(p["conv2_bias"])
@@ -185,6 +169,17 @@ class _Network:
         for name, gradient in zip(("conv1_bias", "conv2_bias"), biases, strict=True):
             p[name].sub_(gradient, alpha=rate)
         self.changed()
+
+    def _hide(self, features: Tensor, hidden: Tensor) -> None:
+        """The large layer's way forth: hidden units [b, 512] from features."""
+        torch.addmm(self._params["dense1_bias"], features, self._params["dense1"], out=hidden).relu_()
+
+    def _reveal(self, features: Tensor, hidden_gradient: Tensor, rate: float) -> Tensor:
+        """The large layer's way back: the features' gradient; then its step."""
+        dense = self._params["dense1"]
+        gradient = torch.mm(hidden_gradient, dense.T)
+        dense.addmm_(features.T, hidden_gradient, alpha=-rate)
+        return gradient
 
     def changed(self) -> None:
         p = self._params
@@ -237,6 +232,84 @@ class _Network:
         inputs = self._inputs[: TILE * count * NARROW].view(TILE, count, NARROW)
         outputs = self._outputs[: TILE * count * WIDE].view(TILE, count, WIDE)
         return inputs, outputs, slice(first * self._tiles_per_image, last * self._tiles_per_image)
+
+
+class _StepNetwork(_Network):
+    """A network whose large layer stays as received: of what a client adds to it, only the factors are kept.
+
+    A step adds features' x hidden gradient to the layer, of rank 16 where the layer has 1.6 million entries. What the
+    steps so far do to a batch follows from products with their factors, and so does the norm of a client's update; the
+    sum over clients is made once.
+    """
+
+    def __init__(self, layout: Layout, images: np.ndarray, batch: int, received: Tensor, steps: int) -> None:
+        super().__init__(layout, images, batch)
+        self._dense = layout.split(received)["dense1"]
+        self._received = received
+        sizes = [prod(shape) for _, shape in layout.shapes]
+        before = sum(sizes[: [name for name, _ in layout.shapes].index("dense1")])
+        self._small = slice(0, before), slice(before + self._dense.numel(), layout.size)  # all but the large layer
+        self._inputs_kept = torch.zeros((steps, len(self._dense)), dtype=received.dtype)
+        self._steps_kept = torch.zeros((steps, self._dense.shape[1]), dtype=received.dtype)
+        self._first = self._last = 0  # the rows of this client
+        self._total = torch.zeros_like(received)
+
+    def load(self, weights: Tensor) -> None:
+        for part in self._small:
+            self.weights[part].copy_(weights[part])
+        self._first = self._last
+        self.changed()
+
+    def forward(self, begin: int, end: int) -> Tensor:
+        rows = self._inputs_kept[self._last : self._last + end - begin]
+        self._features = rows.view(end - begin, self._tiles_per_image, WIDE)  # made where they are kept
+        return super().forward(begin, end)
+
+    def _hide(self, features: Tensor, hidden: Tensor) -> None:
+        torch.addmm(self._params["dense1_bias"], features, self._dense, out=hidden)
+        if self._last > self._first:
+            inputs, steps = self._so_far()
+            hidden.addmm_(torch.mm(features, inputs.T), steps, alpha=-1)
+        hidden.relu_()
+
+    def _reveal(self, features: Tensor, hidden_gradient: Tensor, rate: float) -> Tensor:
+        gradient = torch.mm(hidden_gradient, self._dense.T)
+        if self._last > self._first:
+            inputs, steps = self._so_far()
+            gradient.addmm_(torch.mm(hidden_gradient, steps.T), inputs, alpha=-1)
+        torch.mul(hidden_gradient, rate, out=self._steps_kept[self._last : self._last + len(features)])
+        self._last += len(features)
+        return gradient
+
+    def _so_far(self) -> tuple[Tensor, Tensor]:
+        rows = slice(self._first, self._last)
+        return self._inputs_kept[rows], self._steps_kept[rows]
+
+    def finish(self) -> float:
+        """The norm of the client's update; the small layers hold their change from here on."""
+        inputs, steps = self._so_far()
+        square = torch.mm(inputs, inputs.T).mul_(torch.mm(steps, steps.T)).sum()
+        for part in self._small:
+            change = self.weights[part].sub_(self._received[part])
+            square += change.square().sum()
+        return float(square.clamp_(min=0).sqrt())
+
+    def keep(self, factor: float) -> None:
+        """Add the client's update, times a factor, to the sum; 0 leaves it out, whatever it holds."""
+        _, steps = self._so_far()
+        if factor == 0:
+            steps.zero_()
+            self._inputs_kept[self._first : self._last].zero_()
+            return
+        steps.mul_(-factor)
+        for part in self._small:
+            self._total[part].add_(self.weights[part], alpha=factor)
+
+    def total(self) -> Tensor:
+        """The sum over all clients that were kept."""
+        large = self._total[self._small[0].stop : self._small[1].start].view_as(self._dense)
+        torch.mm(self._inputs_kept[: self._last].T, self._steps_kept[: self._last], out=large)
+        return self._total
 
 
 def _images(contexts: np.ndarray, dtype: np.dtype) -> np.ndarray:

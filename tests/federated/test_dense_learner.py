@@ -1,0 +1,46 @@
+"""Linear models and MLPs on dense features, trained by hand, against automatic differentiation."""
+
+import numpy as np
+import pytest
+from learner_agreement import ACTIONS, OBJECTIVES, assert_same_training, events_of, learners
+
+from fedbandit.federated.learners.dense import ChosenLinearLearner, ChosenMlpLearner, DenseLearner
+from fedbandit.objectives import Regression
+
+MODELS = {"linear": ChosenLinearLearner, "mlp": ChosenMlpLearner}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{type(o).__name__}-{o.reduction}")
+def test_trains_like_automatic_differentiation(model, objective):
+    chosen, *_ = learners(model, (6, 5), objective)
+    assert type(chosen) is (DenseLearner if objective.supervised else MODELS[model])
+    assert_same_training(model, (6, 5), objective)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str)
+def test_any_batch_size_and_a_pull(model, settings):
+    assert_same_training(model, (11,), Regression(), pull=0.3, **settings)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
+@pytest.mark.parametrize("count", [0, 1, 5000])
+def test_scores_like_the_model(model, count, dtype, tolerance):
+    fast, autograd, weights_as = learners(model, (4, 3), Regression())
+    weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, 4, 3)).astype(np.float32)
+    contexts[:1] = 0  # has no direction
+    scores = fast.predict(weights, contexts).mean
+    assert scores.dtype == weights.dtype
+    if count:
+        assert scores.shape == (count, ACTIONS)
+        np.testing.assert_allclose(scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_client_that_diverges_is_left_out(model):
+    fast, _, weights_as = learners(model, (8, 8), Regression(), learning_rate=1e30)
+    update, norms = fast.train(weights_as("float32"), events_of((8, 8)), 1.0)
+    assert not np.isfinite(norms[0])
+    assert np.isfinite(update.vector).all()
