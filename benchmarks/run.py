@@ -24,26 +24,44 @@ import sgemm
 RESULTS = HERE / "results.json"
 PEERS = {"pfl": "pfl_loop.py", "fedjax": "fedjax_loop.py", "flower": "flower_loop.py"}
 OURS, TRAINING = "fedbandit, bandit round", "fedbandit, training only"
-ONE_THREAD, TWO_THREADS = "plain torch, 1 thread", "plain torch, 2 threads"
+TWO_THREADS = "plain torch, 2 threads"
+KINDS = {"bandit": "bandit round", "train": "training only"}
+FORMS = [("sparse", "bandit"), ("sparse", "train"), ("dense", "train")]  # of texts; dense bags only train
 
 
 def contestants(folder: Path, peers: bool) -> list[Contestant]:
-    """Everybody who plays on this workload."""
+    """Everybody who plays on this workload: in whole bandit rounds and in training alone; texts sparse and dense."""
     where = str(folder)
     found = [
         Contestant(OURS, "ours.py", (where, "bandit", "2")),
         Contestant(TRAINING, "ours.py", (where, "train", "2")),
-        Contestant(ONE_THREAD, "plain_torch.py", (where, "1")),
-        Contestant(TWO_THREADS, "plain_torch.py", (where, "2")),
     ]
+    loops = [("plain torch, 1 thread", "plain_torch.py", "1", None), (TWO_THREADS, "plain_torch.py", "2", None)]
     if peers:
+        loops += [
+            ("pfl 0.6.0, 1 thread", "pfl_loop.py", "1", "pfl"),
+            ("pfl 0.6.0, 2 threads", "pfl_loop.py", "2", "pfl"),
+            ("FedJAX 0.0.17", "fedjax_loop.py", "2", "fedjax"),
+            ("Flower 1.41.0 + Ray, 2 workers", "flower_loop.py", "2", "flower"),
+        ]
+    images = (folder / "images.npy").exists()
+    for form, kind in FORMS if not images else [("dense", "bandit"), ("dense", "train")]:
+        suffix = "" if images else f", {form}"
         found += [
-            Contestant("pfl 0.6.0, 1 thread", "pfl_loop.py", (where, "1"), "pfl"),
-            Contestant("pfl 0.6.0, 2 threads", "pfl_loop.py", (where, "2"), "pfl"),
-            Contestant("FedJAX 0.0.17", "fedjax_loop.py", (where,), "fedjax"),
-            Contestant("Flower 1.41.0 + Ray, 2 workers", "flower_loop.py", (where, "2"), "flower"),
+            Contestant(f"{name}{suffix}, {KINDS[kind]}", script, (where, form, kind, threads), environment)
+            for name, script, threads, environment in loops
         ]
     return found
+
+
+def best_of(rows: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
+    """The fastest of the others in whole bandit rounds, or in training alone."""
+    others = {
+        name: row
+        for name, row in rows.items()
+        if "error" not in row and not name.startswith("fedbandit") and name.endswith(KINDS[kind])
+    }
+    return min(others.items(), key=lambda item: float(item[1]["wall"]))
 
 
 def install_peers() -> dict[str, str]:
@@ -104,16 +122,17 @@ def print_table(name: str, result: dict[str, Any]) -> None:
     images = name.startswith("E")
     print(f"\n{name} (1.00 = a whole bandit round of fedbandit)")
     print(
-        f"{'':34s} {'wall':>7s} {'CPU':>7s} {'memory':>8s} {'load':>6s}{'  of sgemm peak: wall, CPU' if images else ''}"
+        f"{'':48s} {'wall':>7s} {'CPU':>7s} {'memory':>8s} {'load':>6s}{'  of sgemm peak: wall, CPU' if images else ''}"
     )
     for contestant, row in rows.items():
         if "error" in row:
-            print(f"{contestant:34s} not measured: {row['error'][:80]}")
+            print(f"{contestant:48s} not measured: {row['error'][:80]}")
             continue
-        line = f"{contestant:34s} {row['wall'] / base['wall']:7.2f} {row['cpu'] / base['cpu']:7.2f}"
+        line = f"{contestant:48s} {row['wall'] / base['wall']:7.2f} {row['cpu'] / base['cpu']:7.2f}"
         line += f" {row['memory_mb']:5.0f} MB {row['load']:6.1f}"
         if images:
-            flop = workloads.FLOP_TRAINING + (workloads.FLOP_FORWARD if contestant == OURS else 0)
+            acts = contestant.endswith(KINDS["bandit"])
+            flop = workloads.FLOP_TRAINING + (workloads.FLOP_FORWARD if acts else 0)
             threads = "1" if "1 thread" in contestant else "2"
             work, peak = flop * result["examples"] / 1e9, result["peak_gflops"]
             row["of_peak"], row["of_peak_cpu"] = (
@@ -122,6 +141,9 @@ def print_table(name: str, result: dict[str, Any]) -> None:
             )
             line += f" {100 * row['of_peak']:16.0f}% {100 * row['of_peak_cpu']:4.0f}%"
         print(line)
+    for kind in KINDS:
+        name, row = best_of(rows, kind)
+        print(f"the fastest of the others, {KINDS[kind]}: {row['wall'] / base['wall']:.2f} ({name})")
     print(f"a bandit round: {base['wall']:.3f} s wall, {base['cpu']:.3f} s CPU, {1 / base['wall']:.1f} rounds a second")
     if images:
         one, two, cpu = result["peak_gflops"].values()
@@ -131,7 +153,7 @@ def print_table(name: str, result: dict[str, Any]) -> None:
 def busy_neighbour(folder: Path, rounds: int) -> dict[str, float]:
     """How much a round slows down when another process keeps one core busy: 1.5 is a fair share on two cores."""
     print("\nwith another process busy on one core", flush=True)
-    some = [c for c in contestants(folder, peers=False) if c.name in (OURS, TWO_THREADS)]
+    some = [c for c in contestants(folder, peers=False) if c.name in (OURS, f"{TWO_THREADS}, {KINDS['train']}")]
     quiet = take_turns(some, rounds, HERE / ".data" / "logs")
     core = sorted(os.sched_getaffinity(0))[0]
     endless = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"

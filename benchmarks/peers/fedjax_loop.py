@@ -12,7 +12,8 @@ jax.tree_map = jax.tree_util.tree_map  # FedJAX uses the name that newer version
 import fedjax  # noqa: E402
 from fedjax.algorithms import fed_avg  # noqa: E402
 
-work = Workload(sys.argv[1])
+work = Workload(sys.argv[1], form=sys.argv[2])
+BANDIT = sys.argv[3] == "bandit"
 
 
 def glorot(rng: np.random.Generator, *shape: int) -> jnp.ndarray:
@@ -30,6 +31,8 @@ def init() -> dict[str, jnp.ndarray]:
 
 
 def scores(p: dict[str, jnp.ndarray], x: jnp.ndarray) -> jnp.ndarray:
+    if work.sparse and not work.is_images:
+        return work.value * p["w"][x].sum(axis=1) + p["b"]
     if not work.is_images:
         return x @ p["w"] + p["b"]
     x = x[..., None]
@@ -42,7 +45,11 @@ def scores(p: dict[str, jnp.ndarray], x: jnp.ndarray) -> jnp.ndarray:
 
 
 def loss(p: dict[str, jnp.ndarray], batch: dict[str, jnp.ndarray]) -> jnp.ndarray:
-    chosen = jnp.take_along_axis(scores(p, batch["x"]), batch["actions"][:, None], axis=1)[:, 0]
+    actions = batch["actions"]
+    if work.sparse and not work.is_images:  # of each word's row the loss needs the chosen action's entry alone
+        chosen = work.value * p["w"][batch["x"], actions[:, None]].sum(axis=1) + p["b"][actions]
+    else:
+        chosen = jnp.take_along_axis(scores(p, batch["x"]), actions[:, None], axis=1)[:, 0]
     return jnp.mean((chosen - batch["rewards"]) ** 2)
 
 
@@ -52,16 +59,27 @@ algorithm = fed_avg.federated_averaging(
     fedjax.optimizers.adam(SERVER_RATE),
     fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH, num_epochs=1, seed=0),
 )
-clients = []
-for i in range(work.num_clients):
+rng = np.random.default_rng(0)
+score = jax.jit(scores)
+
+
+def client_data(i: int) -> tuple[int, fedjax.ClientDataset, jnp.ndarray]:
+    """The log that a client has, or the one that it makes by acting."""
     one = work.client(i)
+    if BANDIT:
+        one = one.acted(np.asarray(score(deployed, one.x)), rng)
     columns = {"x": one.x, "actions": one.actions.astype(np.int32), "rewards": one.rewards}
-    clients.append((i, fedjax.ClientDataset(columns), jax.random.PRNGKey(i)))
-state = algorithm.init(init())
+    return i, fedjax.ClientDataset(columns), jax.random.PRNGKey(i)
+
+
+deployed = init()
+state = algorithm.init(deployed)
+logged = [client_data(i) for i in range(work.num_clients)]
 
 
 def run_round() -> None:
     global state
+    clients = [client_data(i) for i in range(work.num_clients)] if BANDIT else logged
     state, _ = algorithm.apply(state, clients)
     jax.block_until_ready(state.params)
 

@@ -1,5 +1,6 @@
 """pfl: FederatedAveraging on its SimulatedBackend with its own model wrapper; one process, one or two torch threads."""
 
+import copy
 import sys
 
 import numpy as np
@@ -16,10 +17,10 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from protocol import Requests
-from torch_models import chosen_loss, model_for
+from torch_models import chosen_loss, log_of, model_for
 
-work = Workload(sys.argv[1])
-torch.set_num_threads(int(sys.argv[2]))
+work = Workload(sys.argv[1], form=sys.argv[2])
+torch.set_num_threads(int(sys.argv[4]))
 torch.manual_seed(0)
 np.random.seed(0)  # noqa: NPY002 - pfl draws from the global generator
 
@@ -33,7 +34,7 @@ class WithLoss(torch.nn.Module):
 
     def loss(self, x, actions, rewards, eval=False):
         self.train(not eval)
-        return chosen_loss(self.inner(x), actions, rewards)
+        return chosen_loss(self.inner, x, actions, rewards)
 
     @torch.no_grad()
     def metrics(self, x, actions, rewards):
@@ -56,13 +57,14 @@ class Turns(TrainingProcessCallback):
 
 
 def user_dataset(user: int) -> Dataset:
-    client = work.client(user)
-    return Dataset(raw_data=tuple(map(torch.from_numpy, (client.x, client.actions, client.rewards))))
+    return Dataset(raw_data=log_of(work.client(user), acting, rng))
 
 
 users = list(range(work.num_clients))
 data = FederatedDataset(user_dataset, get_user_sampler("minimize_reuse", users))
 module = WithLoss()
+acting = copy.deepcopy(module.inner) if sys.argv[3] == "bandit" else None
+rng = np.random.default_rng(0)
 model = PyTorchModel(module, torch.optim.SGD, torch.optim.Adam(module.parameters(), SERVER_RATE))
 FederatedAveraging().run(
     NNAlgorithmParams(
