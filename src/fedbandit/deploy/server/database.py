@@ -78,7 +78,7 @@ class Database:
 
     def check(self) -> None:
         """Have SQLite look at the whole file; once at the start, since this takes seconds for millions of devices."""
-        with self._transaction("BEGIN") as db:
+        with self._transaction(write=False) as db:
             if problem := check_structure(db):
                 raise _damaged(self.path, problem)
 
@@ -88,7 +88,7 @@ class Database:
         if not (distinct := dict.fromkeys(names)):
             return found
         waiting = iter(distinct)
-        with self._transaction("BEGIN") as db:
+        with self._transaction(write=False) as db:
             while some := list(islice(waiting, _AT_ONCE)):
                 places = ",".join("?" * len(some))
                 query = f"SELECT name, counted, turn, settled, checksum FROM devices WHERE name IN ({places})"
@@ -99,7 +99,7 @@ class Database:
 
     def generations(self) -> list[Generation]:
         """The generations that are kept, the newest first."""
-        with self._transaction("BEGIN") as db:
+        with self._transaction(write=False) as db:
             rows = db.execute("SELECT number, files, facts, checksum FROM generations ORDER BY number DESC").fetchall()
         for number, files, facts, checksum in rows:
             if checksum != _digest(number, files, facts):
@@ -111,7 +111,7 @@ class Database:
 
         It must come after generation `after`; the generation `beside` is kept with it.
         """
-        with self._transaction("BEGIN IMMEDIATE") as db:
+        with self._transaction(write=True) as db:
             newest = db.execute("SELECT max(number) FROM generations").fetchone()[0]
             if newest != after:
                 raise DataError(f"{self.path}: is at generation {newest}, where {after} was expected; start again")
@@ -121,20 +121,21 @@ class Database:
         return devices
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, write: bool) -> Iterator[sqlite3.Connection]:
         with _explained(self.path):
             uri = f"{self.path.absolute().as_uri()}?mode=rw"
             with closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)) as db:
                 otherwise = "not the state of a deployment, or damaged; restore it from a copy"
                 check_format(db, self.path, _APPLICATION, FORMAT, otherwise)
                 db.execute("PRAGMA synchronous = EXTRA")  # the end of a commit is on disk as well
-                db.execute(begin)
-                yield db  # without a commit, closing rolls back
-                commit(db)
+                db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield db
+                if write:  # without it, closing leaves no trace
+                    commit(db)
 
 
 def commit(db: sqlite3.Connection) -> None:
-    """The moment in which a transaction happens."""
+    """The moment in which a round happens."""
     db.execute("COMMIT")
 
 

@@ -44,20 +44,20 @@ def read_ledger(path: Path) -> Spent | None:
     return spent
 
 
-def append(path: Path, before: Spent, number: int, what: What) -> Spent:
+def append(path: Path, number: int, what: What) -> None:
     """Put one more line on disk, for good, before this returns."""
     body = json.dumps({"round": number, "what": what})
-    line = f'{{"entry": {body}, "link": "{_link(before.link, body)}"}}\n'.encode()
     with open(path, "ab+") as file:
         os.fchmod(file.fileno(), 0o600)
         start = max(0, file.seek(0, os.SEEK_END) - _LONGEST)
         file.seek(start)
-        file.truncate(start + file.read().rfind(b"\n") + 1)  # half a line of a server that was killed
-        file.write(line)
+        complete, newline, _ = file.read().rpartition(b"\n")
+        file.truncate(start + len(complete + newline))  # half a line may be left of a server that was killed
+        before = object_in(complete.rpartition(b"\n")[2])["link"] if complete else ""
+        file.write(f'{{"entry": {body}, "link": "{_link(before, body)}"}}\n'.encode())
         file.flush()
         os.fsync(file.fileno())
     keep_names(path.parent)
-    return _after(before, line)
 
 
 def _after(before: Spent, line: bytes) -> Spent:

@@ -1,31 +1,30 @@
 """The server's folder: state, models, metrics, requests of the operator, and what `deploy status` reads from it."""
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.files import last_lines, object_in, pack, read_lines, read_object, unpack, write_bytes, write_json
+from fedbandit.core.files import last_lines, object_in, read_lines, read_object, write_bytes, write_json
 from fedbandit.deploy.server import database, ledger, migration
 from fedbandit.deploy.server.database import Database, Generation, Mark
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.federated.state import DamagedState, State, read_state, state_bytes
+from fedbandit.deploy.server.generations import facts_of, read_arrays, read_memory, with_facts, write_files
+from fedbandit.federated.state import DamagedState, State
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _OWN_FILE = re.compile(r"(state|noise)-\d+\.safetensors")
 _UNFINISHED = re.compile(rf"\.{_OWN_FILE.pattern}\..*\.tmp")
 _LONGEST_LINE = 2**20  # bytes of metrics
-_SCALARS = ("round", "clip_norm", "reward_total", "rewarded_rounds", "events", "extra")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Store:
         self._database: Database | None = None
         self._newest = self._sound = self._tried = 0  # generations: committed last, read or written whole, tried last
         self._devices = 0
-        self._spent = ledger.Spent()
+        self._released = 0  # the last private round that anybody may have seen
         self._looked = False  # whether models and metrics have been compared with the state
 
     def close(self) -> None:
@@ -81,26 +80,28 @@ class Store:
         self._newest = self._sound = self._tried = newest.number
         self._devices = newest.facts["devices"]
         self._check_ledger(newest)
-        memory = self._memory(newest)
+        memory = read_memory(self.folder, newest)
         try:
-            return Kept(self._state(newest), memory)
+            return Kept(read_arrays(self.folder, newest), memory)
         except DamagedState as damage:
             return Kept(self._fallen_back(newest, earlier, damage), memory, lost_step=True)
 
     def checkpoint(self, state: State, memory: dict[int, np.ndarray], marks: Mapping[str, Mark]) -> None:
         """From here on the round has happened: the files are on disk, and a commit names them with their checksums."""
         self._tried = number = self._tried + 1  # never the number of a file that may have been committed
-        files = self._written(number, state, memory)
-        generation = Generation(number, files, _facts(state, self._devices))
-        if _is_private(state.extra) and state.round > self._spent.released:
-            self._spent = ledger.append(self.folder / ledger.NAME, self._spent, state.round, "charged")
+        files = write_files(self.folder, number, state, memory)
+        generation = Generation(number, files, facts_of(state, self._devices))
+        private = _is_private(state.extra)
+        if private and state.round > self._released:
+            ledger.append(self.folder / ledger.NAME, state.round, "charged")
         if self._database is None:
             self._database = database.create(self.folder / database.NAME, generation, marks.items())
             self._devices = len(marks)
         else:
             self._devices = self._database.commit(generation, marks, self._newest, self._sound)
         self._newest = self._sound = number
-        self._release(state)
+        if private:
+            self._release(state.round)
 
     def publish(self, state: State, deployment: Deployment) -> None:
         """Bring models and metrics up to the checkpoint; does nothing where they are."""
@@ -144,7 +145,7 @@ class Store:
         if not earlier:
             raise DataError(f"{damage}; there is no earlier state to fall back to; restore it from a copy") from None
         try:
-            state = self._state(earlier[0])
+            state = read_arrays(self.folder, earlier[0])
         except DamagedState as other:
             raise DataError(f"{damage}; {other}; restore one of them from a copy") from None
         with suppress(FileNotFoundError):
@@ -153,50 +154,13 @@ class Store:
         self._sound = earlier[0].number
         number = newest.facts["round"]
         _logger.error("%s; falling back to the state before it: the step of round %d is lost", damage, number)
-        return replace(state, **{name: newest.facts[name] for name in _SCALARS})
-
-    def _written(self, number: int, state: State, memory: Mapping[int, np.ndarray]) -> dict[str, str]:
-        """The files of a generation, by name with their checksums. The noise has one of its own: it may survive."""
-        payloads = {f"state-{number}.safetensors": state_bytes(state)}
-        if memory:
-            payloads[f"noise-{number}.safetensors"] = pack({str(at): value for at, value in memory.items()}, {})
-        for name, payload in payloads.items():
-            write_bytes(self.folder / name, payload)
-        return {name: hashlib.sha256(payload).hexdigest() for name, payload in payloads.items()}
-
-    def _state(self, generation: Generation) -> State:
-        name = f"state-{generation.number}.safetensors"
-        return read_state(self._bytes(generation, name), self.folder / name)
-
-    def _memory(self, generation: Generation) -> dict[int, np.ndarray]:
-        """The memory of the noise. Nothing can take its place: the rounds to come would be less private than stated."""
-        name = f"noise-{generation.number}.safetensors"
-        if name not in generation.files:
-            return {}
-        try:
-            return {int(at): value for at, value in unpack(self._bytes(generation, name))[0].items()}
-        except (DamagedState, ValueError) as damage:
-            problem = "the memory of the noise is lost, and without it no round is as private as promised"
-            raise DataError(f"{damage}; {problem}; restore the file from a copy") from None
-
-    def _bytes(self, generation: Generation, name: str) -> bytes:
-        """The bytes that were written under that name; a file that cannot be read says nothing about them."""
-        path = self.folder / name
-        try:
-            payload = path.read_bytes()
-        except FileNotFoundError:
-            raise DamagedState(f"{path}: is gone") from None
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-        if hashlib.sha256(payload).hexdigest() != generation.files[name]:
-            raise DamagedState(f"{path}: damaged: its checksum does not match")
-        return payload
+        return with_facts(state, newest)
 
     def _migrate(self) -> None:
         state, memory, marks = migration.old_state(self.folder)
         if _is_private(state.extra) and ledger.read_ledger(self.folder / ledger.NAME) is None:
-            ledger.append(self.folder / ledger.NAME, ledger.Spent(), state.round, "migrated")
-        generation = Generation(1, self._written(1, state, memory), _facts(state, 0))
+            ledger.append(self.folder / ledger.NAME, state.round, "migrated")
+        generation = Generation(1, write_files(self.folder, 1, state, memory), facts_of(state, 0))
         database.create(self.folder / database.NAME, generation, marks.items())
         _logger.warning("%s: migrated the state of an older fedbandit after round %d", self.folder, state.round)
 
@@ -208,22 +172,20 @@ class Store:
         spent = ledger.read_ledger(path)
         if spent is None and reached:
             raise DataError(f"{path}: is gone, and with it what {reached} private rounds have spent; restore it")
-        self._spent = spent or self._spent
-        if self._spent.charged < reached:
-            raise DataError(f"{path}: ends at round {self._spent.charged}, the state is of round {reached}; restore it")
-        if self._spent.released > reached:
-            problem = f"round {self._spent.released} was released, and the state is of round {reached}"
+        spent = spent or ledger.Spent()
+        if spent.charged < reached:
+            raise DataError(f"{path}: ends at round {spent.charged}, the state is of round {reached}; restore it")
+        if spent.released > reached:
+            problem = f"round {spent.released} was released, and the state is of round {reached}"
             raise DataError(f"{path}: {problem}: an old copy? Restore the newer state")
-        self._release_round(reached)
+        self._released = spent.released
+        self._release(reached)
 
-    def _release(self, state: State) -> None:
-        if _is_private(state.extra):
-            self._release_round(state.round)
-
-    def _release_round(self, number: int) -> None:
-        """Say that a round may be seen from now on, before anybody can see it."""
-        if number > self._spent.released:
-            self._spent = ledger.append(self.folder / ledger.NAME, self._spent, number, "released")
+    def _release(self, number: int) -> None:
+        """Say that a private round may be seen from now on, before anybody can see it."""
+        if number > self._released:
+            ledger.append(self.folder / ledger.NAME, number, "released")
+            self._released = number
 
     def _refuse_remains(self) -> None:
         """A folder in which rounds have been run is not a new deployment, whatever is missing."""
@@ -271,12 +233,6 @@ class Store:
         return number
 
 
-def _facts(state: State, devices: int) -> dict[str, Any]:
-    """Everything of a state that is not an array."""
-    scalars = {name: getattr(state, name) for name in _SCALARS}
-    return {**scalars, "deployed": sorted(state.deployed), "devices": devices}
-
-
 def _is_private(extra: Mapping[str, Any]) -> bool:
     return extra["promises"].get("privacy") is not None
 
@@ -304,7 +260,7 @@ def read_summary(folder: Path) -> Summary:
         facts = Database(path).generations()[0].facts
     elif migration.has_old_state(folder):
         state, _, marks = migration.old_state(folder)
-        facts = _facts(state, len(marks))
+        facts = facts_of(state, len(marks))
     else:
         raise DataError(f"{folder}: not the state folder of a deployment (`state` in its TOML file)")
     rounds = facts["rewarded_rounds"]
