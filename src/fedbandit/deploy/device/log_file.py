@@ -182,6 +182,8 @@ class LogFile:
                 raise LogUnavailable(f"{self.path}: {error}") from None
             message = f"{self.path}: damaged ({first_line(str(error))}); move it away to start a new one"
             raise DataError(message) from None
+        except UnicodeDecodeError:  # of SQLite's own words, which quote the file
+            raise DataError(f"{self.path}: damaged; move it away to start a new one") from None
 
 
 def _text(found: bytes) -> str:

@@ -179,11 +179,11 @@ def _insert(db: sqlite3.Connection, generation: Generation, devices: int) -> Non
 
 
 def _checksum(*values: object) -> int:
-    return zlib.crc32(json.dumps(values).encode())
+    return zlib.crc32(json.dumps(values, default=repr).encode())  # damage can make any type of a value
 
 
 def _digest(*values: object) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(values, default=repr).encode()).hexdigest()
 
 
 def _damaged(path: Path, problem: str) -> DataError:
@@ -199,3 +199,5 @@ def _explained(path: Path) -> Iterator[None]:
         if passes(error):
             raise DatabaseUnavailable(f"{path}: {error}") from None
         raise _damaged(path, first_line(str(error))) from None
+    except UnicodeDecodeError:  # of SQLite's own words, which quote the file
+        raise _damaged(path, "its texts are not texts") from None
