@@ -407,7 +407,8 @@ def a_round_of_100(database):
     facts = {"devices": 0, "extra": {}}
     last = database.generations()[0].number
     following = {name: Mark(marks[name].counted + 1, 7) for name in names}
-    database.commit(Generation(last + 1, {}, facts), following, last, last)
+    nodes = {17 * i: name for i, name in enumerate(names)}
+    database.commit(Generation(last + 1, {}, facts), following, nodes, last, last)
 
 
 def test_a_rounds_work_does_not_grow_with_the_number_of_devices(tmp_path):
@@ -416,7 +417,7 @@ def test_a_rounds_work_does_not_grow_with_the_number_of_devices(tmp_path):
         marks = ((f"device-{i}", Mark(i, i % 50)) for i in range(number))
         work.append(steps_of(create(tmp_path / f"{number}.sqlite", Generation(1, {}, {}), marks), a_round_of_100))
     (few_steps, few_rows), (many_steps, many_rows) = work
-    assert many_rows == few_rows == 101  # marks, and one generation
+    assert many_rows == few_rows == 201  # marks, nodes, and one generation
     assert many_steps == few_steps
 
 

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ FORMAT = 3  # formats 1 (0.1) and 2 were one file, `state.safetensors`; see migr
 KEPT = 2  # generations of the state
 _APPLICATION = 0x66627376  # marks the file as ours
 _AT_ONCE = 500  # names in one query
+_MARKS = "SELECT name, counted, turn, settled, checksum FROM devices WHERE name"
+_NODES = "SELECT node, name FROM nodes WHERE node"
 _PATIENCE = 60.0  # seconds to wait for somebody who reads the status
 _SCHEMA = """
 CREATE TABLE devices (
@@ -33,6 +34,10 @@ CREATE TABLE devices (
     turn INTEGER,
     settled TEXT,
     checksum INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE nodes (
+    node TEXT PRIMARY KEY,
+    name TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE generations (
     number INTEGER PRIMARY KEY,
@@ -85,16 +90,22 @@ class Database:
     def marks(self, names: Iterable[str]) -> dict[str, Mark]:
         """What is remembered of these devices, of those that are known."""
         found: dict[str, Mark] = {}
-        if not (distinct := dict.fromkeys(names)):
-            return found
-        waiting = iter(distinct)
-        with self._transaction(write=False) as db:
-            while some := list(islice(waiting, _AT_ONCE)):
-                places = ",".join("?" * len(some))
-                query = f"SELECT name, counted, turn, settled, checksum FROM devices WHERE name IN ({places})"
-                for name, counted, turn, settled, checksum in db.execute(query, some):
-                    sound = checksum == _checksum(name, counted, turn, settled)
-                    found[name] = Mark(counted, turn, settled) if sound else Mark(damaged=True)
+        for name, counted, turn, settled, checksum in self._rows(_MARKS, list(dict.fromkeys(names))):
+            sound = checksum == _checksum(name, counted, turn, settled)
+            found[name] = Mark(counted, turn, settled) if sound else Mark(damaged=True)
+        return found
+
+    def devices(self, nodes: Iterable[int]) -> dict[int, str]:
+        """Which devices these nodes were when they last took part, of those that have."""
+        return {int(node): str(name) for node, name in self._rows(_NODES, [str(node) for node in nodes])}
+
+    def _rows(self, query: str, keys: list[str]) -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
+        if keys:
+            with self._transaction(write=False) as db:
+                for start in range(0, len(keys), _AT_ONCE):
+                    some = keys[start : start + _AT_ONCE]
+                    found += db.execute(f"{query} IN ({','.join('?' * len(some))})", some)
         return found
 
     def generations(self) -> list[Generation]:
@@ -106,7 +117,9 @@ class Database:
                 raise _damaged(self.path, f"generation {number} is not what was written")
         return [Generation(number, json.loads(files), json.loads(facts)) for number, files, facts, _ in rows]
 
-    def commit(self, following: Generation, marks: Mapping[str, Mark], after: int, beside: int) -> int:
+    def commit(
+        self, following: Generation, marks: Mapping[str, Mark], nodes: Mapping[int, str], after: int, beside: int
+    ) -> int:
         """From here on `following` is the state; the number of devices that are known.
 
         It must come after generation `after`; the generation `beside` is kept with it.
@@ -116,6 +129,8 @@ class Database:
             if newest != after:
                 raise DataError(f"{self.path}: is at generation {newest}, where {after} was expected; start again")
             devices = int(following.facts["devices"]) + sum(_write(db, name, mark) for name, mark in marks.items())
+            known = ((str(node), name) for node, name in nodes.items())
+            db.executemany("INSERT OR REPLACE INTO nodes VALUES (?, ?)", known)
             _insert(db, following, devices)
             db.execute("DELETE FROM generations WHERE number NOT IN (?, ?)", (following.number, beside))
         return devices
@@ -139,7 +154,7 @@ def commit(db: sqlite3.Connection) -> None:
     db.execute("COMMIT")
 
 
-def create(path: Path, first: Generation, marks: Iterable[tuple[str, Mark]]) -> Database:
+def create(path: Path, first: Generation, marks: Iterable[tuple[str, Mark]] = ()) -> Database:
     """A new database with its first generation. It appears complete or not at all."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)  # of a server that was killed; the folder is ours alone

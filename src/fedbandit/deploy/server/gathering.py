@@ -66,7 +66,8 @@ class PlainReports:
 
         names = {node: self.devices[node] for node in asked if node in self.devices}
         known = marks(names.values())
-        counted = {node: known.get(device, Mark()).counted for node, device in names.items()}
+        sound = {device: mark.counted for device, mark in known.items() if not mark.damaged}
+        counted = {node: sound.get(device) for node, device in names.items()}
         tasks = [self._task(state, node, number, token, counted.get(node)) for node in asked]
         found = sort(self._answers(tasks, number, sort))
         name_refused(number, found.refused)
@@ -154,17 +155,21 @@ def rests(deployment: Deployment, mark: Mark, number: int) -> bool:
     every `separation`-th round from the first. Others can meet in more of the noise's rows and cost more.
     """
     plan = deployment.ledger and deployment.ledger.plan
-    if not plan or plan.sampling != "min-separation" or mark.turn is None:
+    if not plan or not takes_turns(deployment) or mark.turn is None:
         return False
     return (number - mark.turn) % plan.separation != 0
+
+
+def takes_turns(deployment: Deployment) -> bool:
+    """Whether the privacy plan gives each device its turns."""
+    return deployment.ledger is not None and deployment.ledger.plan.sampling == "min-separation"
 
 
 def awake(
     deployment: Deployment, nodes: Sequence[int], devices: Mapping[int, str], marks: MarksOf, number: int
 ) -> list[int]:
     """The nodes whose turn it may be, as far as it is known which devices they are."""
-    plan = deployment.ledger and deployment.ledger.plan
-    if not plan or plan.sampling != "min-separation":
+    if not takes_turns(deployment):
         return list(nodes)
     known = marks(devices[node] for node in nodes if node in devices)
     return [node for node in nodes if not rests(deployment, known.get(devices.get(node, ""), Mark()), number)]

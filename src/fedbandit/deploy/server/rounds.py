@@ -13,7 +13,7 @@ from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transpor
 from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gate import Gatekeeper
-from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, awake, select
+from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, awake, select, takes_turns
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
@@ -53,7 +53,7 @@ class Coordinator:
         self._memory: dict[int, np.ndarray] = {}  # of the noise
         if kept is None:
             self.state = deployment.start()
-            store.checkpoint(self.state, self._memory, {})
+            store.checkpoint(self.state, self._memory)
         else:
             self.state, self._memory = kept.state, kept.memory
             if kept.lost_step:
@@ -62,6 +62,7 @@ class Coordinator:
         store.publish(self.state, deployment)
         self._held: dict[int, int] = {}  # node -> the version that it has said it holds
         self._offered: dict[int, int] = {}  # node -> the version that it was last sent
+        self._recalled: dict[int, str | None] = {}  # node -> the device that the store knows it as
 
     @property
     def version(self) -> int:
@@ -85,10 +86,20 @@ class Coordinator:
             return None
         self._install(nodes)
         number = self.state.round + 1
+        if takes_turns(self.deployment):
+            self._recall(nodes)
         ready = awake(self.deployment, nodes, self._gathering.devices, self._store.marks, number)
         asked = self._select(self.deployment, ready, number)
+        self._recall(asked)
         found = self._gathering.gather(self.state, number, asked, self._store.marks)
         return None if found is None else self._conclude(number, asked, found)
+
+    def _recall(self, nodes: Sequence[int]) -> None:
+        """Find out which devices nodes were in earlier rounds, once for each: a device is told what was counted."""
+        new = [node for node in nodes if node not in self._recalled]
+        found = self._store.devices(new)
+        self._recalled |= {node: found.get(node) for node in new}
+        self._gathering.devices.update(found)
 
     def _install(self, nodes: Sequence[int]) -> None:
         """Bring the model in use to the nodes that do not hold it; who does not answer is asked again next round."""
@@ -165,12 +176,21 @@ class Coordinator:
         if verdict is not None:
             metrics["gate"] = verdict
         following.extra["last_metrics"] = metrics
-        self._keep(following, {} if noise is None else dict(noise.memory), found.marks)
+        devices = {node: self._gathering.devices.get(node) for node in asked}
+        nodes = {n: name for n, name in devices.items() if name in found.marks and name != self._recalled.get(n)}
+        self._keep(following, {} if noise is None else dict(noise.memory), found.marks, nodes)
+        self._recalled |= nodes
         _logger.info("round %d: %d of %d asked, reward %s", number, found.accepted, len(asked), metrics["reward"])
         return metrics
 
-    def _keep(self, state: State, memory: dict[int, np.ndarray], marks: Mapping[str, Mark] | None = None) -> None:
-        self._store.checkpoint(state, memory, marks or {})
+    def _keep(
+        self,
+        state: State,
+        memory: dict[int, np.ndarray],
+        marks: Mapping[str, Mark] | None = None,
+        nodes: Mapping[int, str] | None = None,
+    ) -> None:
+        self._store.checkpoint(state, memory, marks, nodes)
         before, self.state, self._memory = self.version, state, memory
         self._store.publish(state, self.deployment)
         if self.version != before:

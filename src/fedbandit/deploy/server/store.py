@@ -22,8 +22,8 @@ from fedbandit.deploy.server.generations import facts_of, read_arrays, read_memo
 from fedbandit.federated.state import DamagedState, State
 
 _logger = logging.getLogger("fedbandit.deploy.server")
-_OWN_FILE = re.compile(r"(state|noise)-\d+\.safetensors")
-_UNFINISHED = re.compile(rf"\.{_OWN_FILE.pattern}\..*\.tmp")
+_OWN_FILE = re.compile(r"(state|noise|model)-\d+\.safetensors")
+_UNFINISHED = re.compile(r"\.(state|noise|model)-\d+\.safetensors\..*\.tmp")
 _LONGEST_LINE = 2**20  # bytes of metrics
 
 
@@ -62,6 +62,11 @@ class Store:
         assert self._database is not None, "nothing is remembered before `load` or the first checkpoint"
         return self._database.marks(names)
 
+    def devices(self, nodes: Iterable[int]) -> dict[int, str]:
+        """Which devices these nodes were when they last took part, of those that have."""
+        assert self._database is not None, "nothing is remembered before `load` or the first checkpoint"
+        return self._database.devices(nodes)
+
     def load(self) -> Kept | None:
         """The last state, and the memory of the noise that goes with it; None before the first.
 
@@ -86,8 +91,17 @@ class Store:
         except DamagedState as damage:
             return Kept(self._fallen_back(newest, earlier, damage), memory, lost_step=True)
 
-    def checkpoint(self, state: State, memory: dict[int, np.ndarray], marks: Mapping[str, Mark]) -> None:
-        """From here on the round has happened: the files are on disk, and a commit names them with their checksums."""
+    def checkpoint(
+        self,
+        state: State,
+        memory: Mapping[int, np.ndarray],
+        marks: Mapping[str, Mark] | None = None,
+        nodes: Mapping[int, str] | None = None,
+    ) -> None:
+        """From here on the round has happened: the files are on disk, and a commit names them with their checksums.
+
+        `marks` are the round's new marks of devices, `nodes` the nodes that turned out to be other devices than before.
+        """
         self._tried = number = self._tried + 1  # never the number of a file that may have been committed
         files = write_files(self.folder, number, state, memory)
         generation = Generation(number, files, facts_of(state, self._devices))
@@ -95,10 +109,9 @@ class Store:
         if private and state.round > self._released:
             ledger.append(self.folder / ledger.NAME, state.round, "charged")
         if self._database is None:
-            self._database = database.create(self.folder / database.NAME, generation, marks.items())
-            self._devices = len(marks)
+            self._database = database.create(self.folder / database.NAME, generation)
         else:
-            self._devices = self._database.commit(generation, marks, self._newest, self._sound)
+            self._devices = self._database.commit(generation, marks or {}, nodes or {}, self._newest, self._sound)
         self._newest = self._sound = number
         if private:
             self._release(state.round)
@@ -158,7 +171,8 @@ class Store:
 
     def _migrate(self) -> None:
         state, memory, marks = migration.old_state(self.folder)
-        if _is_private(state.extra) and ledger.read_ledger(self.folder / ledger.NAME) is None:
+        spent = ledger.read_ledger(self.folder / ledger.NAME) or ledger.Spent()
+        if _is_private(state.extra) and spent.released < state.round:
             ledger.append(self.folder / ledger.NAME, state.round, "migrated")
         generation = Generation(1, write_files(self.folder, 1, state, memory), facts_of(state, 0))
         database.create(self.folder / database.NAME, generation, marks.items())
@@ -201,12 +215,12 @@ class Store:
         """Remove what the state no longer names, and what writers that were killed have left; damaged files stay."""
         assert self._database is not None
         named = {name for generation in self._database.generations() for name in generation.files}
-        kept = {self.model_path(version) for version in state.deployed}
-        outdated = [path for path in (self.folder / "models").glob("model-*.safetensors") if path not in kept]
-        for path in self.folder.iterdir():
-            forgotten = _OWN_FILE.fullmatch(path.name) and path.name not in named
-            if forgotten or _UNFINISHED.fullmatch(path.name):
-                outdated.append(path)
+        named |= {self.model_path(version).name for version in state.deployed}
+        outdated = [
+            path
+            for path in (*self.folder.iterdir(), *(self.folder / "models").iterdir())
+            if (_OWN_FILE.fullmatch(path.name) and path.name not in named) or _UNFINISHED.fullmatch(path.name)
+        ]
         for path in outdated:
             try:
                 path.unlink(missing_ok=True)
