@@ -29,10 +29,12 @@ class Faults:
 
     def __init__(self, folder: Path, at: int | None = None, kind: str = "kill") -> None:
         self.folder, self.at, self.kind = str(folder), at, kind
-        self.count, self.dead, self.log = 0, False, []
+        self.count, self.dead, self.elsewhere, self.log = 0, False, False, []
 
     def happens(self, what: str, path) -> None:
         """One operation; raises if it is the one that fails, or if the server is dead already."""
+        if self.elsewhere:
+            return
         if self.dead:
             raise Killed
         self.count += 1
@@ -148,7 +150,9 @@ def serve(deployment, network, faults: Faults, before_round=lambda number: None,
                 store = Store(deployment.folder)
                 server = coordinator(deployment, network, store, **more)
                 while server.state.round < server.deployment.rounds and attempts > 0:
+                    faults.elsewhere = True  # what others do in the folder is not the server's
                     before_round(server.state.round + 1)
+                    faults.elsewhere = False
                     server.attempt()
                     attempts -= 1
                 return server, starts
