@@ -87,7 +87,7 @@ def plain_round(folder, participants):
 def clear_task(folder):
     """What a server without secure aggregation asks for in its first round."""
     deployment = a_deployment(folder, values())
-    return PlainReports(deployment, None)._task(deployment.start(), 0, 1, "token")
+    return PlainReports(deployment, None)._task(deployment.start(), 0, 1, "token", None)
 
 
 def own_parts(deployment, participants):

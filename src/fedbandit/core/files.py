@@ -38,7 +38,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         if isinstance(error, OSError):  # name the file that was asked for, not the temporary one
             error.filename, error.filename2 = str(path), None
         raise
-    _keep_names(path.parent)
+    keep_names(path.parent)
 
 
 def write_bytes(path: Path, payload: bytes) -> None:
@@ -151,7 +151,7 @@ def count_lines(path: Path) -> int:
         return 0
 
 
-def _keep_names(folder: Path) -> None:
+def keep_names(folder: Path) -> None:
     """Have the folder itself on disk: a new name could be gone after a power cut, and with it what it stood for."""
     if os.name == "nt":  # where a folder cannot be opened
         return

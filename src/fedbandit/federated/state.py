@@ -74,6 +74,11 @@ class State:
 
 def save_state(state: State, path: Path) -> None:
     """Write the state with its checksum, so that the file is either complete or not there."""
+    write_bytes(path, state_bytes(state))
+
+
+def state_bytes(state: State) -> bytes:
+    """The bytes of the state's file, with their checksum."""
     tensors = {"weights": state.weights}
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
@@ -88,7 +93,7 @@ def save_state(state: State, path: Path) -> None:
         "same_as_weights": [name for name, value in state.kept.items() if value is state.weights],
         "extra": state.extra,
     }
-    write_bytes(path, pack(tensors, {"state": json.dumps(scalars)}))
+    return pack(tensors, {"state": json.dumps(scalars)})
 
 
 def load_state(path: Path) -> State:
@@ -101,6 +106,11 @@ def load_state(path: Path) -> State:
         payload = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    return read_state(payload, path)
+
+
+def read_state(payload: bytes, path: Path) -> State:
+    """The state in the bytes of that file; `DamagedState` where they are not those that were written."""
     try:
         tensors, texts = unpack(payload)
         scalars = json.loads(texts["state"])

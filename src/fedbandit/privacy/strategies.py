@@ -122,6 +122,14 @@ class Restarted:
         return start + self.strategy.since(number - start)
 
 
+def with_coefficients(strategy: Strategy, coefficients: tuple[float, ...]) -> Strategy:
+    """A banded strategy, restarted or not, with these coefficients in place of its own; any other as it is."""
+    if isinstance(strategy, Restarted):
+        return Restarted(with_coefficients(strategy.strategy, coefficients), strategy.period)
+    same = isinstance(strategy, Banded) and strategy.bands == len(coefficients)
+    return Banded(coefficients) if same else strategy
+
+
 DEFAULT_BANDS = 32  # the server remembers one vector as long as the model for each, and more of them buy little
 
 

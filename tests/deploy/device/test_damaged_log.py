@@ -57,7 +57,7 @@ def test_a_log_of_a_later_format_is_refused(log_path):
     db = sqlite3.connect(log_path)
     db.execute("PRAGMA user_version = 2")
     db.close()
-    with pytest.raises(DataError, match="format version 2"):
+    with pytest.raises(DataError, match="made by a newer fedbandit, format 2"):
         Agent(log_path.parent)
 
 

@@ -1,7 +1,6 @@
 """A private deployment: noise that is drawn once, kept secretly over a restart, and accounted for."""
 
 import stat
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +8,8 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.deploy.server.gathering import resting, select
+from fedbandit.deploy.server.database import Mark
+from fedbandit.deploy.server.gathering import rests, select
 from fedbandit.deploy.server.store import Store
 
 
@@ -103,12 +103,11 @@ def turns_allowed(deployment):
 
     def after(turns):
         yield turns
-        state = replace(start, extra={"last_turn": {"it": turns[-1]} if turns else {}})
+        mark = Mark(turn=turns[-1] if turns else None)
         for number in range(turns[-1] + 1 if turns else 1, deployment.rounds + 1):
-            if "it" not in resting(deployment, state, number):
+            if not rests(deployment, mark, number):
                 yield from after((*turns, number))
 
-    start = deployment.start()
     return after(())
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.device.card import make_private
+from fedbandit.deploy.sqlite_files import check_format, check_structure, first_line, passes
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,6 @@ CREATE TABLE log (
     rules TEXT NOT NULL
 );
 """
-# Failures that pass or that free space or rights would mend; everything else that SQLite reports is damage.
-_PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR}
-
-
-_PASSING |= {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM}
-
-
-_PASSING |= {sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_AUTH}
 
 
 class LogUnavailable(FedbanditError):
@@ -172,15 +165,11 @@ class LogFile:
         return self._connection
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
-        if found[0] != _APPLICATION:
-            raise DataError(f"{self.path}: not an event log, or damaged; move it away to start a new one")
-        if found[1] != _FORMAT:
-            raise DataError(f"{self.path}: format version {found[1]}, this fedbandit reads {_FORMAT}")
+        otherwise = "not an event log, or damaged; move it away to start a new one"
+        check_format(connection, self.path, _APPLICATION, _FORMAT, otherwise)
         if not self._checked:
-            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if problem != "ok":
-                raise DataError(f"{self.path}: damaged ({_first_line(problem)}); move it away to start a new one")
+            if problem := check_structure(connection):
+                raise DataError(f"{self.path}: damaged ({problem}); move it away to start a new one")
             self._checked = True
 
     @contextmanager
@@ -189,22 +178,17 @@ class LogFile:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            code = getattr(error, "sqlite_errorcode", 0)
-            if code & 0xFF in _PASSING and code != sqlite3.SQLITE_IOERR_SHORT_READ:
+            if passes(error):
                 raise LogUnavailable(f"{self.path}: {error}") from None
-            message = f"{self.path}: damaged ({_first_line(str(error))}); move it away to start a new one"
+            message = f"{self.path}: damaged ({first_line(str(error))}); move it away to start a new one"
             raise DataError(message) from None
+        except UnicodeDecodeError:  # of SQLite's own words, which quote the file
+            raise DataError(f"{self.path}: damaged; move it away to start a new one") from None
 
 
 def _text(found: bytes) -> str:
     """A text of the file, whatever its bytes: one damaged row must not keep the others from being read."""
     return found.decode("utf-8", "replace")
-
-
-def _first_line(text: str) -> str:
-    """SQLite's longer reports begin with a line that only says that a report follows."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("***")]
-    return lines[0] if lines else text
 
 
 def _give_name(temporary: Path, path: Path) -> None:

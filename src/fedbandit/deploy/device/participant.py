@@ -260,6 +260,7 @@ class _Fresh:
     events: int
     reward_sum: float
     propensity_sum: float
+    by_version: list[list[float]]  # version that made the choices, events, sum of their rewards
 
     @classmethod
     def of(cls, logged: Logged, since: int, bounds: ReportBounds | None) -> "_Fresh":
@@ -269,11 +270,16 @@ class _Fresh:
         if bounds is not None:
             fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
             rewards = np.clip(rewards, -bounds.reward, bounds.reward)
+        versions = logged.events.versions[fresh]
         return cls(
             upto=int(logged.settled[fresh].max(initial=since)),
             events=len(fresh),
             reward_sum=float(rewards[fresh].sum()),
             propensity_sum=float(logged.events.propensities[fresh].sum()),
+            by_version=[
+                [int(version), int((versions == version).sum()), float(rewards[fresh][versions == version].sum())]
+                for version in np.unique(versions)
+            ],
         )
 
 

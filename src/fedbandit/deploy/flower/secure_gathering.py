@@ -6,7 +6,7 @@ Who drops out is left behind as long as the protocol allows it; otherwise the at
 import logging
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,8 +15,9 @@ from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower import masking
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
 from fedbandit.deploy.secure_sums import LEVELS, MODULUS, Figures, decode, length, why_impossible
+from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gathering import Contribution, last_turns, name_refused
+from fedbandit.deploy.server.gathering import Contribution, name_refused
 from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
 from fedbandit.federated.state import State
 
@@ -35,6 +36,8 @@ class _Attempt:
     state: State
     number: int
     token: str
+    marks_of: MarksOf
+    marks: dict[str, Mark] = field(default_factory=dict)  # of those that can train; new ones have none
     refused: list[tuple[int, str, str]] = field(default_factory=list)
     idle: int = 0
     devices: dict[int, str] = field(default_factory=dict)  # node -> device, of those that can train
@@ -48,10 +51,8 @@ class SecureSums:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
 
-    def gather(
-        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
-    ) -> Contribution | None:
-        attempt = _Attempt(state, number, secrets.token_hex(8))
+    def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
+        attempt = _Attempt(state, number, secrets.token_hex(8), marks)
         try:
             found, summed = self._sum(attempt, asked)
         except _GivenUp as reason:
@@ -71,8 +72,8 @@ class SecureSums:
             refused=by_kind(attempt.refused),
             versions=versions_held(attempt.versions[node] for node in summed),
             marks={
-                "settled": {**state.extra.get("settled", {}), **dict.fromkeys(devices, attempt.token)},
-                "last_turn": last_turns(state, devices, number),
+                device: replace(attempt.marks.get(device, Mark()), settled=attempt.token, turn=number)
+                for device in devices
             },
         )
 
@@ -135,13 +136,17 @@ class SecureSums:
                 attempt.devices[node], attempt.versions[node] = str(device), int(str(version))
             else:
                 attempt.idle += 1
+        attempt.marks = attempt.marks_of(attempt.devices.values())
+        for node, device in list(attempt.devices.items()):
+            if attempt.marks.get(device, Mark()).damaged:
+                del attempt.devices[node]
+                attempt.refused.append((node, "damaged mark", f"what is remembered of device {device} is damaged"))
         self._enough(attempt.devices, "have something to train on")
         return list(attempt.devices)
 
     def _vectors(self, attempt: _Attempt, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, np.ndarray]:
         """The step in which devices train: the task goes out, masked vectors come back, at most until the goal."""
         state, rules = attempt.state, self._deployment.rules
-        settled = state.extra.get("settled", {})
         task = {
             "round": attempt.number,
             "clip_norm": state.clip_norm,
@@ -159,7 +164,7 @@ class SecureSums:
             "training",
             {n: masking.collect({o: sealed[o][n] for o in sealed if n in sealed[o]}) for n in sealed},
             lambda _, answer: masking.masked_vector(answer, length(state.kept["weights"].size)),
-            facts={n: {**task, "settled": settled.get(attempt.devices[n])} for n in sealed},
+            facts={n: {**task, "settled": attempt.marks.get(attempt.devices[n], Mark()).settled} for n in sealed},
             arrays={"weights": state.kept["weights"]},
             seconds=rules.round_seconds,
             enough=enough,

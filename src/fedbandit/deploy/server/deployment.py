@@ -3,10 +3,11 @@
 Whatever does not fit together, or has no meaning on real devices, is refused here with the path of its key.
 """
 
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +31,10 @@ from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DeploymentNoise, PrivateMean
+from fedbandit.privacy.strategies import with_coefficients
 
 _MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "training", "evaluate_every")
+_CALIBRATION = 2e-3  # noise for a budget is computed to four digits, and may be a step apart on another machine
 LEAST_JUDGES = 3  # devices that judge a candidate: without any one of them two must be left
 
 
@@ -145,17 +148,49 @@ class Deployment:
             "actions and features": self.space,
             "model": self.config.model.described,
             "dtype": self.config.dtype,
-            "privacy": None if self.ledger is None else repr(self.ledger.plan),
+            "privacy": None if self.ledger is None else split_plan(repr(self.ledger.plan)),
             "secure aggregation": self.rules.secure_aggregation or None,
         }
 
-    def check_same(self, state: State) -> None:
-        """Refuse to resume from a state with other promises."""
-        for name, value in self.promises().items():
-            if state.extra["promises"].get(name) != value:
-                raise ConfigError(
-                    f"deployment.state: {self.folder}: was started with different {name}; use a new folder"
-                )
+    def resumed(self, state: State) -> "Deployment":
+        """The deployment as the state was started with it; refuses a state with other promises.
+
+        What was computed for its noise comes from the state: another machine would come to slightly different numbers.
+        """
+        kept = state.extra["promises"]
+        own = self if self.ledger is None or not kept.get("privacy") else self._with_noise_of(kept["privacy"])
+        for name, value in own.promises().items():
+            if kept.get(name) != value:
+                forgets = ", which forgets what was spent on these devices" if name == "privacy" else ""
+                problem = f"was started with different {name}; use a new folder{forgets}"
+                raise ConfigError(f"deployment.state: {self.folder}: {problem}")
+        return own
+
+    def _with_noise_of(self, kept: Mapping[str, Any]) -> "Deployment":
+        assert self.ledger is not None
+        plan, multiplier, coefficients = self.ledger.plan, kept["noise_multiplier"], kept["coefficients"]
+        chosen = self.config.privacy.noise_multiplier is not None
+        if not chosen and math.isclose(multiplier, plan.noise_multiplier, rel_tol=_CALIBRATION):
+            plan = replace(plan, noise_multiplier=multiplier)
+        if coefficients is not None:
+            plan = replace(plan, strategy=with_coefficients(plan.strategy, tuple(coefficients)))
+        return replace(self, ledger=replace(self.ledger, plan=plan))
+
+
+def split_plan(text: str) -> dict[str, Any]:
+    """A privacy plan's own text as what was chosen and the numbers that were computed for it."""
+    found: dict[str, Any] = {"noise_multiplier": None, "coefficients": None}
+
+    def noise(match: re.Match[str]) -> str:
+        found["noise_multiplier"] = float(match[1])
+        return "noise_multiplier=*"
+
+    def coefficients(match: re.Match[str]) -> str:
+        found["coefficients"] = [float(value) for value in match[1].split(",") if value.strip()]
+        return f"coefficients={len(found['coefficients'])}"
+
+    text = re.sub(r"noise_multiplier=([^,)]+)", noise, text)
+    return {"plan": re.sub(r"coefficients=\(([^)]*)\)", coefficients, text), **found}
 
 
 def read_deployment(path: Path) -> Deployment:
@@ -312,6 +347,6 @@ def _initial(rules: Rules, base: Path, trainable: Trainable, config: Config) -> 
         raise ConfigError(f"deployment.initial: {path}: {error.strerror}") from None
     expected = dict(layout.shapes)
     if {name: tuple(array.shape) for name, array in given.items()} != expected:
-        parameters = sum(prod(shape) for shape in expected.values())
+        parameters = sum(math.prod(shape) for shape in expected.values())
         raise ConfigError(f"deployment.initial: {path}: its weights do not fit a model of {parameters} parameters")
     return layout.flatten(dict(given), dtype)

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
+from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.reports import Sorted, count_rewards, sort_replies, summed, versions_held
+from fedbandit.deploy.server.reports import Screening, Sorted, count_rewards, summed, versions_held
 from fedbandit.federated.state import State
 
 _chance = random.SystemRandom()
@@ -34,7 +35,8 @@ class Contribution:
     idle: int  # devices that had nothing to train on
     refused: dict[str, int]  # answers left out, by kind
     versions: dict[str, int]  # how many devices hold which model
-    marks: dict[str, Any]  # what the state remembers of its devices from now on
+    marks: dict[str, Mark]  # what is remembered of the devices in the sum from now on
+    by_version: dict[str, list[float]] | None = None  # events and rewards by the version that chose; None: hidden
 
 
 class Gathering(Protocol):
@@ -42,10 +44,8 @@ class Gathering(Protocol):
 
     devices: dict[int, str]  # node -> device, as far as it has said
 
-    def gather(
-        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
-    ) -> Contribution | None:
-        """Ask the nodes; None if the round did not come about. `waiting` names devices whose turn it is not."""
+    def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
+        """Ask the nodes; None if the round did not come about. `marks` looks up what is remembered of devices."""
         ...
 
 
@@ -56,50 +56,55 @@ class PlainReports:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
 
-    def gather(
-        self, state: State, number: int, asked: Sequence[int], waiting: Mapping[str, int]
-    ) -> Contribution | None:
+    def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
         token = secrets.token_hex(8)
+        bounds, weights = self._deployment.rules.bounds, state.kept["weights"]
+        screening = Screening(token, weights, state.clip_norm, bounds, marks)
 
         def sort(replies: Answers) -> Sorted:
-            bounds = self._deployment.rules.bounds
-            return sort_replies(replies, token, state.kept["weights"], state.clip_norm, waiting, bounds)
+            return screening.sort(replies, lambda mark: rests(self._deployment, mark, number))
 
-        found = sort(self._answers([self._task(state, node, number, token) for node in asked], number, sort))
+        names = {node: self.devices[node] for node in asked if node in self.devices}
+        known = marks(names.values())
+        sound = {device: mark.counted for device, mark in known.items() if not mark.damaged}
+        counted = {node: sound.get(device) for node, device in names.items()}
+        tasks = [self._task(state, node, number, token, counted.get(node)) for node in asked]
+        found = sort(self._answers(tasks, number, sort))
         name_refused(number, found.refused)
         reports, least = found.reports, self._least()
         if len(reports) < least:
             _logger.warning("round %d: %d reports, %d needed; it is run again", number, len(reports), least)
             return None
-        counted, figures, overlapping = count_rewards(state.extra.get("counted", {}), reports)
-        for device in overlapping:
+        following, figures, elsewhere = count_rewards(screening.marks, reports, number)
+        for device in elsewhere:
             _logger.warning(
                 "round %d: device %s reports rewards that were counted before; it will be informed", number, device
             )
-        screened = summed(reports, state.kept["weights"], state.clip_norm)
         return Contribution(
-            total=screened.total,
-            accepted=screened.accepted,
+            total=summed(reports, weights, state.clip_norm),
+            accepted=len(reports),
             below=sum(report.unclipped for report in reports),
-            **figures,
+            events=figures.events,
+            reward_sum=figures.reward_sum,
+            propensity_sum=figures.propensity_sum,
             idle=found.idle,
             refused=found.kinds(),
             versions=versions_held(report.version for report in reports),
-            marks={"counted": counted, "last_turn": last_turns(state, (report.device for report in reports), number)},
+            marks=following,
+            by_version=figures.by_version,
         )
 
     def _least(self) -> int:
         """A private round continues whoever answers: aborting for lack of reports would leak who took part."""
         return 0 if self._deployment.ledger is not None else self._deployment.rules.min_reports
 
-    def _task(self, state: State, node: int, number: int, token: str) -> Request:
-        device = self.devices.get(node)
+    def _task(self, state: State, node: int, number: int, token: str, counted: int | None) -> Request:
         facts = {
             "token": token,
             "round": number,
             "clip_norm": state.clip_norm,
             "space": self._deployment.space,
-            "counted": None if device is None else state.extra.get("counted", {}).get(device, 0),
+            "counted": counted,
             "learning": self._deployment.learning,
             "bounds": self._deployment.rules.bounds.to_json(),
         }
@@ -127,11 +132,6 @@ def name_refused(number: int, refused: Iterable[tuple[int, str, str]]) -> None:
         _logger.warning("round %d: node %d refused: %s: %s", number, node, kind, what)
 
 
-def last_turns(state: State, devices: Iterable[str], number: int) -> dict[str, int]:
-    """The round in which each device was last in a sum."""
-    return {**state.extra.get("last_turn", {}), **dict.fromkeys(devices, number)}
-
-
 def select(deployment: Deployment, nodes: Sequence[int], number: int) -> list[int]:
     """The nodes to ask in a round."""
     plan = deployment.ledger and deployment.ledger.plan
@@ -148,14 +148,28 @@ def select_judges(nodes: Sequence[int], trained: Collection[int], most: int) -> 
     return chosen + _chance.sample(rest, min(len(rest), most - len(chosen)))
 
 
-def resting(deployment: Deployment, state: State, number: int) -> dict[str, int]:
-    """Devices whose turn the privacy plan does not let it be, with the round of their last one.
+def rests(deployment: Deployment, mark: Mark, number: int) -> bool:
+    """Whether the privacy plan does not let it be the turn of a device.
 
     The accounting counts on blocks whose turns come round: not any rest of `separation` rounds or more, but turns in
     every `separation`-th round from the first. Others can meet in more of the noise's rows and cost more.
     """
     plan = deployment.ledger and deployment.ledger.plan
-    if not plan or plan.sampling != "min-separation":
-        return {}
-    turns = state.extra.get("last_turn", {})
-    return {device: last for device, last in turns.items() if (number - last) % plan.separation}
+    if not plan or not takes_turns(deployment) or mark.turn is None:
+        return False
+    return (number - mark.turn) % plan.separation != 0
+
+
+def takes_turns(deployment: Deployment) -> bool:
+    """Whether the privacy plan gives each device its turns."""
+    return deployment.ledger is not None and deployment.ledger.plan.sampling == "min-separation"
+
+
+def awake(
+    deployment: Deployment, nodes: Sequence[int], devices: Mapping[int, str], marks: MarksOf, number: int
+) -> list[int]:
+    """The nodes whose turn it may be, as far as it is known which devices they are."""
+    if not takes_turns(deployment):
+        return list(nodes)
+    known = marks(devices[node] for node in nodes if node in devices)
+    return [node for node in nodes if not rests(deployment, known.get(devices.get(node, ""), Mark()), number)]

@@ -4,19 +4,24 @@ Whatever a device sends may be wrong in any way. Knows nothing of transports, of
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from fedbandit.deploy.messages import Reply, protocol_problem
 from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
-from fedbandit.federated.pipeline import Screened, clipped_sum, why_not
+from fedbandit.deploy.server.database import Mark, MarksOf
+from fedbandit.federated.pipeline import clipped_sum, norm_or_reason
 
 _LONGEST_NAME = 64
 _MOST = 2**63  # no honest count reaches it, and JSON allows integers too large for arithmetic
 _LARGEST = 1e150  # what still has a square
+
+
+Refusal = tuple[str, str]
+"""Why an answer is left out: its kind, and what exactly."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,15 @@ class Report:
 
     device: str
     update: np.ndarray
+    norm: float  # of the update
     unclipped: bool
     since: int  # the rewards reported are those settled after this mark of the device's log ...
     upto: int  # ... up to this one
     events: int
     reward_sum: float
     propensity_sum: float
-    version: int
+    version: int  # the model that it holds
+    by_version: tuple[tuple[int, int, float], ...]  # version that made the choices, events, sum of their rewards
 
 
 @dataclass
@@ -47,35 +54,69 @@ class Sorted:
         return by_kind(self.refused)
 
 
-def sort_replies(
-    replies: Iterable[tuple[int, Reply]],
-    token: str,
-    like: np.ndarray,
-    clip_norm: float,
-    waiting: Mapping[str, int],
-    bounds: ReportBounds,
-) -> Sorted:
-    """Check (node, reply) pairs; `waiting` names devices whose turn it is not, with the round of their last one."""
-    found = Sorted()
-    seen: set[str] = set()
-    for node, reply in replies:
-        refuse = refusal(reply, token)
-        if refuse is None and reply.facts.get("trained") is False and is_name(reply.facts.get("device")):
-            found.idle += 1
-            continue
-        if refuse is None:
-            report = _read(reply)
-            if isinstance(report, str):
-                refuse = ("garbage", report)
+class Screening:
+    """The door for the answers to one attempt at a round. Each is looked at once, however often they are sorted."""
+
+    def __init__(self, token: str, like: np.ndarray, clip_norm: float, bounds: ReportBounds, marks: MarksOf) -> None:
+        self._token, self._like, self._clip_norm, self._bounds, self._marks_of = token, like, clip_norm, bounds, marks
+        self._seen: dict[str, Report | Refusal | None] = {}  # by ticket; None: nothing to train on
+        self._looked_up: set[str] = set()
+        self.marks: dict[str, Mark] = {}  # of the devices that have reported; new ones have none
+
+    def sort(self, replies: Iterable[tuple[int, Reply]], rests: Callable[[Mark], bool]) -> Sorted:
+        """The answers of nodes, one for each device; `rests` says whose turn it is not."""
+        answers = [(node, self._look(reply)) for node, reply in replies]
+        named = {answer.device for _, answer in answers if isinstance(answer, Report)}
+        self.marks |= self._marks_of(sorted(named - self._looked_up))
+        self._looked_up |= named
+        found = Sorted()
+        devices: set[str] = set()
+        for node, answer in answers:
+            if answer is None:
+                found.idle += 1
+                continue
+            refuse = answer if not isinstance(answer, Report) else self._out_of_turn(answer.device, devices, rests)
+            if refuse is None:
+                assert isinstance(answer, Report)
+                devices.add(answer.device)
+                found.reports.append(answer)
             else:
-                refuse = _beyond(report, bounds) or _unsound(report, like, clip_norm, waiting, seen)
-        if refuse is None:
-            assert isinstance(report, Report)
-            seen.add(report.device)
-            found.reports.append(report)
-        else:
-            found.refused.append((node, *refuse))
-    return found
+                found.refused.append((node, *refuse))
+        return found
+
+    def _out_of_turn(self, device: str, devices: set[str], rests: Callable[[Mark], bool]) -> Refusal | None:
+        if device in devices:
+            return "twice", f"device {device} has already reported in this round"
+        mark = self.marks.get(device, Mark())
+        if mark.damaged:
+            return "damaged mark", f"what the server remembers of device {device} is not what it wrote"
+        if rests(mark):
+            return "not its turn", f"device {device} took part in round {mark.turn}"
+        return None
+
+    def _look(self, reply: Reply) -> Report | Refusal | None:
+        if reply.ticket not in self._seen:
+            self._seen[reply.ticket] = self._judged(reply)
+        return self._seen[reply.ticket]
+
+    def _judged(self, reply: Reply) -> Report | Refusal | None:
+        if refuse := refusal(reply, self._token):
+            return refuse
+        if reply.facts.get("trained") is False and is_name(reply.facts.get("device")):
+            return None
+        if problem := _unreadable(reply):
+            return "garbage", problem
+        if refuse := _beyond(reply.facts, self._bounds):
+            return refuse
+        if problem := _wrong_by_version(reply.facts, self._bounds):
+            return "garbage", f"by_version: {problem}"
+        update = reply.arrays["update"]
+        norm = norm_or_reason(update, self._like)
+        if isinstance(norm, str):
+            return ("not finite" if _fits(update, self._like) else "wrong shape or type"), norm
+        if norm > self._clip_norm * (1 + TOLERANCE):
+            return "too large", f"norm {norm:.4g}, where devices clip to {self._clip_norm:.4g}"
+        return _report(reply, norm)
 
 
 def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
@@ -83,31 +124,47 @@ def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
     return dict(sorted(Counter(kind for _, kind, _ in refused).items()))
 
 
-def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float) -> Screened:
+def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float) -> np.ndarray:
     """The sum of sound reports' updates, in their order, clipped once more."""
-    return clipped_sum(((report.device, report.update) for report in reports), like, clip_norm)
+    return clipped_sum(((report.update, report.norm) for report in reports), like, clip_norm)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a round's rewards come to, each of them counted in one round only."""
+
+    events: int
+    reward_sum: float
+    propensity_sum: float
+    by_version: dict[str, list[float]]  # version that made the choices -> events, sum of their rewards
 
 
 def count_rewards(
-    counted: Mapping[str, int], reports: Iterable[Report]
-) -> tuple[dict[str, int], dict[str, Any], list[str]]:
-    """Each reward in one round only: the new marks by device, the round's figures, and who reported old rewards again.
+    marks: Mapping[str, Mark], reports: Iterable[Report], number: int
+) -> tuple[dict[str, Mark], Figures, list[str]]:
+    """The new marks of the devices, the round's figures, and who reported other rewards than those that are new.
 
     A device that did not know its mark reports more than is new; its figures wait until it knows.
     """
-    marks = dict(counted)
-    overlapping = []
+    following: dict[str, Mark] = {}
+    elsewhere = []
     events, rewards, propensities = 0, 0.0, 0.0
+    by_version: dict[int, tuple[int, float]] = {}
     for report in reports:
-        if report.since < marks.get(report.device, 0):
-            overlapping.append(report.device)
+        mark = marks.get(report.device)
+        if mark is not None and report.since != mark.counted:
+            elsewhere.append(report.device)
+            following[report.device] = replace(mark, turn=number)
             continue
-        marks[report.device] = report.upto
+        following[report.device] = replace(mark or Mark(), counted=report.upto, turn=number)
         events += report.events
         rewards += report.reward_sum
         propensities += report.propensity_sum
-    figures = {"events": events, "reward_sum": rewards, "propensity_sum": propensities}
-    return marks, figures, overlapping
+        for version, some, reward in report.by_version:
+            before = by_version.get(version, (0, 0.0))
+            by_version[version] = before[0] + some, before[1] + reward
+    versions = {str(version): list(sums) for version, sums in sorted(by_version.items())}
+    return following, Figures(events, rewards, propensities, versions), elsewhere
 
 
 def versions_held(versions: Iterable[int]) -> dict[str, int]:
@@ -131,8 +188,8 @@ def refusal(reply: Reply, token: str, unable: str = "could not train") -> tuple[
     return None
 
 
-def _read(reply: Reply) -> Report | str:
-    """A report, or what is wrong with the facts."""
+def _unreadable(reply: Reply) -> str | None:
+    """What is wrong with the facts of a report; None if it can be read."""
     facts: Mapping[str, Any] = reply.facts
     if not is_name(facts.get("device")):
         return "no device named"
@@ -148,9 +205,43 @@ def _read(reply: Reply) -> Report | str:
         return "its figures contradict each other"
     if set(reply.arrays) != {"update"}:
         return f"arrays {sorted(reply.arrays)[:5]} where one update was expected"
+    return None
+
+
+def _wrong_by_version(facts: Mapping[str, Any], bounds: ReportBounds) -> str | None:
+    rows = facts.get("by_version")
+    if "by_version" not in facts:
+        return None
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
+        return "not a list of versions with their events and rewards"
+    if not all(is_count(row[0]) and is_count(row[1]) and is_number(row[2]) for row in rows):
+        return "not counts and finite numbers"
+    if len({row[0] for row in rows}) < len(rows) or not all(row[1] for row in rows):
+        return "a version twice, or without events"
+    if any(abs(rewards) > events * bounds.reward * (1 + TOLERANCE) for _, events, rewards in rows):
+        return "rewards too large"
+    near = abs(sum(row[2] for row in rows) - facts["reward_sum"]) <= TOLERANCE * (1 + abs(facts["reward_sum"]))
+    return None if near and sum(row[1] for row in rows) == facts["events"] else "does not add up"
+
+
+def _beyond(facts: Mapping[str, Any], bounds: ReportBounds) -> Refusal | None:
+    """Why the figures are more than one device can have to report."""
+    events, rewards = facts["events"], facts["reward_sum"]
+    if events > bounds.events:
+        return "too many events", f"{events}, where one device reports at most {bounds.events} in one round"
+    if abs(rewards) > events * bounds.reward * (1 + TOLERANCE):
+        return "rewards too large", f"{rewards:.4g} over {events} events of at most {bounds.reward:g} each"
+    return None
+
+
+def _report(reply: Reply, norm: float) -> Report:
+    facts: Mapping[str, Any] = reply.facts
+    # A device of before this was said: what it reports is taken for choices of the model that it holds.
+    whole = [[facts["version"], facts["events"], facts["reward_sum"]]] if facts["events"] else []
     return Report(
         device=facts["device"],
         update=reply.arrays["update"],
+        norm=norm,
         unclipped=facts["unclipped"],
         since=facts["since"],
         upto=facts["upto"],
@@ -158,32 +249,8 @@ def _read(reply: Reply) -> Report | str:
         reward_sum=float(facts["reward_sum"]),
         propensity_sum=float(facts["propensity_sum"]),
         version=facts["version"],
+        by_version=tuple((row[0], row[1], float(row[2])) for row in facts.get("by_version", whole)),
     )
-
-
-def _beyond(report: Report, bounds: ReportBounds) -> tuple[str, str] | None:
-    """Why the figures are more than one device can have to report, as kind and words."""
-    if report.events > bounds.events:
-        return "too many events", f"{report.events}, where one device reports at most {bounds.events} in one round"
-    if abs(report.reward_sum) > report.events * bounds.reward * (1 + TOLERANCE):
-        what = f"{report.reward_sum:.4g} over {report.events} events of at most {bounds.reward:g} each"
-        return "rewards too large", what
-    return None
-
-
-def _unsound(
-    report: Report, like: np.ndarray, clip_norm: float, waiting: Mapping[str, int], seen: set[str]
-) -> tuple[str, str] | None:
-    if report.device in seen:
-        return "twice", f"device {report.device} has already reported in this round"
-    if reason := why_not(report.update, like):
-        return ("not finite" if _fits(report.update, like) else "wrong shape or type"), reason
-    norm = float(np.linalg.norm(report.update.astype(np.float64, copy=False)))
-    if norm > clip_norm * (1 + TOLERANCE):
-        return "too large", f"norm {norm:.4g}, where devices clip to {clip_norm:.4g}"
-    if report.device in waiting:
-        return "not its turn", f"device {report.device} took part in round {waiting[report.device]}"
-    return None
 
 
 def _fits(update: object, like: np.ndarray) -> bool:
@@ -192,7 +259,9 @@ def _fits(update: object, like: np.ndarray) -> bool:
 
 def is_name(value: object) -> bool:
     """Whether a device may be called that."""
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)  # half of a character has no bytes
 
 
 def is_count(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
+from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gate import Gatekeeper
-from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, resting, select
+from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, awake, select, takes_turns
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
@@ -40,24 +41,28 @@ class Coordinator:
         """`gather` makes one sum of a round's devices; secure sums need one that the transport brings."""
         if deployment.rules.secure_aggregation and gather is PlainReports:
             raise ConfigError("deployment.secure_aggregation: this transport has no secure sums")
+        kept = store.load()
+        if kept is not None:
+            deployment = deployment.resumed(kept.state)
         self.deployment, self._store = deployment, store
         self._sleep, self._select = sleep, select
         self._courier = Courier(transport, clock, sleep, deployment.rules.poll_seconds)
         self._gathering = gather(deployment, self._courier)
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
-        kept = store.load()
         self._memory: dict[int, np.ndarray] = {}  # of the noise
         if kept is None:
             self.state = deployment.start()
             store.checkpoint(self.state, self._memory)
         else:
-            self.state, self._memory = kept
-            deployment.check_same(self.state)
+            self.state, self._memory = kept.state, kept.memory
+            if kept.lost_step:
+                self._keep(self._without_lost_step(), self._memory)
             _logger.info("resuming after round %d with model %d", self.state.round, self.version)
         store.publish(self.state, deployment)
         self._held: dict[int, int] = {}  # node -> the version that it has said it holds
         self._offered: dict[int, int] = {}  # node -> the version that it was last sent
+        self._recalled: dict[int, str | None] = {}  # node -> the device that the store knows it as
 
     @property
     def version(self) -> int:
@@ -81,11 +86,20 @@ class Coordinator:
             return None
         self._install(nodes)
         number = self.state.round + 1
-        waiting = resting(self.deployment, self.state, number)
-        awake = [node for node in nodes if self._gathering.devices.get(node) not in waiting]
-        asked = self._select(self.deployment, awake, number)
-        found = self._gathering.gather(self.state, number, asked, waiting)
+        if takes_turns(self.deployment):
+            self._recall(nodes)
+        ready = awake(self.deployment, nodes, self._gathering.devices, self._store.marks, number)
+        asked = self._select(self.deployment, ready, number)
+        self._recall(asked)
+        found = self._gathering.gather(self.state, number, asked, self._store.marks)
         return None if found is None else self._conclude(number, asked, found)
+
+    def _recall(self, nodes: Sequence[int]) -> None:
+        """Find out which devices nodes were in earlier rounds, once for each: a device is told what was counted."""
+        new = [node for node in nodes if node not in self._recalled]
+        found = self._store.devices(new)
+        self._recalled |= {node: found.get(node) for node in new}
+        self._gathering.devices.update(found)
 
     def _install(self, nodes: Sequence[int]) -> None:
         """Bring the model in use to the nodes that do not hold it; who does not answer is asked again next round."""
@@ -130,10 +144,9 @@ class Coordinator:
             _logger.error("round %d: %s; stopped before anything was kept", number, problem)
             raise
         weights = step.weights if freezing is None else freezing.join(step.weights, state.weights)
-        progress = self.deployment.progress(max(state.deployed) + 1, number, state.events + found.events)
+        progress = self.deployment.progress(_next_version(state.extra), number, state.events + found.events)
         candidate = Version(weights, progress)
-        extra = {**state.extra, **found.marks}
-        deployed = dict(state.deployed)
+        extra, deployed = dict(state.extra), dict(state.deployed)
         deploys, verdict = number % self.deployment.config.deploy_every == 0, None
         if deploys and self._gatekeeper is not None:
             verdict = self._gatekeeper.judge(number, self.version, candidate, asked)
@@ -155,6 +168,7 @@ class Coordinator:
             "update_norm": float(np.linalg.norm(step.update)),
             "model_version": self.version,
             "model_versions": found.versions,
+            "rewards_by_version": found.by_version,
         }
         following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)
         metrics["running_reward"] = following.running_reward
@@ -162,12 +176,21 @@ class Coordinator:
         if verdict is not None:
             metrics["gate"] = verdict
         following.extra["last_metrics"] = metrics
-        self._keep(following, {} if noise is None else dict(noise.memory))
+        devices = {node: self._gathering.devices.get(node) for node in asked}
+        nodes = {n: name for n, name in devices.items() if name in found.marks and name != self._recalled.get(n)}
+        self._keep(following, {} if noise is None else dict(noise.memory), found.marks, nodes)
+        self._recalled |= nodes
         _logger.info("round %d: %d of %d asked, reward %s", number, found.accepted, len(asked), metrics["reward"])
         return metrics
 
-    def _keep(self, state: State, memory: dict[int, np.ndarray]) -> None:
-        self._store.checkpoint(state, memory)
+    def _keep(
+        self,
+        state: State,
+        memory: dict[int, np.ndarray],
+        marks: Mapping[str, Mark] | None = None,
+        nodes: Mapping[int, str] | None = None,
+    ) -> None:
+        self._store.checkpoint(state, memory, marks, nodes)
         before, self.state, self._memory = self.version, state, memory
         self._store.publish(state, self.deployment)
         if self.version != before:
@@ -177,12 +200,23 @@ class Coordinator:
         self, deployed: dict[int, Version], extra: dict[str, Any], candidate: Version, number: int, why: str
     ) -> tuple[dict[int, Version], dict[str, Any]]:
         """One version more, and the oldest gone where there are too many."""
-        version = max(deployed) + 1
+        version = _next_version(extra)
         deployed = {**deployed, version: candidate}
         for outdated in sorted(deployed)[: -self.deployment.rules.keep_versions]:
             del deployed[outdated]
         entry = {"version": version, "round": number, "why": why}
         return deployed, {**extra, "versions": [*extra.get("versions", []), entry]}
+
+    def _without_lost_step(self) -> State:
+        """Devices may hold a model that was lost with the step: the one before comes back under a number of its own."""
+        state = self.state
+        if _next_version(state.extra) == self.version + 1:
+            return state
+        why = f"went back to model {self.version}: a damaged state"
+        deployed, extra = self._with_version(
+            state.deployed, state.extra, state.deployed[self.version], state.round, why
+        )
+        return replace(state, deployed=deployed, extra=extra)
 
     def _roll_back_if_asked(self) -> None:
         """An old model comes back as a new version, so that no device takes it for an outdated one.
@@ -206,3 +240,8 @@ class Coordinator:
             )
             _logger.warning("rolled back to model %d, deployed as model %d", wanted, self.version)
         self._store.rollback_done()
+
+
+def _next_version(extra: Mapping[str, Any]) -> int:
+    """No number is given out twice: devices take a model for outdated by its number."""
+    return 1 + max(int(entry["version"]) for entry in extra["versions"])
