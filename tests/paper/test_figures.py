@@ -16,7 +16,7 @@ from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.comparison import Curves, paired_difference
 from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
-REDUCED = {"clients_per_round": 8, "pretraining.clients": 20}
+REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
 
 
 @pytest.mark.parametrize("name", figure_names())
@@ -40,9 +40,9 @@ def test_names_stand_for_one_several_or_all():
         matching("fig2e")
 
 
-def test_scale_shortens_everything_together():
+def test_scale_shortens_rounds_and_deployments_together_and_never_pretraining():
     config = scaled(preset("so-init-shift-softmax"), 0.1)
-    assert (config.rounds, config.deploy_every, config.pretraining.rounds) == (150, 20, 10)
+    assert (config.rounds, config.deploy_every, config.pretraining.rounds) == (150, 20, 100)
     assert scaled(config, 0.0001).deploy_every == 1
 
 

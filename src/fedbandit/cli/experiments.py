@@ -25,9 +25,7 @@ def figure(
         str | None, typer.Option(help="A data set folder.", show_default="embedded glyphs or topics")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
-    scale: Annotated[
-        float, typer.Option(help="Shorten rounds, deployment period and pre-training to this share; try 0.05.")
-    ] = 1.0,
+    scale: Annotated[float, typer.Option(help="Shorten rounds and deployment period to this share; try 0.05.")] = 1.0,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for pictures and runs.")] = Path("figures"),
     tune: Annotated[
         bool,

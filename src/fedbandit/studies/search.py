@@ -371,9 +371,10 @@ def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def scaled(config: Config, scale: float) -> Config:
-    """The configuration with rounds, deployment period and pre-training shortened together.
+    """The configuration with rounds and deployment period shortened together; its pre-training stays as it is.
 
-    A shortened run looks at held-out data only at its end; after each of its short periods would be most of its work.
+    A shorter pre-training would be another initial model, and rules compare differently from there. A shortened run
+    looks at held-out data only at its end; after each of its short periods would be most of its work.
     """
     if scale == 1:
         return config
@@ -385,7 +386,6 @@ def scaled(config: Config, scale: float) -> Config:
         {
             "rounds": shortened(config.rounds),
             "deploy_every": shortened(config.deploy_every),
-            "pretraining.rounds": shortened(config.pretraining.rounds),
             "evaluate_every": shortened(config.rounds),
         }
     )
