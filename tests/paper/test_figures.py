@@ -7,8 +7,20 @@ import numpy as np
 import pytest
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.paper.catalogue import Above, Alike, figure, figure_names, matching
-from fedbandit.paper.figures import FigureRequest, judge, make_figure
+from fedbandit.data import open_dataset
+from fedbandit.paper.catalogue import (
+    Above,
+    Alike,
+    GrowsSurer,
+    MattersMore,
+    NearBest,
+    Steady,
+    figure,
+    figure_names,
+    labels_of,
+    matching,
+)
+from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
@@ -26,9 +38,9 @@ def test_every_figure_has_buildable_members(name):
         configs = {label: member.config() for label, member in wanted.members.items()}
         assert len({member.key for member in wanted.members.values()}) == len(configs)
         assert all(label in configs for label in wanted.stated)
+        assert wanted.claims
         for claim in wanted.claims:
-            named = (claim.higher, claim.lower) if isinstance(claim, Above) else (claim.one, claim.other)
-            assert set(named) <= set(configs)
+            assert set(labels_of(claim)) <= {*configs, *wanted.beside}
 
 
 def test_names_stand_for_one_several_or_all():
@@ -68,6 +80,52 @@ def test_verdicts_need_two_standard_errors():
     assert judge(Alike("a", "b", ""), curves).verdict == "disagrees"
     assert judge(Alike("a", "a", ""), curves).verdict == "agrees"
     assert judge(Alike("a", "c", ""), curves).verdict == "not clear"
+
+
+def test_the_best_or_close_to_it():
+    curves = {"a": _curves(0.99, 1.0, 0.98), "b": _curves(1.0, 1.01, 1.0), "c": _curves(0.2, 0.3, 0.2)}
+    assert judge(NearBest("a", ("b", "c"), ""), curves).verdict == "agrees"
+    assert judge(NearBest("b", ("a", "c"), ""), curves).verdict == "agrees"
+    lost = judge(NearBest("c", ("a", "b"), ""), curves)
+    assert lost.verdict == "disagrees"
+    assert "close to b" in lost.claim
+
+
+def test_steady_trials():
+    assert judge(Steady("a", ""), {"a": _curves(1.0, 1.01, 1.0)}).verdict == "agrees"
+    assert judge(Steady("a", ""), {"a": _curves(1.0, 1.3, 1.0)}).verdict == "disagrees"
+    assert judge(Steady("a", ""), {"a": _curves(1.0, 1.3)}).verdict == "not clear"
+
+
+def _surer(*rows):
+    values = np.array(rows, float)
+    return Curves(values, values, tuple(range(len(rows))))
+
+
+def test_what_noise_does_to_exploration_and_when():
+    rising = _surer(np.linspace(0.1, 0.9, 40), np.linspace(0.1, 0.8, 40), np.linspace(0.2, 0.9, 40))
+    early = Curves(rising.running_reward, rising.propensity * np.linspace(0.5, 1, 40) ** 0.1, rising.seeds)
+    late = Curves(rising.running_reward, rising.propensity * np.linspace(1, 0.5, 40), rising.seeds)
+    flat = _surer([0.5] * 40, [0.4, 0.6] * 20, [0.6, 0.4] * 20)
+    curves = {"plain": rising, "late": late, "early": early, "flat": flat}
+    assert judge(GrowsSurer("plain", ""), curves).verdict == "agrees"
+    assert judge(GrowsSurer("flat", ""), curves).verdict == "not clear"
+    assert judge(MattersMore("late", "plain", "second", ""), curves).verdict == "agrees"
+    assert judge(MattersMore("late", "plain", "first", ""), curves).verdict == "disagrees"
+    assert judge(MattersMore("early", "plain", "second", ""), curves).verdict != "agrees"
+
+
+def test_the_regime_is_computed_from_data_and_configuration(tiny_text):
+    dataset = open_dataset(str(tiny_text))
+    config = preset("so-init-shift-softmax").with_values({**REDUCED, "data.source": str(tiny_text), "rounds": 10})
+    told = regime(dataset, config)
+    sizes = np.minimum(dataset.train.sizes(), 256)
+    pool = len(sizes) - 20
+    assert told.visits_per_client == pytest.approx(80 / pool)
+    assert told.examples_per_visit == pytest.approx(sizes[20:].mean())
+    assert told.passes == pytest.approx(80 / pool)
+    assert told.pretraining_examples == round(20 * sizes[:20].mean())
+    assert regime(dataset, config.with_values({"scenario": "scratch"})).pretraining_examples == 0
 
 
 def test_differences_are_paired_by_the_seeds_that_both_have():
@@ -110,7 +168,8 @@ def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text
         json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["members"]["greedy"]["mean"]
         for name in ("fig2d", "fig2c")
     )
-    assert kept["claims"][-1]["difference"] == pytest.approx(often - seldom)
+    [greedy] = [claim for claim in kept["claims"] if claim["claim"].startswith("greedy above greedy")]
+    assert greedy["difference"] == pytest.approx(often - seldom)
 
 
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
