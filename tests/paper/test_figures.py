@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pytest
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.cli.app import main
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset
 from fedbandit.paper.catalogue import (
     Above,
@@ -22,6 +24,7 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
+from fedbandit.paper.page import comparison_table, comparisons, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
@@ -141,7 +144,7 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
     said = []
     made = make_figure("fig2c", request, tmp_path, said.append)
     assert made.png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in made.svg.read_bytes()[:2000]
+    assert b"<svg" in made.png.with_suffix(".svg").read_bytes()[:2000]
     for part in ("softmax", "0.81 there", "softmax above greedy", "published rates", "shortened to 0.004"):
         assert part in made.text
     numbers = json.loads((tmp_path / "fig2c.json").read_text(encoding="utf-8"))
@@ -210,17 +213,54 @@ def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
         make_figure("fig1a", FigureRequest(str(tiny_text)), tmp_path)
 
 
-def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
-    request = FigureRequest(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
-    names = ["fig3b", "ablation-importance-weighting", "drift"]
+def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch, capsys):
+    request = FigureRequest(str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
+    names = ["fig2c", "ablation-importance-weighting", "drift"]
     made = make_gallery(names, request, tmp_path, lambda text: None)
-    page = made.index.read_text(encoding="utf-8")
-    assert page.count("<img") == 3
-    assert "labels trade places" in page
+    text = made.index.read_text(encoding="utf-8")
+    assert text.count("<img") == text.count("<details>") == 3
+    assert "labels trade places" in text
     for one in made.figures:
-        assert one.png.name in page
-        assert one.note.split(";")[0] in page
-    assert "http" not in page.replace("http-equiv", "")
+        numbers = json.loads(one.kept.read_text(encoding="utf-8"))
+        assert f'src="{one.png.name}"' in text
+        assert escape(numbers["note"]) in text
+        for claim in numbers.get("claims", []):
+            assert escape(claim["claim"]) in text
+    assert "Which rule won" in text
+    assert "http" not in text.replace("http-equiv", "")
+    (tmp_path / "pages").mkdir()
+    monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), "-o", str(tmp_path / "pages" / "all.html")])
+    with pytest.raises(SystemExit):
+        main()
+    assert 'src="../fig2c.png"' in (tmp_path / "pages" / "all.html").read_text(encoding="utf-8")
+    assert "| softmax | falcon | epsilon-greedy | greedy |" in capsys.readouterr().out
+
+
+def _kept(tmp_path, **final):
+    members = {
+        rule: {"final": final.get(rule.replace("-", "_"), []), "seeds": [0, 1, 2], "diverged": []}
+        for rule in ("softmax", "falcon", "epsilon-greedy", "greedy")
+    }
+    for member in members.values():
+        member["seeds"] = member["seeds"][: len(member["final"])]
+    claims = [{"claim": "a above b", "words": "w", "difference": 0.1, "error": None, "verdict": "not clear"}]
+    numbers = {"figure": "fig2a", "title": "t", "note": "n", "data": "d", "setting": "SO, scratch", "members": members}
+    (tmp_path / "fig2a.json").write_text(json.dumps({**numbers, "claims": claims}))
+    (tmp_path / "fig2a.png").write_bytes(b"")
+    return read_figures([tmp_path])
+
+
+def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
+    [won] = comparisons(_kept(tmp_path, softmax=[0.5, 0.6, 0.5], falcon=[0.3, 0.4, 0.31], greedy=[0.1, 0.1, 0.1]))
+    assert (won.winner, won.second, won.clear) == ("softmax", "falcon", True)
+    assert won.margin == pytest.approx((0.2 + 0.2 + 0.19) / 3)
+    assert (won.cell("softmax"), won.cell("falcon"), won.cell("epsilon-greedy")) == ("**0.533**", "0.337", "–")
+    [tied] = comparisons(_kept(tmp_path, softmax=[0.5, 0.6, 0.5], epsilon_greedy=[0.6, 0.5, 0.49]))
+    assert tied.lead().startswith("a tie: ")
+    assert tied.cell("epsilon-greedy").startswith("**")
+    assert comparison_table([won, tied]).count("\n") == 3
+    with pytest.raises(DataError, match="no figure here"):
+        read_figures([tmp_path / "empty"])
 
 
 def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
@@ -230,7 +270,7 @@ def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
     said = []
     [made] = make_gallery(["drift"], request, tmp_path, said.append).figures
     assert made.png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in made.svg.read_bytes()[:2000]
+    assert b"<svg" in made.png.with_suffix(".svg").read_bytes()[:2000]
     kept = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["members"]
     assert set(kept) == {"greedy", "epsilon-greedy", "softmax", "falcon"}
     for policy, seeds in kept.items():

@@ -222,7 +222,7 @@ def logged(
 
 @app.command()
 def generate(
-    name: Annotated[str, typer.Argument(help="topics (text) or glyphs (images).")],
+    name: Annotated[str, typer.Argument(help="The generator: topics (text) or glyphs (images).")],
     out: Out,
     clients: Annotated[
         int | None,

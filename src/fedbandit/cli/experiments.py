@@ -61,6 +61,23 @@ def figure(
         typer.echo(f"gallery: {made.index}")
 
 
+def gallery(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with figures that `fedbandit figure` has made.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("gallery.html"),
+) -> None:
+    """Put figures that were made on one page, with their verdicts.
+
+    Prints a table of settings and rules with the winner and its margin.
+    """
+    from fedbandit.core.files import write_text
+    from fedbandit.paper.page import comparison_table, comparisons, page, read_figures
+
+    figures = read_figures(folders)
+    write_text(out, page(figures, out.parent))
+    typer.echo(comparison_table(comparisons(figures)))
+    typer.echo(f"gallery: {out}")
+
+
 def sweep(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The values to vary; see docs/your-own-data.md.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for runs and tables; use it again to resume.")],

@@ -119,6 +119,7 @@ class Figure:
 
 
 _POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
+RULES = frozenset(_POLICIES)
 _NAMES = {"emnist": "EMNIST", "so": "Stack Overflow"}
 _EXPLORERS = _POLICIES[:3]
 _HELPS = "exploration almost always helps relative to the baseline greedy strategy, and never hurts"

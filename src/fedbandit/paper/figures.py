@@ -19,6 +19,7 @@ from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
 from fedbandit.paper.catalogue import (
     EMBEDDED,
+    RULES,
     Above,
     Alike,
     Claim,
@@ -180,14 +181,12 @@ class FigureRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was made."""
+    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its numbers."""
 
     name: str
-    title: str
-    note: str
     text: str
     png: Path
-    svg: Path
+    kept: Path
 
 
 def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
@@ -218,7 +217,7 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
     note = describe(dataset, config.rounds, config.deploy_every, request, rates, told.in_words())
     stem = out / (wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}")
     stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
-    png, svg = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".png", ".svg"))
+    _, png = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".svg", ".png"))
     kind = "published" if request.tune_minutes is None else "tuned"
     known = {**curves, **_finished(wanted.beside, place / kind, request.seeds)}
     claims = [claim for claim in wanted.claims if all(label in known for label in labels_of(claim))]
@@ -232,8 +231,11 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
     efforts = effort(keys, place / "tuning") if request.tune_minutes is not None else {}
     if efforts:
         text += f"\n\n{effort_in_words(efforts)}"
-    _keep(stem.with_suffix(".json"), wanted, note, told, members, curves, efforts, verdicts)
-    return Made(wanted.name, wanted.title, note, text, png, svg)
+    found = _found(wanted, members, curves, efforts, verdicts)
+    facts = {"data": dataset.header.name, "regime": asdict(told), "setting": _setting(wanted)}
+    kept = stem.with_suffix(".json")
+    write_json(kept, {"figure": wanted.name, "title": wanted.title, "note": note, **facts, **found, "text": text})
+    return Made(wanted.name, text, png, kept)
 
 
 def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str) -> str:
@@ -344,22 +346,20 @@ def _with_losses(label: str, curves: Curves) -> str:
     return f"{label}, {len(curves.diverged)} of {tried} seeds diverged" if curves.diverged else label
 
 
-def _keep(
-    path: Path,
+def _setting(wanted: Figure) -> str | None:
+    """What the four rules are compared in, for figures that compare them."""
+    return wanted.title if len(RULES & wanted.members.keys()) == len(RULES) else None
+
+
+def _found(
     wanted: Figure,
-    note: str,
-    told: Regime,
     members: Mapping[str, Config],
     curves: Mapping[str, Curves],
     efforts: Mapping[str, tuple[int, int]],
     verdicts: Sequence[FigureVerdict],
-) -> None:
+) -> dict[str, Any]:
     """The numbers behind the picture, for tables elsewhere."""
-    kept = {
-        "figure": wanted.name,
-        "title": wanted.title,
-        "note": note,
-        "regime": asdict(told),
+    return {
         "members": {
             label: {
                 "mean": float(c.final.mean()) if len(c.final) else None,
@@ -377,7 +377,6 @@ def _keep(
         "tuning": {label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in efforts.items()},
         "claims": [asdict(verdict) for verdict in verdicts],
     }
-    write_json(path, kept)
 
 
 _SURE = 2.0  # standard errors
