@@ -273,7 +273,8 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
             "for": config.identity(),
         },
     )
-    search.say(f"  {name}: {_in_words(point)} (of {len(standings)} of {len(every)} points of the grid)")
+    covered = f"{len(standings)} of {len(every)} points of the grid, {len(standings) / len(every):.0%}"
+    search.say(f"  {name}: {_in_words(point)} ({covered})")
     if edges:
         search.say(f"  warning: {', '.join(edges)} lies on the edge of the grid; a better value may lie beyond it")
     return point
@@ -359,7 +360,8 @@ def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
 
 def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
     """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
-    counts = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
+    shares = {label: f"{looked} of {total} ({looked / total:.0%})" for label, (looked, total) in efforts.items()}
+    counts = ", ".join(f"{label} {share}" for label, share in shares.items())
     tries = [looked for looked, _ in efforts.values()]
     uneven = [name for name, (looked, total) in efforts.items() if 2 * looked < total and 2 * looked < max(tries)]
     text = f"grid points evaluated by tuning: {counts}"
