@@ -145,10 +145,13 @@ class ClippingConfig(_Section):
 
 
 class PretrainingConfig(_Section):
-    """Supervised pre-training in the `init` scenarios. What is not set is as in the bandit phase."""
+    """Supervised pre-training in the `init` scenarios. What is not set, or "same", is as in the bandit phase."""
 
     rounds: Count = 100
     clients: Count = 100
+    clients_per_round: Count | Literal["same"] = "same"  # all of its clients where they are fewer
+    max_examples: Count | Literal["same", "all"] = "same"  # of a client, each time it takes part
+    clip_norm: Positive | Literal["same", "none", "adaptive"] = "same"  # a fixed norm, or how it is found
     seed: Seed = 0
     objective: Literal["full-information", "full-information-cross-entropy"] = "full-information"
     reduction: Literal["mean", "half-sum"] = "mean"  # of the loss over a mini-batch

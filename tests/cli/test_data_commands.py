@@ -115,6 +115,16 @@ def test_mistakes_end_in_one_line(tmp_path, here):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.sqlite", "out", "t.csv"]
 
 
+def test_generating_a_population(tmp_path, here):
+    made = [here("generate", "topics", "--clients", 20, "--like", "stackoverflow", "-o", tmp_path / n) for n in "ab"]
+    assert all("20 clients" in one.stdout and "Drawing users" in one.stderr for one in made)
+    assert (tmp_path / "a" / "checksums.json").read_bytes() == (tmp_path / "b" / "checksums.json").read_bytes()
+    mistake(here("generate", "tropics", "-o", tmp_path / "c"), "topics")
+    mistake(here("generate", "topics", "--like", "me", "-o", tmp_path / "c"), "like", "stackoverflow")
+    mistake(here("generate", "topics", "--clients", 0, "-o", tmp_path / "c"), "--clients")
+    assert not (tmp_path / "c").exists()
+
+
 def test_statistics_need_labels(tmp_path, here):
     assert here(*table_arguments(tmp_path), "--out", tmp_path / "labelled").returncode == 0
     measured = here("statistics", tmp_path / "labelled", "--no-difficulty")

@@ -42,6 +42,28 @@ class TestMadeFromASeed:
         ]
         assert prints[0] == prints[1] != prints[2]
 
+    def test_the_embedded_shapes_keep_their_bytes(self, tmp_path):
+        small = {topics: {"users": 30}, glyphs: {"writers": 3}}
+        made = {m: FederatedDataset.open(m.generate(tmp_path / m.__name__, **size)) for m, size in small.items()}
+        assert made[topics].header.fingerprint[:16] == "707d7a7a62d8a7e3"
+        assert made[glyphs].header.fingerprint[:16] == "06246d062811c898"
+
+    def test_topics_like_stackoverflow_have_its_sizes_and_skew(self, tmp_path):
+        dataset = FederatedDataset.open(topics.generate(tmp_path / "data", users=400, like="stackoverflow"))
+        sizes, counts = dataset.train.sizes(), np.array(dataset.header.action_counts)
+        assert 100 <= sizes.min() < 105
+        assert sizes.max() == 256
+        assert 180 < sizes.mean() < 196
+        assert 0.3 < (sizes == 256).mean() < 0.4
+        assert 4 < counts.max() / counts.min() < 7  # 4.88 for many users; few have tastes of their own
+        assert dataset.test.num_clients == 4
+        assert dataset.header.name == "topics-like-stackoverflow"
+
+    def test_glyphs_like_emnist_have_its_sizes(self, tmp_path):
+        dataset = FederatedDataset.open(glyphs.generate(tmp_path / "data", writers=20, like="emnist"))
+        assert 150 < dataset.train.sizes().mean() < 250
+        assert dataset.test.num_examples / dataset.train.num_examples == pytest.approx(77_483 / 671_585, rel=0.05)
+
     def test_topics_do_not_depend_on_the_block_size(self, tmp_path):
         made = [topics.generate(tmp_path / str(block), users=50, block=block) for block in (1, 7, 4096)]
         assert len({FederatedDataset.open(path).header.fingerprint for path in made}) == 1
@@ -73,6 +95,8 @@ class TestMadeFromASeed:
             (topics.generate, {"block": 0}),
             (topics.generate, {"words": 10}),
             (topics.generate, {"test_fraction": -0.1}),
+            (topics.generate, {"like": "emnist"}),
+            (glyphs.generate, {"like": "stackoverflow"}),
         ],
     )
     def test_wrong_sizes_are_refused_by_name(self, tmp_path, make, wrong):

@@ -2,21 +2,36 @@
 
 import json
 from dataclasses import replace
+from html import escape
 
 import numpy as np
 import pytest
 
-from fedbandit.core.errors import ConfigError
-from fedbandit.paper.catalogue import Above, Alike, figure, figure_names, matching
-from fedbandit.paper.figures import FigureRequest, judge, make_figure
+from fedbandit.cli.app import main
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.data import open_dataset
+from fedbandit.paper.catalogue import (
+    Above,
+    Alike,
+    GrowsSurer,
+    MattersMore,
+    NearBest,
+    Steady,
+    figure,
+    figure_names,
+    labels_of,
+    matching,
+)
+from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
+from fedbandit.paper.page import comparison_table, comparisons, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.comparison import Curves, paired_difference
 from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
-REDUCED = {"clients_per_round": 8, "pretraining.clients": 20}
+REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
 
 
 @pytest.mark.parametrize("name", figure_names())
@@ -26,9 +41,9 @@ def test_every_figure_has_buildable_members(name):
         configs = {label: member.config() for label, member in wanted.members.items()}
         assert len({member.key for member in wanted.members.values()}) == len(configs)
         assert all(label in configs for label in wanted.stated)
+        assert wanted.claims
         for claim in wanted.claims:
-            named = (claim.higher, claim.lower) if isinstance(claim, Above) else (claim.one, claim.other)
-            assert set(named) <= set(configs)
+            assert set(labels_of(claim)) <= {*configs, *wanted.beside}
 
 
 def test_names_stand_for_one_several_or_all():
@@ -40,9 +55,9 @@ def test_names_stand_for_one_several_or_all():
         matching("fig2e")
 
 
-def test_scale_shortens_everything_together():
+def test_scale_shortens_rounds_and_deployments_together_and_never_pretraining():
     config = scaled(preset("so-init-shift-softmax"), 0.1)
-    assert (config.rounds, config.deploy_every, config.pretraining.rounds) == (150, 20, 10)
+    assert (config.rounds, config.deploy_every, config.pretraining.rounds) == (150, 20, 100)
     assert scaled(config, 0.0001).deploy_every == 1
 
 
@@ -70,6 +85,52 @@ def test_verdicts_need_two_standard_errors():
     assert judge(Alike("a", "c", ""), curves).verdict == "not clear"
 
 
+def test_the_best_or_close_to_it():
+    curves = {"a": _curves(0.99, 1.0, 0.98), "b": _curves(1.0, 1.01, 1.0), "c": _curves(0.2, 0.3, 0.2)}
+    assert judge(NearBest("a", ("b", "c"), ""), curves).verdict == "agrees"
+    assert judge(NearBest("b", ("a", "c"), ""), curves).verdict == "agrees"
+    lost = judge(NearBest("c", ("a", "b"), ""), curves)
+    assert lost.verdict == "disagrees"
+    assert "close to b" in lost.claim
+
+
+def test_steady_trials():
+    assert judge(Steady("a", ""), {"a": _curves(1.0, 1.01, 1.0)}).verdict == "agrees"
+    assert judge(Steady("a", ""), {"a": _curves(1.0, 1.3, 1.0)}).verdict == "disagrees"
+    assert judge(Steady("a", ""), {"a": _curves(1.0, 1.3)}).verdict == "not clear"
+
+
+def _surer(*rows):
+    values = np.array(rows, float)
+    return Curves(values, values, tuple(range(len(rows))))
+
+
+def test_what_noise_does_to_exploration_and_when():
+    rising = _surer(np.linspace(0.1, 0.9, 40), np.linspace(0.1, 0.8, 40), np.linspace(0.2, 0.9, 40))
+    early = Curves(rising.running_reward, rising.propensity * np.linspace(0.5, 1, 40) ** 0.1, rising.seeds)
+    late = Curves(rising.running_reward, rising.propensity * np.linspace(1, 0.5, 40), rising.seeds)
+    flat = _surer([0.5] * 40, [0.4, 0.6] * 20, [0.6, 0.4] * 20)
+    curves = {"plain": rising, "late": late, "early": early, "flat": flat}
+    assert judge(GrowsSurer("plain", ""), curves).verdict == "agrees"
+    assert judge(GrowsSurer("flat", ""), curves).verdict == "not clear"
+    assert judge(MattersMore("late", "plain", "second", ""), curves).verdict == "agrees"
+    assert judge(MattersMore("late", "plain", "first", ""), curves).verdict == "disagrees"
+    assert judge(MattersMore("early", "plain", "second", ""), curves).verdict != "agrees"
+
+
+def test_the_regime_is_computed_from_data_and_configuration(tiny_text):
+    dataset = open_dataset(str(tiny_text))
+    config = preset("so-init-shift-softmax").with_values({**REDUCED, "data.source": str(tiny_text), "rounds": 10})
+    told = regime(dataset, config)
+    sizes = np.minimum(dataset.train.sizes(), 256)
+    pool = len(sizes) - 20
+    assert told.visits_per_client == pytest.approx(80 / pool)
+    assert told.examples_per_visit == pytest.approx(sizes[20:].mean())
+    assert told.passes == pytest.approx(80 / pool)
+    assert told.pretraining_examples == round(20 * sizes[:20].mean())
+    assert regime(dataset, config.with_values({"scenario": "scratch"})).pretraining_examples == 0
+
+
 def test_differences_are_paired_by_the_seeds_that_both_have():
     a = Curves(np.array([[1.0], [5.0]]), np.zeros((2, 1)), (0, 7))
     b = Curves(np.array([[0.5], [2.0], [4.0]]), np.zeros((3, 1)), (0, 3, 7))
@@ -83,7 +144,7 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
     said = []
     made = make_figure("fig2c", request, tmp_path, said.append)
     assert made.png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in made.svg.read_bytes()[:2000]
+    assert b"<svg" in made.png.with_suffix(".svg").read_bytes()[:2000]
     for part in ("softmax", "0.81 there", "softmax above greedy", "published rates", "shortened to 0.004"):
         assert part in made.text
     numbers = json.loads((tmp_path / "fig2c.json").read_text(encoding="utf-8"))
@@ -110,7 +171,8 @@ def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text
         json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["members"]["greedy"]["mean"]
         for name in ("fig2d", "fig2c")
     )
-    assert kept["claims"][-1]["difference"] == pytest.approx(often - seldom)
+    [greedy] = [claim for claim in kept["claims"] if claim["claim"].startswith("greedy above greedy")]
+    assert greedy["difference"] == pytest.approx(often - seldom)
 
 
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
@@ -151,17 +213,54 @@ def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
         make_figure("fig1a", FigureRequest(str(tiny_text)), tmp_path)
 
 
-def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path):
-    request = FigureRequest(str(tiny_text), seeds=1, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
-    names = ["fig3b", "ablation-importance-weighting", "drift"]
+def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch, capsys):
+    request = FigureRequest(str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
+    names = ["fig2c", "ablation-importance-weighting", "drift"]
     made = make_gallery(names, request, tmp_path, lambda text: None)
-    page = made.index.read_text(encoding="utf-8")
-    assert page.count("<img") == 3
-    assert "labels trade places" in page
+    text = made.index.read_text(encoding="utf-8")
+    assert text.count("<img") == text.count("<details>") == 3
+    assert "labels trade places" in text
     for one in made.figures:
-        assert one.png.name in page
-        assert one.note.split(";")[0] in page
-    assert "http" not in page.replace("http-equiv", "")
+        numbers = json.loads(one.kept.read_text(encoding="utf-8"))
+        assert f'src="{one.png.name}"' in text
+        assert escape(numbers["note"]) in text
+        for claim in numbers.get("claims", []):
+            assert escape(claim["claim"]) in text
+    assert "Which rule won" in text
+    assert "http" not in text.replace("http-equiv", "")
+    (tmp_path / "pages").mkdir()
+    monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), "-o", str(tmp_path / "pages" / "all.html")])
+    with pytest.raises(SystemExit):
+        main()
+    assert 'src="../fig2c.png"' in (tmp_path / "pages" / "all.html").read_text(encoding="utf-8")
+    assert "| softmax | falcon | epsilon-greedy | greedy |" in capsys.readouterr().out
+
+
+def _kept(tmp_path, **final):
+    members = {
+        rule: {"final": final.get(rule.replace("-", "_"), []), "seeds": [0, 1, 2], "diverged": []}
+        for rule in ("softmax", "falcon", "epsilon-greedy", "greedy")
+    }
+    for member in members.values():
+        member["seeds"] = member["seeds"][: len(member["final"])]
+    claims = [{"claim": "a above b", "words": "w", "difference": 0.1, "error": None, "verdict": "not clear"}]
+    numbers = {"figure": "fig2a", "title": "t", "note": "n", "data": "d", "setting": "SO, scratch", "members": members}
+    (tmp_path / "fig2a.json").write_text(json.dumps({**numbers, "claims": claims}))
+    (tmp_path / "fig2a.png").write_bytes(b"")
+    return read_figures([tmp_path])
+
+
+def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
+    [won] = comparisons(_kept(tmp_path, softmax=[0.5, 0.6, 0.5], falcon=[0.3, 0.4, 0.31], greedy=[0.1, 0.1, 0.1]))
+    assert (won.winner, won.second, won.clear) == ("softmax", "falcon", True)
+    assert won.margin == pytest.approx((0.2 + 0.2 + 0.19) / 3)
+    assert (won.cell("softmax"), won.cell("falcon"), won.cell("epsilon-greedy")) == ("**0.533**", "0.337", "–")
+    [tied] = comparisons(_kept(tmp_path, softmax=[0.5, 0.6, 0.5], epsilon_greedy=[0.6, 0.5, 0.49]))
+    assert tied.lead().startswith("a tie: ")
+    assert tied.cell("epsilon-greedy").startswith("**")
+    assert comparison_table([won, tied]).count("\n") == 3
+    with pytest.raises(DataError, match="no figure here"):
+        read_figures([tmp_path / "empty"])
 
 
 def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
@@ -171,7 +270,7 @@ def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
     said = []
     [made] = make_gallery(["drift"], request, tmp_path, said.append).figures
     assert made.png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in made.svg.read_bytes()[:2000]
+    assert b"<svg" in made.png.with_suffix(".svg").read_bytes()[:2000]
     kept = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["members"]
     assert set(kept) == {"greedy", "epsilon-greedy", "softmax", "falcon"}
     for policy, seeds in kept.items():

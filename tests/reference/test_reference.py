@@ -110,8 +110,10 @@ def test_scenarios(data, scenario):
         {"objective": "full-information-cross-entropy", "server_learning_rate": 0.01},
         {"server_optimizer": "sgd", "server_learning_rate": 0.9},
         {"reduction": "half-sum", "client_learning_rate": 0.1},
+        {"clients_per_round": 4, "max_examples": 5, "clip_norm": 0.05},
+        {"clients_per_round": 99, "max_examples": "all", "clip_norm": "none"},
     ],
-    ids=["squared", "cross-entropy", "own optimizer", "half-sum"],
+    ids=["squared", "cross-entropy", "own optimizer", "half-sum", "own sizes", "all, not clipped"],
 )
 def test_pretraining(data, model, pretraining):
     settings = {f"pretraining__{key}": value for key, value in pretraining.items()}

@@ -6,9 +6,10 @@ import time
 import pytest
 from small_runs import small_config
 
+from fedbandit.presets import all_presets
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.advice import _decided
-from fedbandit.studies.search import TUNING_SEED, Search, best_point
+from fedbandit.studies.search import TUNING_SEED, Search, best_point, effort_in_words, scaled, search_steps
 
 GRID = {"client.learning_rate": [1e-9, 0.5], "server.learning_rate": [0.05]}
 
@@ -27,7 +28,7 @@ def test_the_best_point_is_kept_with_what_it_was_chosen_from(tiny_text, tmp_path
     assert kept["published"] == {"client.learning_rate": 1e-8, "server.learning_rate": 0.05}
     assert (kept["looked_at"], kept["grid_points"], kept["seed"]) == (3, 3, TUNING_SEED)
     assert kept["on_edge"] == ["client.learning_rate"]
-    assert "softmax: client=0.5 server=0.05 (of 3 of 3 points of the grid)" in said[-2]
+    assert "softmax: client=0.5 server=0.05 (3 of 3 points of the grid, 100%)" in said[-2]
     said.clear()
     assert best_point("softmax", config, GRID, _search(tmp_path, said)) == point
     assert not said
@@ -59,3 +60,17 @@ def test_a_tournament_decides_once_and_an_empty_note_does_no_harm(tmp_path, text
     assert _decided(out, "seeds", lambda: 3) == 3
     assert _decided(out, "scale", lambda: 0.9) == 0.1
     assert json.loads((out / "tournament.json").read_text()) == {"scale": 0.1, "seeds": 3}
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 0.05])
+def test_candidates_are_never_compared_before_two_deployments(scale):
+    for name, chosen in all_presets().items():
+        config = scaled(chosen, scale)
+        steps = search_steps(config)
+        assert steps[-1] == config.rounds
+        assert min(steps) >= min(config.rounds, 2 * config.deploy_every), name
+
+
+def test_the_seed_of_tuning_is_never_reported_and_coverage_is_printed():
+    assert TUNING_SEED >= 1_000_000  # figures report 0, 1, 2 and so on
+    assert "falcon 72 of 384 (19%)" in effort_in_words({"falcon": (72, 384)})

@@ -19,6 +19,8 @@ from fedbandit.building.parts import (
     build_policy,
     build_stages,
     check_memory,
+    pretraining_clipping,
+    pretraining_cohort,
     try_algorithm,
 )
 from fedbandit.building.privacy import build_ledger
@@ -204,7 +206,7 @@ def _pretraining_phase(
     return Phase(
         work=ClientWork(
             split=dataset.train,
-            plan=SimpleVisits(seed, deploy_every=1, max_examples=config.client.max_examples),
+            plan=SimpleVisits(seed, deploy_every=1, max_examples=_pretraining_examples(config)),
             policy=Greedy(),
             learner=trainable.learner(objective, _settings(config, rate), config.device),
             algorithm=FedAvg(build_optimizer("pretraining.server_optimizer", *pretraining_server(config))),
@@ -214,12 +216,18 @@ def _pretraining_phase(
             supervised=True,
             recipe=_recipe(config, dataset, "pretraining"),
         ),
-        cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, config.clients_per_round, seed),
+        cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, pretraining_cohort(config), seed),
         scenario=Scenario((Stage(rewards),)),
-        clipping=build_clipping(config),
+        clipping=pretraining_clipping(config),
         deploy_every=1,
         aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
     )
+
+
+def _pretraining_examples(config: Config) -> int | None:
+    """How many examples of a client pre-training uses at a time; None for all."""
+    most = config.pretraining.max_examples
+    return config.client.max_examples if most == "same" else None if most == "all" else most
 
 
 def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
@@ -265,8 +273,7 @@ def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> 
         share = f"{pretrained} of the {there} clients that {dataset.header.name} has leave none for the bandit phase"
         fewer = f"--set pretraining.clients={there // 2} --set clients_per_round={max(1, there // 4)}"
         raise ConfigError(f"pretraining.clients: {share}; set fewer, for example {fewer}")
-    if pretrained and config.clients_per_round > pretrained:
-        asked = config.clients_per_round
+    if pretrained and (asked := pretraining_cohort(config)) > pretrained:
         raise ConfigError(f"clients_per_round: {asked} is more than the {pretrained} pre-training clients")
     if config.clients_per_round > len(pool):
         beside = f" beside the {pretrained} of pre-training" if pretrained else ""

@@ -157,6 +157,23 @@ def build_clipping(config: Config) -> Clipping:
     return AdaptiveClipping(chosen.quantile or quantile, chosen.initial or initial, chosen.rate)
 
 
+def pretraining_clipping(config: Config) -> Clipping:
+    """How updates are clipped in pre-training: as in the bandit phase, unless it has a norm of its own, or none."""
+    chosen = config.pretraining.clip_norm
+    if chosen == "same":
+        return build_clipping(config)
+    if chosen == "adaptive":
+        return AdaptiveClipping(_QUANTILE, _INITIAL, config.clipping.rate)
+    return FixedClipping(math.inf if chosen == "none" else chosen)
+
+
+def pretraining_cohort(config: Config) -> int:
+    """How many clients take part in a round of pre-training; a number of its own is an upper limit."""
+    chosen = config.pretraining
+    asked = chosen.clients_per_round
+    return config.clients_per_round if asked == "same" else min(asked, chosen.clients)
+
+
 def build_cohorts(config: Config, pool: range, ledger: Ledger | None) -> Cohorts:
     """Who takes part: by the plan of a private run; otherwise as asked, in cohorts of one size by default."""
     if ledger is not None:

@@ -6,7 +6,7 @@ Whatever does not fit together is refused here, with the path of the key, before
 from dataclasses import replace
 from functools import lru_cache
 
-from fedbandit.building.parts import build_clipping
+from fedbandit.building.parts import build_clipping, pretraining_clipping, pretraining_cohort
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping
@@ -46,7 +46,7 @@ def build_ledger(config: Config, population: int, pretrained: bool) -> Ledger | 
         if chosen.noise_multiplier is None:
             assert chosen.epsilon is not None
             ledger = _with_noise(ledger, _calibrated(ledger, chosen.epsilon))
-        ledger = _with_clipping(ledger, build_clipping(config))
+        ledger = _with_clipping(ledger, build_clipping(config), pretraining_clipping(config))
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
         raise ConfigError(f"{f'privacy.{key}' if key in _OWN_KEYS else key}: {problem}") from None
@@ -94,9 +94,15 @@ def _strategy(config: Config, separation: int) -> Strategy:
 
 def _pretraining_plan(config: Config, plan: PrivacyPlan) -> PrivacyPlan:
     """Private pre-training is DP-FedAvg over its own clients, with the noise of the bandit phase."""
+    if config.pretraining.clip_norm in ("none", "adaptive"):
+        raise ConfigError(
+            'pretraining.clip_norm: accounted pre-training needs a norm for its noise; give one, or "same" for that of'
+            " the bandit phase"
+        )
     return replace(
         plan,
         population=config.pretraining.clients,
+        clients_per_round=pretraining_cohort(config),
         rounds=config.pretraining.rounds,
         sampling="poisson",
         separation=1,
@@ -109,9 +115,10 @@ def _with_noise(ledger: Ledger, noise_multiplier: float) -> Ledger:
     return replace(ledger, plan=replace(ledger.plan, noise_multiplier=noise_multiplier), pretraining=before)
 
 
-def _with_clipping(ledger: Ledger, clipping: Clipping) -> Ledger:
+def _with_clipping(ledger: Ledger, clipping: Clipping, at_first: Clipping) -> Ledger:
     assert isinstance(clipping, FixedClipping | AdaptiveClipping)
-    before = ledger.pretraining and replace(ledger.pretraining, clipping=clipping)
+    assert isinstance(at_first, FixedClipping | AdaptiveClipping)
+    before = ledger.pretraining and replace(ledger.pretraining, clipping=at_first)
     return replace(ledger, plan=replace(ledger.plan, clipping=clipping), pretraining=before)
 
 

@@ -185,6 +185,7 @@ def _print_profile(seconds: dict[str, float]) -> None:
 
 
 app.command(section=Section.SIMULATE)(cli_experiments.figure)
+app.command(section=Section.SIMULATE)(cli_experiments.gallery)
 app.command(section=Section.SIMULATE)(cli_experiments.sweep)
 app.command(section=Section.SIMULATE)(cli_experiments.advise)
 app.command(section=Section.SIMULATE)(cli_experiments.drift)

@@ -1,4 +1,4 @@
-"""`fedbandit data`: import and inspect data sets. A thin layer over `fedbandit.data`."""
+"""`fedbandit data`: import, generate and inspect data sets. A thin layer over `fedbandit.data`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from fedbandit.cli.help import Commands
 
-app = Commands("Import and inspect data sets.")
+app = Commands("Import, generate and inspect data sets.")
 import_app = Commands("Import a data set into a folder.")
 
 
@@ -218,6 +218,41 @@ def logged(
         test_fraction=test_fraction,
     )
     _run(out, import_logged, path, out, options)
+
+
+@app.command()
+def generate(
+    name: Annotated[str, typer.Argument(help="The generator: topics (text) or glyphs (images).")],
+    out: Out,
+    clients: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of training clients.", show_default="2000 for topics, 500 for glyphs"),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            help="Sizes and skew of a published data set: stackoverflow for topics, emnist for glyphs.",
+            show_default="as embedded",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The random seed; the same seed gives the same bytes.")] = 0,
+) -> None:
+    """Make a synthetic population of any size.
+
+    Memory stays bounded however many clients there are.
+    """
+    from importlib import import_module
+
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.data import EMBEDDED
+
+    if name not in EMBEDDED:
+        raise ConfigError(f"{name}: no such generator; there are {' and '.join(EMBEDDED)}")
+    options: dict[str, Any] = {"seed": seed, "like": like or name}
+    if clients is not None:
+        options["users" if name == "topics" else "writers"] = clients
+    make = import_module(f"fedbandit.data.embedded.{name}").generate
+    _run(out, lambda progress: make(out, **options, progress=progress))
 
 
 @app.command()

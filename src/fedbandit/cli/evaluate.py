@@ -271,7 +271,9 @@ def theory(
     ),
     seeds: Annotated[int, typer.Option(help="Number of runs for each deployment period.")] = 3,
     epsilon: Annotated[float, typer.Option(help="The ε of ε-greedy.")] = 0.1,
-    gamma: Annotated[float, typer.Option(help="The γ of FALCON; its μ is the number of actions.")] = 100.0,
+    gamma: Annotated[
+        float, typer.Option(help="The γ of FALCON without schedule; its μ is the number of actions.")
+    ] = 100.0,
     log_class: Annotated[float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")] = 45.0,
     delta: Annotated[float, typer.Option(help="The probability that the bounds fail.")] = 0.05,
 ) -> None:

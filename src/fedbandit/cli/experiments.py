@@ -25,9 +25,7 @@ def figure(
         str | None, typer.Option(help="A data set folder.", show_default="embedded glyphs or topics")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
-    scale: Annotated[
-        float, typer.Option(help="Shorten rounds, deployment period and pre-training to this share; try 0.05.")
-    ] = 1.0,
+    scale: Annotated[float, typer.Option(help="Shorten rounds and deployment period to this share; try 0.05.")] = 1.0,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for pictures and runs.")] = Path("figures"),
     tune: Annotated[
         bool,
@@ -61,6 +59,23 @@ def figure(
         typer.echo(f"\n{one.text}\n\npicture: {one.png}")
     if made.index is not None:
         typer.echo(f"gallery: {made.index}")
+
+
+def gallery(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with figures that `fedbandit figure` has made.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("gallery.html"),
+) -> None:
+    """Put figures that were made on one page, with their verdicts.
+
+    Prints a table of settings and rules with the winner and its margin.
+    """
+    from fedbandit.core.files import write_text
+    from fedbandit.paper.page import comparison_table, comparisons, page, read_figures
+
+    figures = read_figures(folders)
+    write_text(out, page(figures, out.parent))
+    typer.echo(comparison_table(comparisons(figures)))
+    typer.echo(f"gallery: {out}")
 
 
 def sweep(

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.progress import Advance
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
 
@@ -60,9 +61,10 @@ class Spool:
         self, clients: Iterable[str], features: np.ndarray | Ragged, labels: Ragged, log: Log | None = None
     ) -> None:
         """Append rows; within a batch they are grouped by client, keeping each client's order."""
-        clients = [str(client) for client in clients]
-        self._check(clients, features, labels, log)
-        codes = np.array([self._codes.setdefault(client, len(self._codes)) for client in clients], np.int32)
+        ids, lengths = _stretches(clients)
+        self._check(ids, lengths, features, labels, log)
+        codes = np.array([self._codes.setdefault(client, len(self._codes)) for client in ids], np.int32)
+        codes = np.repeat(codes, lengths)
         if not len(codes):
             return
         order = np.argsort(codes, kind="stable")
@@ -108,18 +110,23 @@ class Spool:
         offsets = np.arange(rows + 1, dtype=np.int64) * self._actions
         return Ragged(offsets, np.tile(np.arange(self._actions, dtype=np.int32), rows))
 
-    def _check(self, clients: list[str], features: np.ndarray | Ragged, labels: Ragged, log: Log | None) -> None:
+    def _check(
+        self, ids: list[str], lengths: np.ndarray, features: np.ndarray | Ragged, labels: Ragged, log: Log | None
+    ) -> None:
         """Refuse what would only hurt later, naming the client and its place in the stream."""
+        ends = np.cumsum(lengths)
+        rows = int(ends[-1]) if len(ends) else 0
 
         def refuse(bad: np.ndarray, what: str) -> None:
             if len(bad):
-                raise DataError(f"client {clients[bad[0]]}, row {self.examples + int(bad[0])}: {what}")
+                client = ids[int(np.searchsorted(ends, bad[0], side="right"))]
+                raise DataError(f"client {client}, row {self.examples + int(bad[0])}: {what}")
 
         if (log is not None) != self._logged:
             raise DataError("a logged data set needs an action, a reward and a propensity for every row; others none")
-        if len(features) != len(clients) or len(labels) != len(clients):
-            raise DataError(f"{len(clients)} client ids for {len(features)} features and {len(labels)} label rows")
-        for row, client in enumerate(clients):
+        if len(features) != rows or len(labels) != rows:
+            raise DataError(f"{rows} client ids for {len(features)} features and {len(labels)} label rows")
+        for row, client in zip((ends - lengths).tolist(), ids, strict=True):
             if not client or client.endswith("\0") or len(client) > _LONGEST_ID:
                 what = "a client id is empty, ends in a zero byte or is longer than 256 characters"
                 raise DataError(f"row {self.examples + row}: {what}: {client[:40]!r}")
@@ -141,7 +148,12 @@ class Spool:
             usable = (log.propensities > 0) & (log.propensities <= 1)
             refuse(np.flatnonzero(~usable), "the propensity is outside (0, 1]")
 
-    def complete(self, folder: Path, digest: Any) -> dict[str, str]:
+    @property
+    def size(self) -> int:
+        """Bytes on disk so far."""
+        return sum(column.entries * column.dtype.itemsize for column in self._columns.values())
+
+    def complete(self, folder: Path, digest: Any, advance: Advance) -> dict[str, str]:
         """Write the arrays of the split grouped by client, and feed them to `digest`; each file's own SHA-256."""
         folder.mkdir()
         sums: dict[str, str] = {}
@@ -159,7 +171,7 @@ class Spool:
         for name, array in (("clients", clients), ("offsets", np.concatenate([[0], np.cumsum(sizes)]))):
             save(name, array.shape, array.dtype, [array])
         for name, column in self._columns.items():
-            blocks = column.gathered(order)
+            blocks = _telling(column.gathered(order), advance)
             if name.endswith("_length"):
                 target = f"{name.removesuffix('_length')}_offsets"
                 save(target, (self.examples + 1,), np.dtype(np.int64), _running_sum(blocks))
@@ -201,6 +213,21 @@ class _Column:
             source = np.asarray(np.memmap(self.path, self.dtype, mode="r"))
             yield Ragged(offsets, source).take(order[start:stop]).ids
             start = stop
+
+
+def _stretches(clients: Iterable[str]) -> tuple[list[str], np.ndarray]:
+    """Client ids one a row, as (ids, rows each) of the stretches of equal ones; arrays are not looped over."""
+    if not isinstance(clients, np.ndarray):
+        ids = [str(client) for client in clients]
+        return ids, np.ones(len(ids), np.int64)
+    starts = np.flatnonzero(np.append(True, clients[1:] != clients[:-1])) if len(clients) else np.zeros(0, np.int64)
+    return [str(client) for client in clients[starts]], np.diff(np.append(starts, len(clients)))
+
+
+def _telling(blocks: Iterable[np.ndarray], advance: Advance) -> Iterator[np.ndarray]:
+    for block in blocks:
+        yield block
+        advance(block.nbytes)
 
 
 def _bounds(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header, Log
 from fedbandit.data.spool import Spool
@@ -149,7 +150,7 @@ class DatasetWriter:
         """How many examples a split has so far."""
         return self._spools[split].examples if split in self._spools else 0
 
-    def finish(self) -> Path:
+    def finish(self, progress: Progress = SILENT) -> Path:
         """Group the examples by client, write header and arrays, and give the folder its name."""
         for split in list(self._pending):
             self._flush(split)
@@ -158,10 +159,12 @@ class DatasetWriter:
             raise DataError(f"{self.out.name}: no client has a training example; nothing was written")
         digest = hashlib.sha256(json.dumps(self._header, default=str, sort_keys=True).encode())
         sums: dict[str, str] = {}
-        for split, spool in sorted(self._spools.items()):
-            if spool.examples:
-                sums |= spool.complete(self._folder / split, digest)
-            spool.close()
+        size = sum(spool.size for spool in self._spools.values())
+        with progress.task("Grouping by client", size, unit="B") as advance:
+            for split, spool in sorted(self._spools.items()):
+                if spool.examples:
+                    sums |= spool.complete(self._folder / split, digest, advance)
+                spool.close()
         if self._vocabulary is not None:
             text = "".join(f"{word}\n" for word in self._vocabulary).encode()
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)

@@ -50,6 +50,55 @@ class Alike:
 
 
 @dataclass(frozen=True)
+class NearBest:
+    """The paper says that a member is the best of these or close to it."""
+
+    member: str
+    others: tuple[str, ...]
+    words: str
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The paper says that a member's trials hardly differ."""
+
+    member: str
+    words: str
+
+
+@dataclass(frozen=True)
+class GrowsSurer:
+    """The paper says that the probability of a member's chosen action rises over the run."""
+
+    member: str
+    words: str
+
+
+@dataclass(frozen=True)
+class MattersMore:
+    """The paper says in which half of a run noise moves the probability of the chosen action more."""
+
+    noisy: str
+    plain: str
+    half: Literal["first", "second"]
+    words: str
+
+
+Claim = Above | Alike | NearBest | Steady | GrowsSurer | MattersMore
+
+
+def labels_of(claim: Claim) -> tuple[str, ...]:
+    """The members that a claim is about."""
+    match claim:
+        case Above(higher=one, lower=other) | Alike(one=one, other=other) | MattersMore(noisy=one, plain=other):
+            return one, other
+        case NearBest():
+            return claim.member, *claim.others
+        case _:
+            return (claim.member,)
+
+
+@dataclass(frozen=True)
 class Figure:
     """A figure to make."""
 
@@ -60,8 +109,9 @@ class Figure:
     shows: Literal["reward", "trials", "propensity"] = "reward"
     stated: Mapping[str, float] = field(default_factory=dict)  # final rewards that the paper states in words
     stated_epsilon: Mapping[str, float] = field(default_factory=dict)  # of the paper's population
-    improves_on: Mapping[str, Member] = field(default_factory=dict)  # runs of another figure, said to end lower
-    claims: tuple[Above | Alike, ...] = ()
+    beside: Mapping[str, Member] = field(default_factory=dict)  # runs of another figure that claims speak of
+    beside_figure: str = ""
+    claims: tuple[Claim, ...] = ()
 
     @property
     def y_axis(self) -> str:
@@ -69,25 +119,41 @@ class Figure:
 
 
 _POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
+RULES = frozenset(_POLICIES)
 _NAMES = {"emnist": "EMNIST", "so": "Stack Overflow"}
-_HELPS = "exploration almost always helps relative to greedy"
+_EXPLORERS = _POLICIES[:3]
+_HELPS = "exploration almost always helps relative to the baseline greedy strategy, and never hurts"
 _SHIFT = "exploration helps substantially"
 _BASELINE = "the initial model is quite poor, greedy gets a middling improvement on it"
-_SUPERVISED = "nearly identical behaviour as greedy for most exploration strategies"
-_CLAIMS: dict[tuple[str, str], tuple[Above | Alike, ...]] = {
-    ("emnist", "scratch"): tuple(Above(p, "greedy", "exploration is typically crucial") for p in _POLICIES[:3]),
-    ("so", "scratch"): tuple(Above(p, "greedy", _HELPS) for p in _POLICIES[:3]),
-    ("emnist", "init"): tuple(Alike(p, "greedy", _SUPERVISED) for p in _POLICIES[:3]),
+_SUPERVISED = "nearly identical behavior as greedy for most exploration strategies other than falcon for SO"
+_STRONG = "the initial model has a higher reward than the performance at the end of training from scratch"
+_OFTEN = "the absolute performance of all the methods improves"
+_SOFTMAX = "always either performing the best or close to it"
+_CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
+    ("emnist", "scratch"): tuple(Above(p, "greedy", "exploration is typically crucial") for p in _EXPLORERS),
+    ("so", "scratch"): tuple(Above(p, "greedy", _HELPS) for p in _EXPLORERS),
+    ("emnist", "init"): (
+        *(Alike(p, "greedy", _SUPERVISED) for p in _EXPLORERS),
+        *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
+    ),
     ("so", "init"): (
         *(Alike(p, "greedy", _SUPERVISED) for p in ("softmax", "epsilon-greedy")),
-        Above("baseline", "greedy", "greedy deteriorates with respect to the initial model"),
+        Above("baseline", "greedy", "the performance of greedy deteriorates with respect to the initial model"),
+        *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
     ),
-    ("emnist", "init-shift"): tuple(Above(p, "greedy", f"{_SHIFT}; a smaller edge here") for p in _POLICIES[:3]),
+    ("emnist", "init-shift"): tuple(Above(p, "greedy", f"{_SHIFT}; a smaller edge over greedy") for p in _EXPLORERS),
     ("so", "init-shift"): (
-        *(Above(p, "greedy", f"{_SHIFT}; particularly pronounced here") for p in _POLICIES[:3]),
+        *(Above(p, "greedy", f"{_SHIFT}; particularly pronounced") for p in _EXPLORERS),
         Above("greedy", "baseline", _BASELINE),
-        Alike("falcon", "softmax", "softmax is the best or close to it; falcon comparable"),
+        Alike("falcon", "softmax", "falcon performs comparably well"),
     ),
+}
+_CLAIMS |= {
+    (family, "init-shift-deploy40"): (
+        *(Above(p, "greedy", _HELPS) for p in _EXPLORERS),
+        *(Above(p, f"{p} every 200 rounds", _OFTEN) for p in _POLICIES),
+    )
+    for family in ("emnist", "so")
 }
 _STATED = {
     ("emnist", "init-shift"): {"epsilon-greedy": 0.71},
@@ -99,20 +165,33 @@ def _policies_figure(name: str, family: Family, setting: str) -> Figure:
     with_baseline = (*_POLICIES, "baseline") if setting != "scratch" else _POLICIES
     scenario = setting.removesuffix("-deploy40")
     often = setting != scenario
+    beside = {}
+    if often:
+        beside = {f"{policy} every 200 rounds": Member(f"{family}-{scenario}-{policy}") for policy in _POLICIES}
+    elif setting == "init":
+        beside = {f"{policy} from scratch": Member(f"{family}-scratch-{policy}") for policy in _POLICIES}
+    others = tuple(policy for policy in _POLICIES if policy != "softmax")
     return Figure(
         name=name,
         title=f"{_NAMES[family]}, {scenario}{', deploying every 40 rounds' if often else ''}",
         family=family,
         members={policy: Member(f"{family}-{setting}-{policy}") for policy in with_baseline},
         stated=_STATED.get((family, setting), {}),
-        claims=() if often else _CLAIMS[family, scenario],
-        improves_on={policy: Member(f"{family}-{scenario}-{policy}") for policy in _POLICIES} if often else {},
+        claims=(*_CLAIMS[family, setting], NearBest("softmax", others, _SOFTMAX)),
+        beside=beside,
+        beside_figure=f"{name[:-1]}{'c' if often else 'a'}" if beside else "",
     )
 
 
 def _trials_figure(name: str, family: Family) -> Figure:
-    members = {"softmax": Member(f"{family}-init-shift-softmax")}
-    return Figure(name, f"{_NAMES[family]}, init-shift: softmax, trial by trial", family, members, "trials")
+    return Figure(
+        name,
+        f"{_NAMES[family]}, init-shift: softmax, trial by trial",
+        family,
+        {"softmax": Member(f"{family}-init-shift-softmax")},
+        "trials",
+        claims=(Steady("softmax", "the variation in rewards across repeated trials is negligible"),),
+    )
 
 
 def _server_optimizer(family: Family) -> Figure:
@@ -194,12 +273,22 @@ def _privacy_figure(name: str, family: Family, propensity: bool) -> Figure:
         members={label: Member(preset_name) for label, preset_name in labels.items()},
         shows="propensity" if propensity else "reward",
         stated_epsilon={"NM=0.3": 15.8, "NM=0.7": 1.5} if family == "so" else {},
-        claims=() if propensity else _privacy_claims(*labels),
+        claims=_exploration_claims(family, *labels) if propensity else _privacy_claims(*labels),
     )
 
 
-def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Above | Alike, ...]:
+def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Claim, ...]:
     return (
-        Alike(clipped, none, "clipping alone does not necessarily degrade the utility"),
-        Above(small, large, "the noise multiplier controls the privacy-utility trade-off"),
+        Alike(clipped, none, "clipping alone does not necessarily degrade the model utility"),
+        Above(small, large, "noise multiplier controls the privacy-utility trade-off"),
+    )
+
+
+def _exploration_claims(family: Family, none: str, clipped: str, small: str, large: str) -> tuple[Claim, ...]:
+    annealing = "the probability of chosen actions gradually increase as the models become more confident"
+    half: Literal["first", "second"] = "first" if family == "so" else "second"
+    when = "at the early stage of training" if family == "so" else "at later stage"
+    return (
+        *(GrowsSurer(member, annealing) for member in (none, clipped, small, large)),
+        MattersMore(large, none, half, f"DP seems to have a larger effect on the probability {when}"),
     )

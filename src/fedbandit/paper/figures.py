@@ -2,18 +2,37 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.building.parts import pretraining_cohort
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.paper.catalogue import EMBEDDED, Above, Alike, Family, Figure, Member, figure
+from fedbandit.federated.round import Phase
+from fedbandit.paper.catalogue import (
+    EMBEDDED,
+    RULES,
+    Above,
+    Alike,
+    Claim,
+    Family,
+    Figure,
+    GrowsSurer,
+    MattersMore,
+    Member,
+    NearBest,
+    Steady,
+    figure,
+    labels_of,
+)
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.comparison import (
@@ -40,31 +59,74 @@ class FigureVerdict:
     verdict: Literal["agrees", "disagrees", "not clear"]
 
 
-def judge(claim: Above | Alike, curves: Mapping[str, Curves]) -> FigureVerdict:
+def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
     """Whether the seeds bear a claim out; differences within two standard errors decide nothing."""
-    if isinstance(claim, Above):
-        difference, error = paired_difference(curves[claim.higher], curves[claim.lower])
-        text = f"{claim.higher} above {claim.lower}"
-        sure = np.isfinite(error) and abs(difference) > _SURE * error
-        verdict = ("agrees" if difference > 0 else "disagrees") if sure else "not clear"
-    else:
-        difference, error = paired_difference(curves[claim.one], curves[claim.other])
-        text = f"{claim.one} about as {claim.other}"
-        ends = [member.final.mean() for member in (curves[claim.one], curves[claim.other]) if len(member.final)]
-        allowed = _ALIKE * max(ends, default=float("nan"))
-        slack = _SURE * error if np.isfinite(error) else float("inf")
-        verdict = "not clear"
-        if abs(difference) + slack <= allowed:
-            verdict = "agrees"
-        elif abs(difference) - slack > allowed:
-            verdict = "disagrees"
-    return FigureVerdict(text, claim.words, difference, error, verdict)  # type: ignore[arg-type]
+    match claim:
+        case Above():
+            text = f"{claim.higher} above {claim.lower}"
+            return _positive(text, claim.words, *paired_difference(curves[claim.higher], curves[claim.lower]))
+        case Alike():
+            pair = curves[claim.one], curves[claim.other]
+            allowed = _ALIKE * max((member.final.mean() for member in pair if len(member.final)), default=math.nan)
+            text = f"{claim.one} about as {claim.other}"
+            return _within(text, claim.words, *paired_difference(*pair), -allowed, allowed)
+        case NearBest():
+            ended = [label for label in claim.others if len(curves[label].final)]
+            best = max(ended, key=lambda label: float(curves[label].final.mean()), default=claim.others[0])
+            allowed = _ALIKE * float(curves[best].final.mean()) if ended else math.nan
+            text = f"{claim.member} the best or close to {best}"
+            found = paired_difference(curves[claim.member], curves[best])
+            return _within(text, claim.words, *found, -allowed, math.inf)
+        case Steady():
+            final = curves[claim.member].final
+            spread = float(final.std(ddof=1) / final.mean()) if len(final) > 2 else math.nan
+            text = f"{claim.member}'s standard deviation over its mean, at most {_NEGLIGIBLE:g}"
+            verdict = "not clear" if math.isnan(spread) else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
+            return FigureVerdict(text, claim.words, spread, math.nan, verdict)  # type: ignore[arg-type]
+        case GrowsSurer():
+            first, last = _parts(curves[claim.member].propensity, 10, (0, -1))
+            text = f"{claim.member}: probability in the last tenth above the first"
+            return _positive(text, claim.words, *_mean_and_error(last - first))
+        case MattersMore():
+            one, other = _paired(curves[claim.noisy], curves[claim.plain])
+            early, late = _parts(np.abs(one - other), 2, (0, 1))
+            difference = early - late if claim.half == "first" else late - early
+            text = f"{claim.noisy} against {claim.plain}: probability moved more in the {claim.half} half"
+            return _positive(text, claim.words, *_mean_and_error(difference))
 
 
-def improvement(label: str, often: Curves, seldom: Curves) -> FigureVerdict:
-    """The paper says that every method ends higher where models are deployed more often."""
-    found = judge(Above("often", "seldom", _OFTEN), {"often": often, "seldom": seldom})
-    return replace(found, claim=f"{label} above {label} every 200 rounds")
+def _positive(text: str, words: str, difference: float, error: float) -> FigureVerdict:
+    sure = np.isfinite(error) and abs(difference) > _SURE * error
+    verdict = ("agrees" if difference > 0 else "disagrees") if sure else "not clear"
+    return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
+
+
+def _within(text: str, words: str, difference: float, error: float, low: float, high: float) -> FigureVerdict:
+    slack = _SURE * error if np.isfinite(error) else math.inf
+    verdict = "not clear"
+    if low <= difference - slack and difference + slack <= high:
+        verdict = "agrees"
+    elif difference + slack < low or difference - slack > high:
+        verdict = "disagrees"
+    return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
+
+
+def _parts(curves: np.ndarray, number: int, which: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Means over two of so many equal parts of the rounds: [seeds] each."""
+    parts = np.array_split(np.nan_to_num(curves), min(number, max(1, curves.shape[1])), axis=1)
+    first, second = (parts[i].mean(axis=1) if curves.size else np.zeros(0) for i in which)
+    return first, second
+
+
+def _paired(one: Curves, other: Curves) -> tuple[np.ndarray, np.ndarray]:
+    """The probabilities of the chosen action, for the seeds that both have."""
+    shared = [seed for seed in one.seeds if seed in other.seeds]
+    first, second = (c.propensity[[c.seeds.index(seed) for seed in shared]] for c in (one, other))
+    return first, second
+
+
+def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    return (float(values.mean()), standard_error(values)) if len(values) else (math.nan, math.nan)
 
 
 def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
@@ -84,17 +146,9 @@ def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Seque
         for label, value in figure.stated.items():
             ours = curves[label].final
             lines.append(f"  {label}: {value:.2f} there, {ours.mean():.4f} here" if len(ours) else f"  {label}: -")
-    if figure.shows == "trials":
-        for label, member in curves.items():
-            if len(member.final) > 1:
-                spread = member.final.std(ddof=1) / member.final.mean()
-                lines.append(f"\n{label}: the trials' standard deviation is {100 * spread:.2f}% of the final reward")
-            else:
-                lines.append(f"\n{label}: one trial has no standard deviation")
-            lines.append('  the paper: "the variation in rewards across repeated trials is negligible"')
     if judged:
         width = max(len(verdict.claim) for verdict in judged)
-        lines.append("\nthe paper's orderings (difference ± standard error over seeds, paired):")
+        lines.append("\nthe paper's claims (difference ± standard error over seeds, paired):")
         lines += [
             f"  {v.claim:<{width}}  {with_error(f'{v.difference:+8.4f}', v.error)}  {v.verdict:<9}  ({v.words})"
             for v in judged
@@ -127,14 +181,12 @@ class FigureRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was made."""
+    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its numbers."""
 
     name: str
-    title: str
-    note: str
     text: str
     png: Path
-    svg: Path
+    kept: Path
 
 
 def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
@@ -161,28 +213,29 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
     curves = compare(members, range(request.seeds), folder, runner=request.runner, on_end=telling(say))
     rates = "tuned here" if request.tune_minutes is not None else "published rates"
     config = next(iter(members.values()))
-    note = describe(dataset, config.rounds, config.deploy_every, request, rates)
+    told = regime(dataset, config)
+    note = describe(dataset, config.rounds, config.deploy_every, request, rates, told.in_words())
     stem = out / (wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}")
     stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
-    png, svg = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".png", ".svg"))
-    verdicts = [judge(claim, curves) for claim in wanted.claims]
-    verdicts += [
-        improvement(label, curves[label], earlier)
-        for label, earlier in _finished(
-            wanted.improves_on, place / ("published" if request.tune_minutes is None else "tuned"), request.seeds
-        ).items()
-    ]
+    _, png = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".svg", ".png"))
+    kind = "published" if request.tune_minutes is None else "tuned"
+    known = {**curves, **_finished(wanted.beside, place / kind, request.seeds)}
+    claims = [claim for claim in wanted.claims if all(label in known for label in labels_of(claim))]
+    verdicts = [judge(claim, known) for claim in claims]
     text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves, verdicts)}"
-    if wanted.improves_on and not verdicts:
-        text += f"\n\nthe paper sets it beside {wanted.name[:-1]}c; make that too, and then this one again"
+    if len(claims) < len(wanted.claims):
+        text += f"\n\nthe paper sets it beside {wanted.beside_figure}; make that too, and then this one again"
     epsilons = {label: _epsilon(folder(label, 0)) for label in members}
     if any(epsilon is not None for epsilon in epsilons.values()):
         text += f"\n\n{epsilons_in_words(epsilons, wanted.stated_epsilon)}"
     efforts = effort(keys, place / "tuning") if request.tune_minutes is not None else {}
     if efforts:
         text += f"\n\n{effort_in_words(efforts)}"
-    _keep(stem.with_suffix(".json"), wanted, note, members, curves, efforts, verdicts)
-    return Made(wanted.name, wanted.title, note, text, png, svg)
+    found = _found(wanted, members, curves, efforts, verdicts)
+    facts = {"data": dataset.header.name, "regime": asdict(told), "setting": _setting(wanted)}
+    kept = stem.with_suffix(".json")
+    write_json(kept, {"figure": wanted.name, "title": wanted.title, "note": note, **facts, **found, "text": text})
+    return Made(wanted.name, text, png, kept)
 
 
 def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str) -> str:
@@ -194,6 +247,40 @@ def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request:
         parts.append("reduced: " + ", ".join(f"{key}={value}" for key, value in request.settings.items()))
     parts.append(f"{request.seeds} seed{'s' if request.seeds > 1 else ''}")
     return "; ".join([*parts, *more])
+
+
+@dataclass(frozen=True)
+class Regime:
+    """How much a run sees of its data: the same picture means something else where every client comes back often."""
+
+    visits_per_client: float  # how often a client of the bandit phase is drawn, on average
+    examples_per_visit: float
+    passes: float  # events over the examples there are
+    pretraining_examples: int  # counted each time they are used; 0 without pre-training
+
+    def in_words(self) -> str:
+        seen = f"{self.visits_per_client:.2g} visits a client, {self.examples_per_visit:.0f} examples a visit"
+        first = f", {self.pretraining_examples:,} examples in pre-training" if self.pretraining_examples else ""
+        return f"{seen}, {self.passes:.2g} passes over the data{first}"
+
+
+def regime(dataset: FederatedDataset, config: Config) -> Regime:
+    """What a configuration will see of a data set, on average over the draws of clients."""
+    experiment = build_experiment(config, dataset)
+    pool, plan = _pool(experiment.bandit), experiment.bandit.work.plan
+    events = plan.event_counts(dataset.train, pool)
+    visits = config.rounds * config.clients_per_round / len(pool)
+    passes = visits * events.sum() / max(1, dataset.train.sizes()[pool].sum())
+    supervised, first = experiment.pretraining, config.pretraining
+    used = 0.0
+    if supervised is not None:
+        initial = supervised.work.plan.event_counts(dataset.train, _pool(supervised))
+        used = first.rounds * pretraining_cohort(config) * float(initial.mean())
+    return Regime(visits, float(events.mean()), float(passes), round(used))
+
+
+def _pool(phase: Phase) -> np.ndarray:
+    return np.asarray(phase.cohorts.pool)
 
 
 def _choose(name: str, request: FigureRequest) -> tuple[Figure, FederatedDataset]:
@@ -259,20 +346,20 @@ def _with_losses(label: str, curves: Curves) -> str:
     return f"{label}, {len(curves.diverged)} of {tried} seeds diverged" if curves.diverged else label
 
 
-def _keep(
-    path: Path,
+def _setting(wanted: Figure) -> str | None:
+    """What the four rules are compared in, for figures that compare them."""
+    return wanted.title if len(RULES & wanted.members.keys()) == len(RULES) else None
+
+
+def _found(
     wanted: Figure,
-    note: str,
     members: Mapping[str, Config],
     curves: Mapping[str, Curves],
     efforts: Mapping[str, tuple[int, int]],
     verdicts: Sequence[FigureVerdict],
-) -> None:
+) -> dict[str, Any]:
     """The numbers behind the picture, for tables elsewhere."""
-    kept = {
-        "figure": wanted.name,
-        "title": wanted.title,
-        "note": note,
+    return {
         "members": {
             label: {
                 "mean": float(c.final.mean()) if len(c.final) else None,
@@ -290,9 +377,8 @@ def _keep(
         "tuning": {label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in efforts.items()},
         "claims": [asdict(verdict) for verdict in verdicts],
     }
-    write_json(path, kept)
 
 
 _SURE = 2.0  # standard errors
-_OFTEN = "the absolute performance of all the methods improves"
-_ALIKE = 0.05  # what "nearly identical" allows, relative to the larger reward
+_ALIKE = 0.05  # what "nearly identical" and "close to" allow, relative to the larger reward
+_NEGLIGIBLE = 0.02  # of the mean: what a spread over trials may be

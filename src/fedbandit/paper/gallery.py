@@ -1,8 +1,7 @@
-"""All figures on one page, with the drift figure that the paper does not have."""
+"""Several figures at once and the page about them, with the drift figure that the paper does not have."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from pathlib import Path
 
 from fedbandit.core.errors import ConfigError
@@ -10,6 +9,7 @@ from fedbandit.core.files import write_json, write_text
 from fedbandit.data import open_dataset
 from fedbandit.paper.catalogue import figure
 from fedbandit.paper.figures import FigureRequest, Made, describe, make_figure, runs_folder
+from fedbandit.paper.page import page, read_figures
 from fedbandit.studies.comparison import telling
 from fedbandit.studies.drift import DriftOutcome, DriftStudy, draw, run_study, table
 
@@ -31,9 +31,10 @@ def make_drift_figure(request: FigureRequest, out: Path, say: Callable[[str], No
     clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples each"
     ours = (clients, "published rates", "ours, not the paper's")
     note = describe(dataset, study.rounds, study.deploy_every, request, *ours)
-    png, svg = (draw(study, outcomes, out / f"drift{end}", f"drift: {TITLE}", note) for end in (".png", ".svg"))
-    _keep(out / "drift.json", note, outcomes)
-    return Made("drift", TITLE, note, f"drift: {TITLE}\n{note}\n\n{table(study, outcomes)}", png, svg)
+    png, _ = (draw(study, outcomes, out / f"drift{end}", f"drift: {TITLE}", note) for end in (".png", ".svg"))
+    text = f"drift: {TITLE}\n{note}\n\n{table(study, outcomes)}"
+    _keep(out / "drift.json", dataset.header.name, note, text, outcomes)
+    return Made("drift", text, png, out / "drift.json")
 
 
 def scaled_study(request: FigureRequest) -> DriftStudy:
@@ -50,11 +51,13 @@ def scaled_study(request: FigureRequest) -> DriftStudy:
     )
 
 
-def _keep(path: Path, note: str, outcomes: Sequence[DriftOutcome]) -> None:
+def _keep(path: Path, data: str, note: str, text: str, outcomes: Sequence[DriftOutcome]) -> None:
     kept = {
         "figure": "drift",
         "title": TITLE,
         "note": note,
+        "data": data,
+        "text": text,
         "members": {o.policy: [[asdict(change) for change in seed] for seed in o.recovered] for o in outcomes},
         "diverged": {o.policy: list(o.diverged) for o in outcomes if o.diverged},
     }
@@ -79,14 +82,8 @@ def make_gallery(
         return Gallery([_make(names[0], request, out, say)], None)
     made = [_make(name, _fitting(name, request), out, say) for name in names]
     index = out / "index.html"
-    write_text(index, page(made))
+    write_text(index, page(read_figures([one.kept for one in made]), index.parent))
     return Gallery(made, index)
-
-
-def page(made: Sequence[Made]) -> str:
-    """The gallery's page; needs nothing but the pictures beside it."""
-    items = "\n".join(_item(one) for one in made)
-    return _PAGE.replace("ITEMS", items)
 
 
 def _make(name: str, request: FigureRequest, out: Path, say: Callable[[str], None]) -> Made:
@@ -100,27 +97,3 @@ def _fitting(name: str, request: FigureRequest) -> FigureRequest:
     if name == "drift" or name.startswith("ablation-") or (figure(name).family == "so") == sparse:
         return request
     return replace(request, data=None)
-
-
-def _item(one: Made) -> str:
-    name, title = escape(one.name), escape(one.title)
-    return (
-        f'<section id="{name}"><h2>{name}: {title}</h2><p>{escape(one.note)}</p>'
-        f'<a href="{escape(one.svg.name)}"><img src="{escape(one.png.name)}" alt="{name}: {title}; numbers below"></a>'
-        f"<details><summary>Numbers</summary><pre>{escape(one.text)}</pre></details></section>"
-    )
-
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedbandit: gallery</title>
-<style>
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; margin: 0 auto; max-width: 76rem; padding: 1rem; }
-main { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 28rem), 1fr)); gap: 2rem; }
-h2 { font-size: 1.1rem; margin: 0; } p { margin: .2rem 0 .6rem; color: #4a4a4a; font-size: .9rem; }
-img { width: 100%; height: auto; } pre { overflow-x: auto; font-size: .8rem; background: #f5f5f5; padding: .6rem; }
-</style></head>
-<body><h1>Figures of the paper, and one of ours</h1><main>
-ITEMS
-</main></body></html>
-"""

@@ -57,15 +57,20 @@ class Ledger:
     accountant: Accountant = "rdp"  # of the budget
     public_pretraining: bool = False  # declared so by whoever configured the run
 
-    def event(self, rounds: int) -> Any:
-        """Everything released in the first `rounds` rounds, as one event."""
-        from dp_accounting import ComposedDpEvent, NonPrivateDpEvent
+    def events(self, rounds: int) -> list[Any]:
+        """What the first `rounds` rounds release of each group of clients: one event a group.
+
+        The initial clients take no part in the bandit phase, and who is one is fixed by a public list: the ids of the
+        data set's first clients as they were when it was made. Removing a user leaves a gap in the list and moves
+        nobody to the other group, so a user pays for their own group alone.
+        """
+        from dp_accounting import NonPrivateDpEvent
 
         if self.pretraining is None:
-            return self.plan.event(rounds)
+            return [self.plan.event(rounds)]
         if self.plan.noise_multiplier == 0:
-            return NonPrivateDpEvent()
-        return ComposedDpEvent([self.pretraining.event(), self.plan.event(rounds)])
+            return [NonPrivateDpEvent()]
+        return [self.pretraining.event(), self.plan.event(rounds)]
 
     def epsilon(self, rounds: int) -> float:
         """Epsilon by RDP after `rounds` rounds; cheap enough for every round."""
@@ -73,9 +78,9 @@ class Ledger:
 
         if self.plan.noise_multiplier == 0:
             return math.inf if rounds or self.pretraining else 0.0
-        spent = self._rdp_before + self._rdp_of_first(rounds)
+        groups = [self._rdp_of_first(rounds), *([] if self.pretraining is None else [self._rdp_before])]
         with _quiet():
-            return float(rdp.compute_epsilon(self._orders, spent, self.plan.delta)[0])
+            return max(float(rdp.compute_epsilon(self._orders, spent, self.plan.delta)[0]) for spent in groups)
 
     def tight_epsilon(self, rounds: int) -> float:
         """Epsilon by privacy loss distributions; where that would say nothing (see `hopeless`), by RDP."""
@@ -114,8 +119,9 @@ class Ledger:
 
     @cached_property
     def _rdp_before(self) -> np.ndarray:
-        before = self.pretraining
-        return np.zeros(len(self._orders)) if before is None else before.rounds * _rdp_of_one(before.event(1))
+        assert self.pretraining is not None
+        spent: np.ndarray = self.pretraining.rounds * _rdp_of_one(self.pretraining.event(1))
+        return spent
 
     def _rdp_of_first(self, rounds: int) -> np.ndarray:
         if rounds == 0:
@@ -180,4 +186,4 @@ def _quiet() -> Iterator[None]:
 
 @lru_cache(maxsize=256)
 def _kept_pld_epsilon(ledger: Ledger, rounds: int) -> float:
-    return epsilon_of(ledger.event(rounds), ledger.plan.delta, "pld")
+    return max(epsilon_of(event, ledger.plan.delta, "pld") for event in ledger.events(rounds))

@@ -83,7 +83,10 @@ def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
     if plan.delta >= 1 / plan.population:
         found["warning"] = f"delta {plan.delta:g} is not below 1/{plan.population}: publishing one client would do"
     if ledger.pretraining is not None:
-        found["pretraining"] = "accounted: trained privately on its own clients, and part of epsilon"
+        found["pretraining"] = (
+            "accounted: trained privately on its own clients. Epsilon is the larger of the two groups', since a public"
+            " list (the ids of the data set's first clients) says who is in which"
+        )
     elif ledger.public_pretraining:
         found["pretraining"] = "declared public: epsilon says nothing about the clients it used"
     return found
@@ -120,7 +123,8 @@ def composed_epsilon(ledger: Ledger, runs: int) -> float:
         return math.inf
     from dp_accounting import SelfComposedDpEvent
 
-    return epsilon_of(SelfComposedDpEvent(ledger.event(ledger.last_round), runs), ledger.plan.delta)
+    events = ledger.events(ledger.last_round)
+    return max(epsilon_of(SelfComposedDpEvent(event, runs), ledger.plan.delta) for event in events)
 
 
 def extrapolated(plan: PrivacyPlan, scale: float, population: int) -> PrivacyPlan:

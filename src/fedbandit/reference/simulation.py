@@ -79,6 +79,8 @@ class Phase:
     loss: Loss
     client_learning_rate: float
     optimizer: tuple[str, dict[str, Any]]
+    clients_per_round: int
+    clipping: Any
     training: bool = True
 
 
@@ -102,12 +104,12 @@ def run_phase(
     deployed = [theta]  # deployed[i] is θ_i
     name, parameters = phase.optimizer
     optimizers = {part: OPTIMIZERS[name](**parameters) for part in theta}
-    clip_norm = initial_clip_norm(config)
+    clip_norm = initial_clip_norm(phase.clipping)
     history: list[dict[str, Any]] = []
 
     for t in range(1, phase.rounds + 1):
         rng = generator(phase.seed, Purpose.COHORT, t)
-        cohort = [phase.pool[i] for i in rng.choice(len(phase.pool), config.clients_per_round, replace=False)]
+        cohort = [phase.pool[i] for i in rng.choice(len(phase.pool), phase.clients_per_round, replace=False)]
         logs, updates = [], []
         for c in cohort:
             log = bandit_inference(
@@ -146,9 +148,9 @@ def run_phase(
         rewards = [line["reward"] for line in history if line["reward"] is not None]
         history[-1]["running_reward"] = float(np.mean(rewards)) if rewards else None
 
-        if config.clipping.enabled and config.clipping.norm is None:
-            quantile = 0.8 if config.clipping.quantile is None else config.clipping.quantile
-            clip_norm = next_clip_norm(clip_norm, norms, quantile, config.clipping.rate)
+        if phase.clipping.enabled and phase.clipping.norm is None:
+            quantile = 0.8 if phase.clipping.quantile is None else phase.clipping.quantile
+            clip_norm = next_clip_norm(clip_norm, norms, quantile, phase.clipping.rate)
         if t % phase.deploy_every == 0:
             deployed.append(theta)
     return history, theta
@@ -177,6 +179,8 @@ def bandit_phase(config: Any, dataset: FederatedDataset, reward: Reward, initial
         loss=bandit_loss(config, dataset.header.num_actions),
         client_learning_rate=config.client.learning_rate,
         optimizer=(config.server.optimizer, config.server.parameters),
+        clients_per_round=config.clients_per_round,
+        clipping=config.clipping,
         training=config.training,
     )
 
@@ -188,18 +192,33 @@ def pretraining_phase(config: Any, dataset: FederatedDataset, reward: Reward) ->
     optimizer = chosen.server_optimizer or config.server.optimizer
     parameters = config.server.parameters if optimizer == config.server.optimizer else {}
     rate = chosen.server_learning_rate or config.server.learning_rate
+    most = {"same": config.client.max_examples, "all": None}.get(chosen.max_examples, chosen.max_examples)
+    cohort = config.clients_per_round
+    if chosen.clients_per_round != "same":
+        cohort = min(chosen.clients_per_round, chosen.clients)
     return Phase(
         rounds=chosen.rounds,
         seed=seed,
         pool=range(chosen.clients),
         deploy_every=1,
-        visits=lambda c, t: simple_visits(dataset.train, c, t, seed, 1, config.client.max_examples),
+        visits=lambda c, t: simple_visits(dataset.train, c, t, seed, 1, most),
         explore=lambda scores: epsilon_greedy(scores, 0.0),
         reward=reward,
         loss=Loss(chosen.objective.endswith("cross-entropy"), all_actions=True, reduction=chosen.reduction),
         client_learning_rate=chosen.client_learning_rate or config.client.learning_rate,
         optimizer=(optimizer, {**parameters, "learning_rate": rate}),
+        clients_per_round=cohort,
+        clipping=pretraining_clipping(config),
     )
+
+
+def pretraining_clipping(config: Any) -> Any:
+    """The clipping of pre-training: that of the bandit phase unless it has one of its own."""
+    chosen, same = config.pretraining.clip_norm, config.clipping
+    if chosen == "same":
+        return same
+    changes = {"enabled": chosen != "none", "norm": None if isinstance(chosen, str) else chosen}
+    return same.model_copy(update={**changes, "quantile": None, "initial": None})
 
 
 def bandit_loss(config: Any, actions: int) -> Loss:
@@ -219,7 +238,7 @@ def bandit_loss(config: Any, actions: int) -> Loss:
     return Loss(name.endswith("cross-entropy"), scale=scale, reduction=parameters.get("reduction", "mean"))
 
 
-def initial_clip_norm(config: Any) -> float:
-    if not config.clipping.enabled:
+def initial_clip_norm(clipping: Any) -> float:
+    if not clipping.enabled:
         return math.inf
-    return (config.clipping.initial or 1.0) if config.clipping.norm is None else config.clipping.norm
+    return (clipping.initial or 1.0) if clipping.norm is None else float(clipping.norm)

@@ -27,7 +27,7 @@ from fedbandit.federated.clients import ClientWork
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import Version
 from fedbandit.models import Layout
-from fedbandit.results.plots import COLOURS, save_picture
+from fedbandit.results.plots import COLOURS, OTHER_COLOURS, save_picture
 from fedbandit.simulation.simulate import RoundEvents, simulate
 
 
@@ -117,8 +117,14 @@ class LeastSquares:
 
 
 ACTIONS = 5  # of the realisable world
-_NAMES = {"epsilon-greedy": "ε-greedy", "falcon": "FALCON"}
-_PER_EVENT = {"epsilon-greedy": epsilon_greedy_per_event, "falcon": falcon_per_event}
+_NAMES = {"epsilon-greedy": "ε-greedy", "falcon": "FALCON", "falcon-schedule": "FALCON, γ by schedule"}
+_SHORT = {"epsilon-greedy": "ε-greedy", "falcon": "FALCON", "falcon-schedule": "schedule"}
+_PER_EVENT = {
+    "epsilon-greedy": epsilon_greedy_per_event,
+    "falcon": falcon_per_event,
+    "falcon-schedule": falcon_per_event,
+}
+_COLOURS = {**COLOURS, "falcon-schedule": OTHER_COLOURS[0]}
 _CENTRALISED = "#000000"  # federated bounds have their policy's colour
 
 
@@ -130,7 +136,7 @@ class DelayStudy:
     deploy_every: Sequence[int] = (1, 5, 20, 60, 120, 200, 300, 600)
     seeds: int = 3
     epsilon: float = 0.1
-    gamma: float = 100.0  # of FALCON; its μ is K, as its analysis has it
+    gamma: float = 100.0  # of FALCON without its schedule; its μ is K, as its analysis has it
     log_class: float = 45.0
     delta: float = 0.05
     clients_per_round: int = 10
@@ -141,8 +147,12 @@ class DelayStudy:
         return Setting(ACTIONS, self.epsilon, self.log_class, self.delta, optimization_error)
 
     def config(self, policy: str, every: int, seed: int) -> Config:
-        """One run of one of the two policies."""
-        parameters = {"epsilon-greedy": {"epsilon": self.epsilon}, "falcon": {"mu": ACTIONS, "gamma": self.gamma}}
+        """One run of one of the policies."""
+        parameters = {
+            "epsilon-greedy": {"epsilon": self.epsilon},
+            "falcon": {"mu": ACTIONS, "gamma": self.gamma},
+            "falcon-schedule": {"delta": self.delta, "complexity": self.log_class},
+        }
         return Config.build(
             {
                 "scenario": "scratch",
@@ -211,9 +221,9 @@ class DelayRow:
 
 
 HEADING = " every  samples  periods" + "".join(
-    f"{name:>9} {'±sd':<7} {'last':>7} {'ε_fed':>8}" for name in _NAMES.values()
+    f"{name:>9} {'±sd':<7} {'last':>7} {'ε_fed':>8}" for name in _SHORT.values()
 )
-BOUNDS_HEADING = " every    eq. 9   eq. 10" + "".join(f"{f'last, {name}':>15}" for name in _NAMES.values())
+BOUNDS_HEADING = " every    eq. 9   eq. 10" + "".join(f"{f'last, {name}':>15}" for name in _SHORT.values())
 
 
 def run_study(study: DelayStudy, on_row: Callable[[DelayRow], Any] = lambda row: None) -> list[DelayRow]:
@@ -262,14 +272,16 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
     FigureCanvasAgg(figure)
     panels = figure.subplots(2, 2, sharex=True)
     (whole_bounds, whole), (last_bounds, last) = panels
-    federated = COLOURS["epsilon-greedy"]
+    federated = _COLOURS["epsilon-greedy"]
     _bound(whole_bounds, rows, lambda b: b.federated, federated, "o", "ε-greedy, federated (eq. 9)")
     _bound(whole_bounds, rows, lambda b: b.centralised, _CENTRALISED, "s", "ε-greedy, centralised (eq. 10)")
     _finish_bounds(whole_bounds, "Bounds, mean over the run")
     for policy, name in _NAMES.items():
-        _bound(last_bounds, rows, lambda b, p=policy: b.last[p], COLOURS[policy], "o", f"{name}, federated")  # type: ignore[misc]
-        _measured(whole, rows, [row.measured[policy].whole for row in rows], COLOURS[policy], name)
-        _measured(last, rows, [row.measured[policy].last for row in rows], COLOURS[policy], name)
+        if policy != "falcon-schedule":  # the bound is FALCON's, whatever its γ
+            _bound(last_bounds, rows, lambda b, p=policy: b.last[p], _COLOURS[policy], "o", f"{name}, federated")  # type: ignore[misc]
+        shown = f"{name}, γ = {study.gamma:g}" if policy == "falcon" else name
+        _measured(whole, rows, [row.measured[policy].whole for row in rows], _COLOURS[policy], shown)
+        _measured(last, rows, [row.measured[policy].last for row in rows], _COLOURS[policy], shown)
     _finish_bounds(last_bounds, "Bounds, an event of the model deployed last")
     whole.set_title("Measured, mean over the run", fontsize=10)
     last.set_title("Measured, an event of the model deployed last", fontsize=10)

@@ -273,7 +273,8 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
             "for": config.identity(),
         },
     )
-    search.say(f"  {name}: {_in_words(point)} (of {len(standings)} of {len(every)} points of the grid)")
+    covered = f"{len(standings)} of {len(every)} points of the grid, {len(standings) / len(every):.0%}"
+    search.say(f"  {name}: {_in_words(point)} ({covered})")
     if edges:
         search.say(f"  warning: {', '.join(edges)} lies on the edge of the grid; a better value may lie beyond it")
     return point
@@ -359,7 +360,8 @@ def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
 
 def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
     """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
-    counts = ", ".join(f"{label} {looked} of {total}" for label, (looked, total) in efforts.items())
+    shares = {label: f"{looked} of {total} ({looked / total:.0%})" for label, (looked, total) in efforts.items()}
+    counts = ", ".join(f"{label} {share}" for label, share in shares.items())
     tries = [looked for looked, _ in efforts.values()]
     uneven = [name for name, (looked, total) in efforts.items() if 2 * looked < total and 2 * looked < max(tries)]
     text = f"grid points evaluated by tuning: {counts}"
@@ -371,9 +373,10 @@ def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def scaled(config: Config, scale: float) -> Config:
-    """The configuration with rounds, deployment period and pre-training shortened together.
+    """The configuration with rounds and deployment period shortened together; its pre-training stays as it is.
 
-    A shortened run looks at held-out data only at its end; after each of its short periods would be most of its work.
+    A shorter pre-training would be another initial model, and rules compare differently from there. A shortened run
+    looks at held-out data only at its end; after each of its short periods would be most of its work.
     """
     if scale == 1:
         return config
@@ -385,7 +388,6 @@ def scaled(config: Config, scale: float) -> Config:
         {
             "rounds": shortened(config.rounds),
             "deploy_every": shortened(config.deploy_every),
-            "pretraining.rounds": shortened(config.pretraining.rounds),
             "evaluate_every": shortened(config.rounds),
         }
     )

@@ -7,6 +7,7 @@ import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.embedded.glyph_shapes import MAX_STROKES, Shapes, load_shapes
@@ -195,13 +196,28 @@ _UPPER_HUNDREDS = "75 45 118 53 58 106 30 37 140 40 29 59 105 96 291 97 30 59 24
 _LOWER_HUNDREDS = "117 60 33 119 287 30 43 102 32 22 30 179 31 133 32 28 35 164 31 212 33 34 32 33 27 32"
 
 
+# Writers' mean number of training images, and the share held out. "emnist": 671,585 and 77,483 images of 3,400 writers.
+SHAPES = {"glyphs": (100, 0.1), "emnist": (671_585 / 3400, 77_483 / (671_585 + 77_483))}
+
+
 def generate(
-    out: Path, *, seed: int = 0, writers: int = 500, mean_examples: float = 100, test_fraction: float = 0.1
+    out: Path,
+    *,
+    seed: int = 0,
+    writers: int = 500,
+    mean_examples: float | None = None,
+    test_fraction: float | None = None,
+    like: str = "glyphs",
+    progress: Progress = SILENT,
 ) -> Path:
     """Write the data set to the folder `out`: about `mean_examples` training images from each of `writers`.
 
-    `test_fraction` of each writer's images are held out. EMNIST has 3,400 writers and 198 training images for each.
+    `test_fraction` of each writer's images are held out. Where these are not given, `like` says what they are.
     """
+    if like not in SHAPES:
+        raise ConfigError(f"like: should be {' or '.join(SHAPES)}, not {like!r}")
+    mean_examples = SHAPES[like][0] if mean_examples is None else mean_examples
+    test_fraction = SHAPES[like][1] if test_fraction is None else test_fraction
     if writers < 1:
         raise ConfigError(f"writers: must be at least 1, got {writers}")
     if not mean_examples >= 10:
@@ -209,30 +225,28 @@ def generate(
     if not 0 <= test_fraction <= 0.5:
         raise ConfigError(f"test_fraction: must be between 0 and 0.5, got {test_fraction}")
     shapes = load_shapes()
+    source = {"embedded": "glyphs", "seed": seed, "writers": writers, "mean_examples": mean_examples}
+    source["test_fraction"] = test_fraction
     with DatasetWriter(
         out,
-        name="glyphs",
+        name="glyphs" if like == "glyphs" else f"glyphs-like-{like}",
         kind="dense",
         shape=(SIDE, SIDE),
         actions=EMNIST_ACTIONS,
         lower_case=EMNIST_LOWER_CASE,
         scale=1 / 255,
         dtype=np.uint8,
-        source={
-            "embedded": "glyphs",
-            "seed": seed,
-            "writers": writers,
-            "mean_examples": mean_examples,
-            "test_fraction": test_fraction,
-        },
+        source=source if like == "glyphs" else {**source, "like": like},
     ) as writer:
-        for number in range(writers):
-            images, labels = _draw(seed, number, shapes, mean_examples / (1 - test_fraction))
-            held_out = round(test_fraction * len(labels))
-            for split, part in (("test", slice(0, held_out)), ("train", slice(held_out, None))):
-                rows = Ragged(np.arange(len(labels[part]) + 1), labels[part])
-                writer.add_many(np.full(len(rows), f"writer{number:05d}"), images[part], rows, split=split)
-        return writer.finish()
+        with progress.task("Drawing writers", writers, unit="writers") as advance:
+            for number in range(writers):
+                images, labels = _draw(seed, number, shapes, mean_examples / (1 - test_fraction))
+                held_out = round(test_fraction * len(labels))
+                for split, part in (("test", slice(0, held_out)), ("train", slice(held_out, None))):
+                    rows = Ragged(np.arange(len(labels[part]) + 1), labels[part])
+                    writer.add_many(np.full(len(rows), f"writer{number:05d}"), images[part], rows, split=split)
+                advance(1)
+        return writer.finish(progress)
 
 
 def label_frequencies() -> np.ndarray:

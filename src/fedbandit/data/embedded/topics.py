@@ -10,6 +10,7 @@ import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import GOLDEN, Purpose, bits, generator, scramble, uniforms
 from fedbandit.data.writer import DatasetWriter
@@ -28,7 +29,7 @@ _FAMILIES = (
 )
 
 
-TAG_SKEW, TAG_SHIFT = 0.85, 0.5  # share of the tag of rank r is proportional to (r + shift)^-skew
+TAG_SHIFT = 0.5  # share of the tag of rank r is proportional to (r + shift)^-skew
 
 
 WORD_SKEW, WORD_SHIFT = 1.15, 2.0  # the same law for the background frequency of words
@@ -90,7 +91,7 @@ class Language:
 
 
 def make_language(
-    seed: int, words: int, words_per_tag: int, words_per_family: int, topical: float, own: float
+    seed: int, words: int, words_per_tag: int, words_per_family: int, topical: float, own: float, tag_skew: float
 ) -> Language:
     """The language of one seed; `topical` and `own` are the shares that decide how frequent each word is overall."""
     rng = generator(seed, Purpose.DATA, 0)
@@ -99,7 +100,7 @@ def make_language(
     order = _popularity_order(rng, names)
     tags = [names[i][0] for i in order]
     family = np.array([names[i][1] for i in order], np.int32)
-    tag_share = zipf_mandelbrot(len(tags), TAG_SHIFT, TAG_SKEW)
+    tag_share = zipf_mandelbrot(len(tags), TAG_SHIFT, tag_skew)
     frequency = zipf_mandelbrot(words, WORD_SHIFT, WORD_SKEW)
 
     name_words = rng.choice(np.arange(_FUNCTION_WORDS, words // 2), len(tags), replace=False)
@@ -360,7 +361,25 @@ def _count_word(word, ids, counts, start, end):  # type: ignore[no-untyped-def]
     return end + 1
 
 
-_SIZE_MEDIAN, _SIZE_SPREAD, _SIZE_MAX = 17.0, 1.04, 500  # sentences per user: log-normal, cut off at the top
+@dataclass(frozen=True)
+class Shape:
+    """How much users write, and how unequal tags are: `least` sentences and a log-normal number more, up to `most`."""
+
+    least: int
+    median: float
+    spread: float
+    most: int
+    tag_skew: float
+    test_fraction: float  # test users for every training user
+
+
+# "stackoverflow": users of the published data have at least 100 sentences and 397 on average, of which a run uses at
+# most 256, so no more are made; its most frequent tag is 4.88 times as frequent as its 50th. The first one is the
+# embedded data set, much smaller and more unequal.
+SHAPES = {
+    "topics": Shape(least=0, median=17.0, spread=1.04, most=500, tag_skew=0.85, test_fraction=0.2),
+    "stackoverflow": Shape(least=100, median=82.6, spread=1.6, most=256, tag_skew=0.492, test_fraction=0.01),
+}
 
 
 _WORDS_PER_TAG, _WORDS_PER_FAMILY = 200, 400
@@ -370,50 +389,67 @@ _USER_KEYS, _USER_SIZES = 1, 2  # addresses of the random numbers; 0 is the lang
 
 
 def generate(
-    out: Path, *, seed: int = 0, users: int = 2000, words: int = 10_000, test_fraction: float = 0.2, block: int = 4096
+    out: Path,
+    *,
+    seed: int = 0,
+    users: int = 2000,
+    words: int = 10_000,
+    test_fraction: float | None = None,
+    like: str = "topics",
+    block: int = 2048,
+    progress: Progress = SILENT,
 ) -> Path:
     """Write the data set to the folder `out`: `users` to train on and `test_fraction` as many more to test on.
 
-    Memory grows with `block`, the number of users drawn at a time; the result does not depend on it.
+    `like` names the shape of the population. Memory grows with `block`, the number of users drawn at a time, and with
+    a few bytes a user; the result does not depend on it.
     """
+    if like not in SHAPES:
+        raise ConfigError(f"like: should be {' or '.join(SHAPES)}, not {like!r}")
+    shape = SHAPES[like]
+    test_fraction = shape.test_fraction if test_fraction is None else test_fraction
     if users < 1 or block < 1:
         raise ConfigError(f"users: must be at least 1, and so must block; got {users} and {block}")
     if words < 1000:
         raise ConfigError(f"words: must be at least 1000, got {words}")
     if not 0 <= test_fraction <= 1:
         raise ConfigError(f"test_fraction: must be between 0 and 1, got {test_fraction}")
-    language = make_language(seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE)
+    language = make_language(seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE, shape.tag_skew)
     everybody = users + round(test_fraction * users)
+    source = {"embedded": "topics", "seed": seed, "users": users, "words": words, "test_fraction": test_fraction}
     with DatasetWriter(
         out,
-        name="topics",
+        name="topics" if like == "topics" else f"topics-like-{like}",
         kind="sparse",
         shape=(words,),
         actions=language.tags,
         multilabel=True,
         vocabulary=language.vocabulary,
-        source={"embedded": "topics", "seed": seed, "users": users, "words": words, "test_fraction": test_fraction},
+        source=source if like == "topics" else {**source, "like": like},
     ) as writer:
-        for split, first, last in (("train", 0, users), ("test", users, everybody)):
-            for start in range(first, last, block):
-                who = np.arange(start, min(start + block, last))
-                ids, sentences, labels = _draw(seed, who, language)
-                writer.add_many(ids, sentences, labels, split=split)
-        return writer.finish()
+        with progress.task("Drawing users", everybody, unit="users") as advance:
+            for split, first, last in (("train", 0, users), ("test", users, everybody)):
+                for start in range(first, last, block):
+                    who = np.arange(start, min(start + block, last))
+                    ids, sentences, labels = _draw(seed, who, language, shape)
+                    writer.add_many(ids, sentences, labels, split=split)
+                    advance(len(who))
+        return writer.finish(progress)
 
 
-def _draw(seed: int, users: np.ndarray, language: Language) -> tuple[np.ndarray, Ragged, Ragged]:
+def _draw(seed: int, users: np.ndarray, language: Language, shape: Shape) -> tuple[np.ndarray, Ragged, Ragged]:
     """All sentences of the given users: the user's id for each, its words, its tags."""
-    sizes = _sizes(seed, users)
+    sizes = _sizes(seed, users, shape)
     keys = bits(seed, Purpose.DATA, _USER_KEYS, users)
     sentences, labels = draw(keys, sizes, language)
     ids = np.array([f"user{user:07d}" for user in users])
     return np.repeat(ids, sizes), sentences, labels
 
 
-def _sizes(seed: int, users: np.ndarray) -> np.ndarray:
+def _sizes(seed: int, users: np.ndarray, shape: Shape) -> np.ndarray:
     """How many sentences each user writes: a few, with a long tail."""
     u, v = (uniforms(seed, Purpose.DATA, _USER_SIZES, users, part) for part in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
-    sizes: np.ndarray = np.clip(np.rint(_SIZE_MEDIAN * np.exp(_SIZE_SPREAD * normal)), 1, _SIZE_MAX).astype(np.int64)
+    more = np.rint(shape.median * np.exp(shape.spread * normal))
+    sizes: np.ndarray = np.clip(shape.least + more, 1, shape.most).astype(np.int64)
     return sizes

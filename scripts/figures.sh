@@ -1,0 +1,64 @@
+#!/bin/sh
+# Every computation behind docs/reproduce-the-paper.md, the most important first. Run it again to resume.
+#
+#   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting ablations privacy large
+#
+# OUT/data holds the data sets. QUESTIONS (a CSV) and HANDWRITING (a .npz) name the files that are not part of the
+# project; without them their parts are left out. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT
+set -eu
+out=$1
+shift
+parts=${*:-generated handwriting questions ablations privacy large}
+fedbandit=${FEDBANDIT:-fedbandit}
+data=$out/data
+mkdir -p "$data"
+
+figure() { # DATA NAME OPTIONS...: makes a panel unless its table is already there
+    set_=$1 name=$2
+    shift 2
+    [ -e "$out/$set_/$name.json" ] && [ -z "${AGAIN:-}" ] && return
+    $fedbandit figure "$name" --data "$data/$set_" --out "$out/$set_" --workers 1 "$@" >"$out/$set_-$name.txt" 2>&1 ||
+        echo "$set_ $name: failed, see $out/$set_-$name.txt" >&2
+}
+
+for part in $parts; do
+    case $part in
+    generated)
+        [ -e "$data/so-like" ] ||
+            $fedbandit data generate topics --clients 342477 --like stackoverflow --out "$data/so-like"
+        for panel in fig2c fig2a fig2d fig2b fig3b; do figure so-like $panel --seeds 5; done
+        ;;
+    questions)
+        [ -e "$data/so-questions" ] ||
+            $fedbandit data import table "$QUESTIONS" --client user_id --text title --labels tags --vocabulary 10000 \
+                --actions 50 --drop-unlabelled --out "$data/so-questions"
+        for panel in fig2c fig2a fig2d fig2b fig3b; do figure so-questions $panel --seeds 5; done
+        ;;
+    handwriting)
+        [ -e "$data/handwriting" ] ||
+            $fedbandit data import arrays "$HANDWRITING" --features images --labels labels --clients writers --invert \
+                --out "$data/handwriting"
+        # 64 clients a round as in the paper; 32 examples a visit and a quarter of the rounds are what one core can do.
+        for panel in fig1c fig1b fig3a; do
+            figure handwriting $panel --seeds 2 --scale 0.25 --set client.max_examples=32 --set pretraining.max_examples=160
+        done
+        ;;
+    ablations)
+        for name in ablation-server-optimizer ablation-importance-weighting; do
+            figure so-like $name --seeds 5
+            figure so-questions $name --seeds 5
+        done
+        ;;
+    privacy)
+        for panel in fig4c fig4d; do figure so-like $panel --seeds 5; done
+        ;;
+    large)
+        python=${PYTHON:-python}
+        "$python" "$(dirname "$0")/large_cohorts.py" "$data/so-like" "$out/large"
+        ;;
+    *)
+        echo "$part: no such part" >&2
+        exit 2
+        ;;
+    esac
+done
