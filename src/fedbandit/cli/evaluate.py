@@ -198,7 +198,7 @@ def tune(
     from fedbandit.engines import ThreadEngine
     from fedbandit.presets import load
     from fedbandit.studies.tuning import check as run_all
-    from fedbandit.studies.tuning import exploration_around
+    from fedbandit.studies.tuning import exploration_around, verdict
     from fedbandit.studies.tuning import tune as choose
 
     config = load(what).with_values(parse_settings(settings))
@@ -222,7 +222,7 @@ def tune(
         found = None
         if check:
             apart = range(config.seed + 1, config.seed + 1 + seeds)
-            found = run_all(config, dataset, tuned, seeds=apart, engine=engine)
+            found = run_all(config, dataset, tuned, seeds=apart, engine=engine, cost=cost)
     for number, candidate in enumerate(tuned.candidates):
         what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
         measured = f"  run {found.rewards[number]:.4f}" if found else ""
@@ -230,14 +230,8 @@ def tune(
         print(f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{measured}  {what_is}{mark}")
     for warning in tuned.chosen.estimate.warnings:
         print(f"warning: {warning}")
-    if found:
-        total = len(found.rewards)
-        share = 100 * found.chosen / found.best if found.best else 0.0
-        print(
-            f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's {found.best:.4f}"
-        )
-        print(f"(rank {found.rank} of {total}; the worst earns {min(found.rewards):.4f})")
-    print("use it: " + " ".join(f"--set {key}={value:g}" for key, value in tuned.chosen.settings.items()))
+    for line in verdict(tuned, found):
+        print(line)
 
 
 def _numbers(option: str, text: str) -> list[float]:
