@@ -17,18 +17,7 @@ Examples:
     True
 """
 
-from fedbandit.evaluation.ope.estimate import (
-    Bernstein,
-    Bootstrap,
-    Constant,
-    Estimate,
-    Interval,
-    Sums,
-    added,
-    combine,
-    estimate,
-    sums_of,
-)
+from fedbandit.evaluation.ope.estimate import Constant, Estimate, choose_estimator, combine, estimate
 from fedbandit.evaluation.ope.estimators import (
     BUILT_IN,
     IPS,
@@ -40,15 +29,17 @@ from fedbandit.evaluation.ope.estimators import (
     Records,
     SelfNormalisedIPS,
     Shrunk,
+    Switch,
     Weighting,
 )
+from fedbandit.evaluation.ope.intervals import Interval, Range
 from fedbandit.evaluation.ope.logs import records_of
+from fedbandit.evaluation.ope.sums import Bootstrap, Extremes, Sums, added, sums_of
 from fedbandit.policies import Uniform
 
 __all__ = [
     "BUILT_IN",
     "IPS",
-    "Bernstein",
     "Bootstrap",
     "Clipped",
     "Constant",
@@ -56,15 +47,19 @@ __all__ = [
     "DoublyRobust",
     "Estimate",
     "Estimator",
+    "Extremes",
     "Interval",
     "Plain",
+    "Range",
     "Records",
     "SelfNormalisedIPS",
     "Shrunk",
     "Sums",
+    "Switch",
     "Uniform",
     "Weighting",
     "added",
+    "choose_estimator",
     "combine",
     "estimate",
     "records_of",

@@ -12,7 +12,7 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.evaluation.ope.reward_models import action_means, choose_columns, linear_rewards, linear_sums
-from fedbandit.ope import Bernstein, Bootstrap, DirectMethod, DoublyRobust, estimate
+from fedbandit.ope import Bootstrap, DirectMethod, DoublyRobust, Range, estimate
 from fedbandit.policies import Uniform
 from fedbandit.studies.evaluate import EvaluationRequest, _rewards
 
@@ -95,7 +95,7 @@ def test_doubly_robust_stays_unbiased_where_the_bound_needs_predictions_in_a_ran
         cut += int((model(np.arange(split.num_examples)) < 0).sum())
         records = records_of(split, Uniform(), 5, rewards=model, within=(0.0, 1.0))
         assert records.predicted.min() >= 0
-        found = estimate(records, {"dr": DoublyRobust()}, bootstrap=Bootstrap(1), bernstein=Bernstein(0, 1, 0.1))
+        found = estimate(records, {"dr": DoublyRobust()}, bootstrap=Bootstrap(1), within=Range(0, 1, 0.1))
         errors.append(found["dr"].value - truth)
     assert cut > 0.1 * DRAWS * 2000 * 5
     assert abs(np.mean(errors)) < 3 * np.std(errors, ddof=1) / np.sqrt(DRAWS)
@@ -105,7 +105,7 @@ def test_the_bound_is_refused_for_predictions_outside_its_range():
     split, _ = _rare_rewards(0)
     records = records_of(split, Uniform(), 5, rewards=linear_rewards(split, 5))
     with pytest.raises(ConfigError, match=r"predicted rewards leave the range \[0, 1\]"):
-        estimate(records, BOTH, bernstein=Bernstein(0, 1, 0.1))
+        estimate(records, BOTH, within=Range(0, 1, 0.1))
 
 
 def test_the_direct_method_errs_upwards_where_the_log_knew_more_than_the_model():

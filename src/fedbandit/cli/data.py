@@ -199,7 +199,7 @@ def logged(
         int | None,
         typer.Option(help="Number N of actions, which are named 0 to N-1.", show_default="the names in the file"),
     ] = None,
-    test_fraction: TestFraction = 0.0,
+    test_fraction: Annotated[float, typer.Option(help="Share of clients to hold out for evaluation.")] = 0.1,
 ) -> None:
     """Logged bandit feedback: context, action, reward, propensity."""
     from fedbandit.data.importers.logged import LoggedOptions, import_logged

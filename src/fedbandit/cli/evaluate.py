@@ -42,23 +42,29 @@ def evaluate(
         typer.Option(help="A column with the policy's probability of the logged action, instead of --policy."),
     ] = None,
     estimators: Annotated[
-        str, typer.Option(help="Estimators, separated by commas: ips,snips,dm,dr.", show_default="all that apply")
+        str,
+        typer.Option(help="Estimators, separated by commas: ips,snips,dm,dr,switch.", show_default="all that apply"),
     ] = "",
     clip: Annotated[float | None, typer.Option(help="Clip importance weights at this value.")] = None,
     shrink: Annotated[
         float | None, typer.Option(help="Shrink importance weights w to L·w / (w² + L) with this L.")
     ] = None,
+    switch: Annotated[
+        float | None, typer.Option(help="The largest weight that switch uses.", show_default="10")
+    ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
     interval: Annotated[
-        str, typer.Option(help="Kind of interval: bootstrap (over clients) or bernstein (over events).")
+        str, typer.Option(help="Kind of interval, over clients: bootstrap, or bernstein (wider, always holds).")
     ] = "bootstrap",
     reward_range: Annotated[
-        str | None, typer.Option(help="LOW,HIGH of the rewards, for bernstein.", show_default="as in the log")
+        str | None, typer.Option(help="LOW,HIGH between which rewards lie.", show_default="as in the log")
     ] = None,
     floor: Annotated[
-        float | None,
-        typer.Option(help="The smallest possible propensity, for bernstein.", show_default="as in the log"),
+        float | None, typer.Option(help="The smallest possible propensity.", show_default="as in the log")
     ] = None,
+    estimate_propensities: Annotated[
+        bool, typer.Option("--estimate-propensities", help="Estimate propensities from the log; intervals widen.")
+    ] = False,
     client: Annotated[
         str | None, typer.Option(help="The column with the client id.", show_default="every row is a client")
     ] = None,
@@ -67,7 +73,7 @@ def evaluate(
     propensity: Annotated[str, typer.Option(help="The column with the probability of the action.")] = "propensity",
     available: Annotated[str | None, typer.Option(help="The column with the available actions.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="The split of a data set: train or test.", show_default="train")
+        str | None, typer.Option(help="The split of a data set: test or train.", show_default="test, held out")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -88,6 +94,8 @@ def evaluate(
         estimators=[name.strip() for name in estimators.split(",") if name.strip()],
         clip=clip,
         shrink=shrink,
+        switch=switch,
+        estimate_propensities=estimate_propensities,
         confidence=confidence,
         interval=_one_of("interval", interval, ("bootstrap", "bernstein")),
         reward_range=_range(reward_range),
@@ -125,6 +133,8 @@ def train_offline(
 
     `fedbandit evaluate --model` reads the resulting file.
     """
+    from dataclasses import replace
+
     from fedbandit.config import Config, parse_settings
     from fedbandit.core.errors import ConfigError
     from fedbandit.core.files import write_bytes
@@ -132,6 +142,7 @@ def train_offline(
     from fedbandit.deploy.device.model_files import DeviceModel
     from fedbandit.presets import load
     from fedbandit.studies.offline import train_from_logs
+    from fedbandit.studies.scoring import trained_on
 
     dataset = open_dataset(logs)
     size = min(64, dataset.train.num_clients)
@@ -145,11 +156,17 @@ def train_offline(
         raise ConfigError(f"{out}: already exists; use another name, or --force to overwrite it")
     trained = train_from_logs(config, dataset)
     model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=0)
+    model = replace(model, trained_on=trained_on(dataset))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, model.to_bytes())
     clients, events = dataset.train.num_clients, dataset.train.num_examples
     print(f"{config.objective.name}: {config.rounds} rounds on {events} events of {clients} clients")
-    print(f"Evaluate it: fedbandit evaluate {logs} --policy epsilon-greedy --set epsilon=0.1 --model {out}")
+    if dataset.test is None or not dataset.test.num_examples:
+        print("No client is held out to evaluate it on; `fedbandit data import logged --test-fraction` holds some out")
+        return
+    held_out = dataset.test.num_clients
+    print(f"Evaluate it on the {held_out} clients that were held out:")
+    print(f"fedbandit evaluate {logs} --split test --policy epsilon-greedy --set epsilon=0.1 --model {out}")
 
 
 def tune(
@@ -181,7 +198,7 @@ def tune(
     from fedbandit.engines import ThreadEngine
     from fedbandit.presets import load
     from fedbandit.studies.tuning import check as run_all
-    from fedbandit.studies.tuning import exploration_around
+    from fedbandit.studies.tuning import exploration_around, verdict
     from fedbandit.studies.tuning import tune as choose
 
     config = load(what).with_values(parse_settings(settings))
@@ -205,7 +222,7 @@ def tune(
         found = None
         if check:
             apart = range(config.seed + 1, config.seed + 1 + seeds)
-            found = run_all(config, dataset, tuned, seeds=apart, engine=engine)
+            found = run_all(config, dataset, tuned, seeds=apart, engine=engine, cost=cost)
     for number, candidate in enumerate(tuned.candidates):
         what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
         measured = f"  run {found.rewards[number]:.4f}" if found else ""
@@ -213,14 +230,8 @@ def tune(
         print(f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{measured}  {what_is}{mark}")
     for warning in tuned.chosen.estimate.warnings:
         print(f"warning: {warning}")
-    if found:
-        total = len(found.rewards)
-        share = 100 * found.chosen / found.best if found.best else 0.0
-        print(
-            f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's {found.best:.4f}"
-        )
-        print(f"(rank {found.rank} of {total}; the worst earns {min(found.rewards):.4f})")
-    print("use it: " + " ".join(f"--set {key}={value:g}" for key, value in tuned.chosen.settings.items()))
+    for line in verdict(tuned, found):
+        print(line)
 
 
 def _numbers(option: str, text: str) -> list[float]:

@@ -137,7 +137,7 @@ def advise(
     ] = Path("advice"),
     scenario: Annotated[
         str, typer.Option(help="The scenario: scratch, init, init-shift or my_module:MyScenario.")
-    ] = "init-shift",
+    ] = "init",
     epsilon: Annotated[float, typer.Option(help="The epsilon whose cost to measure; 0 for none.")] = 8.0,
     workers: Workers = None,
     engine: Engine = "threads",
@@ -145,17 +145,21 @@ def advise(
 ) -> None:
     """Run a small tournament on your data and recommend a policy.
 
-    The recommendation comes with its evidence and its uncertainty.
+    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a configuration to run.
     """
     from fedbandit.core.files import write_text
+    from fedbandit.report.advice import write_advice
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.advice import hold, recommendation
+    from fedbandit.studies.advice import hold
+    from fedbandit.studies.advice_words import advice_of, recommended
 
     with runner_of(engine, ray_address, workers) as runner:
         held = hold(data, budget, out, scenario=scenario, epsilon=epsilon or None, runner=runner, say=_note)
-    text = recommendation(held)
+    text = str(advice_of(held))
     write_text(out / "advice.md", text)
-    typer.echo(f"{text}\nThis text: {out / 'advice.md'}")
+    write_text(out / "recommended.toml", recommended(held).to_toml())
+    typer.echo(f"{text}\nThis text: {out / 'advice.md'}; as a page: {write_advice(held, out / 'advice.html')}")
+    typer.echo(f"Run it: fedbandit run {out / 'recommended.toml'} -o runs/recommended")
 
 
 def _note(text: str) -> None:

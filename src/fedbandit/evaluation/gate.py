@@ -12,7 +12,7 @@ import numpy as np
 from fedbandit.core.errors import Diverged
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.evaluation.ope.estimate import Bootstrap, Sums, standard_error, sums_of_terms, value_of
+from fedbandit.evaluation.ope.sums import Bootstrap, Sums, standard_error, sums_of_terms, value_of
 from fedbandit.events import Events
 from fedbandit.federated.state import Version
 from fedbandit.policies import Floored, Greedy, Policy

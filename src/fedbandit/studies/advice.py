@@ -1,42 +1,33 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data, and what it says in words."""
+"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `advice_words` says what it shows.
+
+What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
+"""
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import read_json, read_lines, write_json
+from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.data.info import describe
+from fedbandit.evaluation.metrics import table_rewards
 from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
-from fedbandit.runs.local_runner import HERE, Job, LocalRunner, Runner
-from fedbandit.studies.comparison import Curves, compare, paired_difference, standard_error, with_error
-from fedbandit.studies.search import (
-    FACTOR,
-    RATES,
-    TUNING_SEED,
-    Search,
-    best_point,
-    cost,
-    effort,
-    points,
-    scaled,
-    search_steps,
-    values_of,
-)
+from fedbandit.runs.local_runner import HERE, Runner
+from fedbandit.studies.comparison import Curves, compare
+from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measure_pace, plan_for, seeds_for
+from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
-EXPLORERS = ("softmax", "falcon", "epsilon-greedy")
-POLICIES = (*EXPLORERS, "greedy")
-_PERIODS = (0.2, 2.0)  # other deployment periods to try, relative to the usual one
-_SEEDS = (2, 5)  # the fewest and the most that are reported
-_SHORTEST = 0.02  # of the paper's length; below it a tournament says nothing
+EXPLORERS = POLICIES[:3]
+UNTOUCHED = "untouched"  # the model before any bandit round, greedy
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -44,16 +35,21 @@ class Tournament:
     """All runs of the tournament, from which the recommendation is written."""
 
     dataset: FederatedDataset
-    scale: float
+    plan: Plan
     minutes: float
     tries: Mapping[str, int]  # pairs of learning rates that each policy got
     configs: Mapping[str, Config]  # each policy at its best rates
     curves: Mapping[str, Curves]
-    chosen: str
     periods: Mapping[int, Curves]  # of the chosen policy, by deployment period
     private: Mapping[float, Curves]  # of the chosen policy, by epsilon
     private_note: str
     folder: Path
+    chosen: str
+    tie: str = ""  # in whose favour and why a tie was broken
+    constants: Mapping[str, float] = field(default_factory=dict)  # what needs no model earns: random, one action always
+    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)  # one value a seed, where there is a test split
+    held_out_name: str = ""
+    visits: float = 0.0  # of an example, on average
 
 
 def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[str, Config]:
@@ -72,8 +68,8 @@ def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[
         fitted["pretraining.clients"] = initial
     if not image:
         fitted["model.name"] = "linear"
-    names = [*POLICIES, *(["baseline"] if setting != "scratch" else [])]
-    return {name: preset(f"{family}-{setting}-{name}").with_values(fitted) for name in names}
+    configs = {name: preset(f"{family}-{setting}-{name}").with_values(fitted) for name in POLICIES}
+    return {**configs, UNTOUCHED: configs["greedy"].with_values({"training": False})}
 
 
 def hold(
@@ -81,7 +77,7 @@ def hold(
     minutes: float,
     out: Path,
     *,
-    scenario: str = "init-shift",
+    scenario: str = "init",
     epsilon: float | None = 8.0,
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
@@ -90,56 +86,154 @@ def hold(
     if epsilon is not None and not epsilon > 0:
         raise ConfigError(f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}")
     started = time.monotonic()
-    ends = started + 60 * minutes
     dataset = open_dataset(source)
     bases = base_configs(dataset, source, scenario)
+    experiment = build_experiment(bases["softmax"], dataset)
     grid = _coarse_rates("emnist" if bases["softmax"].model.name == "cnn" else "so")
-    tries = len(points(grid)) + 1
     private = epsilon is not None
     if (out / "tournament.json").exists():
         say(f"resuming the tournament in {out} with its original plan; for another budget use another folder")
-    scale = _decided(out, "scale", lambda: _fitting_scale(bases["softmax"], out, 60 * minutes, tries, private, say))
+    pace: Pace | None = None
+    if not _is_decided(out, "scale", "tries", "seeds"):
+        pace = measure_pace(bases["softmax"], out / "probe", runner)
+    most = len(points(grid)) + 1
+
+    def planned() -> Plan:
+        assert pace is not None
+        return plan_for(bases["softmax"], 60 * minutes - (time.monotonic() - started), most, private, pace)
+
+    tries = int(_decided(out, "tries", lambda: planned().tries))
+    scale = _decided(out, "scale", lambda: planned().scale)
+    plan = Plan(scale, tries)
+    say(f"running {scale:.2g} of the paper's length; {tries} pairs of rates for each policy")
     bases = {name: scaled(config, scale) for name, config in bases.items()}
-    configs = {}
-    for number, name in enumerate(POLICIES):
-        share = (started + 0.45 * 60 * minutes - time.monotonic()) / (len(POLICIES) - number)
-        search = Search(out / "rates" / name, time.monotonic() + max(share, 5.0), runner, say)
-        configs[name] = bases[name].with_values(best_point(name, bases[name], grid, search))
-    if "baseline" in bases:
-        configs["baseline"] = bases["baseline"]
-    left = ends - time.monotonic()
-    seeds = range(int(_decided(out, "seeds", lambda: _affordable_seeds(configs["softmax"], out, left, private))))
+    configs = {name: _at_best(bases[name], grid, tries, out / "rates" / name, name, runner, say) for name in POLICIES}
+    configs[UNTOUCHED] = bases[UNTOUCHED]
+
+    def affordable() -> int:
+        assert pace is not None
+        left = 60 * minutes - (time.monotonic() - started)
+        return seeds_for(configs["softmax"], left, tries, private, pace)
+
+    seeds = range(int(_decided(out, "seeds", affordable)))
     say(f"all policies at their best rates, {len(seeds)} seeds")
     curves = compare(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner)
-    chosen = choose(curves)
+    chosen, tie = choose(curves)
     periods = _other_periods(configs[chosen], chosen, seeds, out, runner, say)
-    usual = configs[chosen].deploy_every
-    by_epsilon, note = _under_privacy(configs[chosen], seeds, out, epsilon, dataset, runner, say)
+    by_epsilon, note = _under_privacy(configs[chosen], grid, tries, seeds, out, epsilon, dataset, runner, say)
+    name, held_out = _held_out(out, curves)
     return Tournament(
         dataset=dataset,
-        scale=scale,
+        plan=plan,
         minutes=(time.monotonic() - started) / 60,
         tries={name: looked for name, (looked, _) in effort({n: n for n in POLICIES}, out / "rates").items()},
         configs=configs,
         curves=curves,
         chosen=chosen,
-        periods={usual: curves[chosen], **periods},
+        tie=tie,
+        periods={configs[chosen].deploy_every: curves[chosen], **periods},
         private=by_epsilon,
         private_note=note,
         folder=out,
+        constants=without_a_model(experiment),
+        held_out=held_out,
+        held_out_name=name,
+        visits=visits_per_example(configs[chosen], experiment),
     )
 
 
-def choose(curves: Mapping[str, Curves]) -> str:
-    """The policy with the highest mean; softmax if it is not clearly worse, since it has a single parameter."""
+def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
+    """The policy with the highest mean, or softmax where the two cannot be told apart; and what was said to a tie."""
     entrants = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
     if not entrants:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
     best = max(entrants, key=lambda name: entrants[name].final.mean())
-    if best in EXPLORERS and "softmax" in entrants:
-        difference, error = paired_difference(entrants[best], entrants["softmax"])
-        return "softmax" if not difference > 2 * error else best
-    return best
+    if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
+        difference = paired(entrants[best], entrants["softmax"])
+        if not difference.clear:
+            reason = f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
+            return "softmax", f"{reason}; a tie, broken in favour of softmax, which has a single parameter"
+    return best, ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between the final rewards of two members, paired by seed: the mean, and its 95% interval by Student's t."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out nil."""
+        return bool(self.low > 0 or self.high < 0)
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.low):
+            return f"{self.mean:+.4f}, from a single seed"
+        return f"{self.mean:+.4f}, 95% interval {self.low:+.4f} to {self.high:+.4f}"
+
+
+def paired(one: Curves, other: Curves) -> Difference:
+    """How much more one earned than the other, over the seeds that both have: these share clients and examples."""
+    shared = [seed for seed in one.seeds if seed in other.seeds]
+    a, b = ([dict(zip(c.seeds, c.final, strict=True))[seed] for seed in shared] for c in (one, other))
+    return from_zero(np.array(a, float) - np.array(b, float))
+
+
+def from_zero(differences: np.ndarray) -> Difference:
+    """The mean of some differences, one a seed, and where the true one lies."""
+    from scipy.special import stdtrit
+
+    n = len(differences)
+    mean = float(differences.mean()) if n else math.nan
+    if n < 2:
+        return Difference(mean, -math.inf, math.inf)
+    margin = float(stdtrit(n - 1, 0.975) * differences.std(ddof=1) / math.sqrt(n))
+    return Difference(mean, mean - margin, mean + margin)
+
+
+def without_a_model(experiment: Experiment) -> dict[str, float]:
+    """What the same clients pay for a random action, and for the action that is best to take always: exact."""
+    work, split = experiment.bandit.work, experiment.dataset.train
+    stages = experiment.bandit.scenario.stages
+    ends = [*(stage.from_round for stage in stages[1:]), experiment.config.rounds + 1]
+    lengths = [max(0, end - stage.from_round) for stage, end in zip(stages, ends, strict=True)]
+    first = experiment.config.pretraining.clients if experiment.pretraining is not None else 0
+    sizes = split.sizes()[first:]
+    most = experiment.config.client.max_examples
+    share = np.repeat(np.minimum(sizes, most or sizes) / np.maximum(sizes, 1), sizes)  # of a large client some count
+    rows = np.arange(split.offsets[first], split.num_examples)
+    total = np.zeros(work.num_actions)
+    for stage, length in zip(stages, lengths, strict=True):
+        rewards = table_rewards(split, stage.rewards)
+        for start in range(0, len(rows), _ROWS):
+            block = slice(start, start + _ROWS)
+            total += length / sum(lengths) * (share[block] @ rewards(rows[block]))
+    mean = total / share.sum()
+    action = experiment.dataset.header.actions[int(np.argmax(mean))]
+    return {"random": float(mean.mean()), f"always {action}": float(mean.max())}
+
+
+def visits_per_example(config: Config, experiment: Experiment) -> float:
+    """How often a run visits each example of the bandit phase's clients, on average."""
+    first = config.pretraining.clients if experiment.pretraining is not None else 0
+    sizes = experiment.dataset.train.sizes()[first:]
+    seen = np.minimum(sizes, config.client.max_examples or sizes)
+    return float(config.rounds * config.clients_per_round * seen.mean() / max(1, sizes.sum()))
+
+
+def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, np.ndarray]]:
+    """Accuracy or recall of the last models on the test split: its name, and one value for each seed."""
+    found: dict[str, np.ndarray] = {}
+    name = ""
+    for label, member in curves.items():
+        lines = [read_metrics(out / "runs" / label / f"seed-{seed}")[-1] for seed in member.seeds]
+        for key in ("test_accuracy", "test_recall_at_5"):
+            if lines and all(line.get(key) is not None for line in lines):
+                name, found[label] = key, np.array([line[key] for line in lines], float)
+    return name, found
 
 
 def _coarse_rates(family: str) -> dict[str, list[float]]:
@@ -147,32 +241,22 @@ def _coarse_rates(family: str) -> dict[str, list[float]]:
     return {key: values_of(key, values)[::3] for key, values in RATES[family].items()}
 
 
-def _rounds_of_everything(steps: list[int], tries: int, seeds: int, private: bool) -> int:
-    members = len(POLICIES) + 1 + len(_PERIODS) + private
-    return len(POLICIES) * cost(tries, steps, FACTOR) + members * seeds * steps[-1]
+def _at_best(
+    config: Config,
+    grid: Mapping[str, Sequence[float]],
+    tries: int,
+    folder: Path,
+    name: str,
+    runner: Runner,
+    say: Callable[[str], None],
+) -> Config:
+    search = Search(folder, None, runner, say, tries)
+    return config.with_values(best_point(name, config, grid, search))
 
 
-def _fitting_scale(
-    config: Config, out: Path, seconds: float, tries: int, private: bool, say: Callable[[str], None]
-) -> float:
-    """How much the paper's length has to be shortened for the whole tournament to fit."""
-    rounds = 30
-    probe = config.with_values({"rounds": rounds, "seed": TUNING_SEED})
-    LocalRunner(1).run([Job(probe, out / "probe")])
-    seconds_a_round = _pace(out / "probe")
-    scale = 1.0
-    while _rounds_of_everything(search_steps(scaled(config, scale)), tries, 3, private) * seconds_a_round > seconds:
-        scale *= 0.9
-        if scale < _SHORTEST:
-            least = math.ceil(_least_minutes(config, tries, seconds_a_round))
-            raise ConfigError(f"--budget: a tournament on this data needs at least {least} minutes here")
-    say(f"{seconds_a_round * 1000:.0f} ms a round; running {scale:.2g} of the paper's length")
-    return scale
-
-
-def _least_minutes(config: Config, tries: int, seconds_a_round: float) -> float:
-    shortest = search_steps(scaled(config, _SHORTEST))
-    return _rounds_of_everything(shortest, tries, 3, True) * seconds_a_round / 60 + 1
+def _is_decided(out: Path, *names: str) -> bool:
+    kept = read_json(out / "tournament.json") or {}
+    return all(isinstance(kept.get(name), int | float) for name in names)
 
 
 def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
@@ -189,23 +273,10 @@ def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
     return decided
 
 
-def _pace(folder: Path) -> float:
-    """The median seconds per round of a run with some rounds."""
-    seconds = [line["seconds"] for line in read_lines(folder / "timings.jsonl")]
-    return float(np.median(seconds)) if seconds else 0.0
-
-
-def _affordable_seeds(config: Config, out: Path, seconds: float, private: bool) -> int:
-    seconds_a_round = _pace(out / "probe") if (out / "probe").exists() else 0.0
-    members = len(POLICIES) + 1 + len(_PERIODS) + private
-    one = members * config.rounds * seconds_a_round
-    return int(min(_SEEDS[1], max(_SEEDS[0], seconds // one))) if one > 0 else _SEEDS[1]
-
-
 def _other_periods(
     config: Config, name: str, seeds: range, out: Path, runner: Runner, say: Callable[[str], None]
 ) -> dict[int, Curves]:
-    periods = sorted({max(1, round(config.deploy_every * factor)) for factor in _PERIODS} - {config.deploy_every})
+    periods = sorted({max(1, round(config.deploy_every * factor)) for factor in PERIODS} - {config.deploy_every})
     say(f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}")
     members = {str(every): config.with_values({"deploy_every": every}) for every in periods}
     curves = compare(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner)
@@ -214,6 +285,8 @@ def _other_periods(
 
 def _under_privacy(
     config: Config,
+    grid: Mapping[str, Sequence[float]],
+    tries: int,
     seeds: range,
     out: Path,
     epsilon: float | None,
@@ -221,13 +294,16 @@ def _under_privacy(
     runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
-    """The chosen policy with noise for the epsilon asked for; its clip norm is the median update without noise."""
+    """The chosen policy with noise for the epsilon asked for, at rates of its own from as many tries.
+
+    Its clip norm is the median update without noise.
+    """
     if epsilon is None:
         return {}, ""
     runs = [read_metrics(out / "runs" / config.policy.name / f"seed-{seed}") for seed in seeds]
     norms = [line["client_norm_median"] for lines in runs for line in lines if line["client_norm_median"]]
     settings: dict[str, Any] = {
-        "clipping.norm": float(f"{np.median(norms):.2g}"),
+        "clipping.norm": float(f"{np.median(norms):.2g}") if norms else 1.0,
         "privacy.mechanism": "dp-fedavg",
         "privacy.epsilon": epsilon,
         "privacy.sampling": "poisson",
@@ -236,143 +312,21 @@ def _under_privacy(
     if config.scenario != "scratch":
         settings["privacy.pretraining"] = "public"
     say(f"{config.policy.name} with epsilon {epsilon:g}")
+    label = f"epsilon-{epsilon:g}"
     try:
-        member = {f"epsilon-{epsilon:g}": config.with_values(settings)}
-        curves = compare(member, seeds, lambda label, seed: out / "private" / label / f"seed-{seed}", runner=runner)
+        member = config.with_values(settings)
+        build_experiment(member, dataset)
+        member = _at_best(member, grid, tries, out / "rates" / label, label, runner, say)
+        curves = compare(
+            {label: member}, seeds, lambda _, seed: out / "private" / label / f"seed-{seed}", runner=runner
+        )
     except ConfigError as error:
         return {}, f"epsilon {epsilon:g} cannot be had here: {error}"
+    rates = f"{member.client.learning_rate:g} and {member.server.learning_rate:g}"
     note = (
         f"delta {settings['privacy.delta']:.1g}, clip norm {settings['clipping.norm']:g} (the median update, seen"
-        " without noise), rates as without privacy"
+        f" without noise), client and server rates of its own ({rates})"
     )
     if config.scenario != "scratch":
         note += "; the pre-training clients count as public"
     return {epsilon: next(iter(curves.values()))}, note
-
-
-_SURE = 2.0  # standard errors
-
-
-def recommendation(held: Tournament) -> str:
-    """The recommendation as Markdown."""
-    config = held.configs[held.chosen]
-    rates = (
-        f"client learning rate {config.client.learning_rate:g}, server learning rate {config.server.learning_rate:g}"
-    )
-    exploration = " ".join(f"{key} {value:g}" for key, value in config.policy.parameters.items())
-    lines = [
-        f"# Advice for {held.dataset.header.name}",
-        "",
-        f"- **Is exploration worth it here?** {_worth(held.curves)}",
-        f"- **Which rule?** {_rule(held)}",
-        f"- **Which parameters?** {exploration + ', ' if exploration else ''}{rates}, server optimiser"
-        f" {config.server.optimizer}.",
-        f"- **How often to deploy?** {_deploying(held.periods)}",
-        f"- **What does privacy cost?** {_privacy(held)}",
-        f"- **How sure is this?** {_sureness(held)}",
-        "",
-        "## Evidence",
-        "",
-        f"Scenario `{config.scenario}`, {config.rounds} rounds of {config.clients_per_round} clients, deploying every"
-        f" {config.deploy_every}; running average reward, mean ± standard error over seeds.",
-        "",
-        _table("policy", held.curves),
-        "",
-        _table("deploying every", {f"{every} rounds": curves for every, curves in sorted(held.periods.items())}),
-        "",
-        "```",
-        describe(held.dataset),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _worth(curves: Mapping[str, Curves]) -> str:
-    explorers = {name: curves[name] for name in EXPLORERS if len(curves[name].final)}
-    if not explorers or not len(curves["greedy"].final):
-        return "Cannot be said: the runs that would show it diverged."
-    best = max(explorers, key=lambda name: explorers[name].final.mean())
-    difference, error = paired_difference(curves[best], curves["greedy"])
-    size = with_error(f"{abs(difference):.4f}", error)
-    amount = f"{best} ends {size} {'above' if difference > 0 else 'below'} greedy"
-    if difference > _SURE * error:
-        return f"Yes: {amount}."
-    if difference < -_SURE * error:
-        return f"No: {amount}."
-    return f"Not clearly: {amount}."
-
-
-def _rule(held: Tournament) -> str:
-    chosen = held.curves[held.chosen]
-    others = {n: c for n, c in held.curves.items() if n not in (held.chosen, "baseline") and len(c.final)}
-    text = f"**{held.chosen}**, {with_error(f'{chosen.final.mean():.4f}', standard_error(chosen.final))}."
-    parts = []
-    for name, curves in sorted(others.items(), key=lambda item: -item[1].final.mean()):
-        difference, error = paired_difference(chosen, curves)
-        clear = "" if abs(difference) > _SURE * error else ", not clear"
-        size = with_error(f"{'-' if difference > 0 else '+'}{abs(difference):.4f}", error)
-        parts.append(f"{name} {size}{clear}")
-    return f"{text} The others, against it: {'; '.join(parts)}." if parts else text
-
-
-def _deploying(periods: Mapping[int, Curves]) -> str:
-    ended = {every: curves for every, curves in sorted(periods.items()) if len(curves.final)}
-    best = max(ended, key=lambda every: ended[every].final.mean())
-    longest = best
-    for every, curves in ended.items():
-        difference, error = paired_difference(ended[best], curves)
-        if every > longest and not difference > _SURE * error:
-            longest = every
-    rewards = ", ".join(f"{curves.final.mean():.4f} every {every} rounds" for every, curves in ended.items())
-    if longest != best:
-        return f"Every {longest} rounds is enough; more often gains nothing that could be measured ({rewards})."
-    return f"Every {best} rounds is best of those tried ({rewards})."
-
-
-def _privacy(held: Tournament) -> str:
-    if not held.private:
-        return held.private_note or "Not asked for."
-    parts = []
-    for epsilon, curves in held.private.items():
-        if not len(curves.final):
-            parts.append(f"epsilon {epsilon:g}: every run diverged")
-            continue
-        difference, error = paired_difference(curves, held.curves[held.chosen])
-        share = 100 * difference / held.curves[held.chosen].final.mean()
-        parts.append(f"epsilon {epsilon:g}: {with_error(f'{difference:+.4f}', error)} ({share:+.1f}%)")
-    return (
-        f"{'; '.join(parts)} of reward ({held.private_note}). With few clients noise weighs heavily; with ten times the"
-        " clients a round it would weigh a tenth. Looking at the data for this advice has itself spent privacy that no"
-        " epsilon counts."
-    )
-
-
-def _sureness(held: Tournament) -> str:
-    seeds = len(held.curves[held.chosen].seeds)
-    shortened = (
-        f"The runs are shortened to {held.scale:.2g} of the paper's length, which favours little exploration and high"
-        " rates; a longer budget brings the truth nearer. "
-        if held.scale < 1
-        else ""
-    )
-    tried = ", ".join(f"{name} {count}" for name, count in held.tries.items())
-    return (
-        f"{seeds} seeds each; differences are paired by seed, and one within two standard errors counts as not clear."
-        f" Pairs of learning rates that were tried, on a seed of their own: {tried}. Exploration parameters are the"
-        f" paper's, not tuned here. {shortened}"
-        f"Took {held.minutes:.1f} minutes; everything is in {held.folder}."
-    )
-
-
-def _table(first: str, curves: Mapping[str, Curves]) -> str:
-    rows = [f"| {first} | reward | ± s.e. | seeds | diverged |", "| --- | ---: | ---: | ---: | ---: |"]
-    for label, member in curves.items():
-        final = member.final
-        numbers = f"{final.mean():.4f} | {_error(final)}" if len(final) else "– | –"
-        rows.append(f"| {label} | {numbers} | {len(member.seeds)} | {len(member.diverged)} |")
-    return "\n".join(rows)
-
-
-def _error(final: np.ndarray) -> str:
-    return f"{standard_error(final):.4f}" if len(final) > 1 else "–"

@@ -1,8 +1,7 @@
 """`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing of the terminal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from math import isfinite
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -15,22 +14,25 @@ from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
 from fedbandit.evaluation.ope.estimate import Constant, looks_at_scores, target_policy
 from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
 from fedbandit.evaluation.ope.logs import LogColumns, RowScores, log_of, read_log_table, records_for, records_of
+from fedbandit.evaluation.ope.propensities import estimated_propensities
 from fedbandit.evaluation.ope.reward_models import action_means, linear_rewards
 from fedbandit.ope import (
-    Bernstein,
     Bootstrap,
     Clipped,
     Estimate,
     Plain,
+    Range,
     Records,
     Shrunk,
+    Switch,
     Weighting,
+    choose_estimator,
     estimate,
 )
 from fedbandit.policies import Policy, Uniform
 from fedbandit.results import Results
 from fedbandit.results.reading import needed
-from fedbandit.studies.scoring import load_scorer
+from fedbandit.studies.scoring import Scorer, load_scorer, trained_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,11 @@ class EvaluationRequest:
     interval: Literal["bootstrap", "bernstein"] = "bootstrap"
     reward_range: tuple[float, float] | None = None
     floor: float | None = None  # the smallest propensity that the logging policy ever has
+    switch: float | None = None  # the largest weight that SWITCH uses
+    estimate_propensities: bool = False  # from the log itself, where it recorded none or wrong ones
     replicates: int = 1000
     seed: int = 0
-    split: Literal["train", "test"] | None = None  # of a data set; train
+    split: Literal["train", "test"] | None = None  # of a data set; the held-out one, where there is one
     columns: LogColumns = field(default_factory=LogColumns)
 
     @property
@@ -90,6 +94,8 @@ class Evaluation:
     estimates: dict[str, Estimate]
     logged_reward: float  # the mean reward of the logging policy, as logged
     notes: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()  # to be read before any number
+    chosen: str | None = None  # the estimator that predicts held-out clients best
 
     def __getitem__(self, estimator: str) -> Estimate:
         return self.estimates[estimator]
@@ -97,16 +103,15 @@ class Evaluation:
     def __repr__(self) -> str:
         first = next(iter(self.estimates.values()))
         lines = [
+            *(f"warning: {caution}" for caution in self.cautions),
             f"{first.events} events of {first.clients} clients; the log itself earned {self.logged_reward:.4f}",
             f"effective sample size {first.effective_sample_size:.1f}, mean weight {first.mean_weight:.3f}",
             "",
             f"{'':<6} {'estimate':>9} {'std.err.':>9}   {100 * first.interval.confidence:g}% interval",
         ]
         for name, found in self.estimates.items():
-            where = f"{found.interval.low:.4f} to {found.interval.high:.4f}"
-            lines.append(
-                f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {where}  ({found.interval.method})"
-            )
+            mark = "  <- best by cross-validation" if name == self.chosen and len(self.estimates) > 1 else ""
+            lines.append(f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {found.interval}{mark}")
         warnings = dict.fromkeys(text for found in self.estimates.values() for text in found.warnings)
         return "\n".join(
             [*lines, *(f"note: {note}" for note in self.notes), *(f"warning: {said}" for said in warnings)]
@@ -135,8 +140,11 @@ def evaluate(
     need contexts, which only data sets have. In place of a policy, `target` names a column of the table with the
     policy's probability of the action taken.
 
+    A data set is evaluated on its held-out clients; `split="train"` asks for the others.
+
     Further options are those of `fedbandit evaluate`: the columns `action`, `reward`, `propensity` and `available`;
-    `split`, `reward_model`, `clip`, `shrink`, `confidence`, `interval`, `reward_range`, `floor`, `replicates`, `seed`.
+    `split`, `reward_model`, `clip`, `shrink`, `switch`, `confidence`, `interval`, `reward_range`, `floor`,
+    `estimate_propensities`, `replicates`, `seed`.
 
     Examples:
         >>> log = {
@@ -153,7 +161,7 @@ def evaluate(
         effective sample size 200.0, mean weight 1.000
         <BLANKLINE>
                 estimate  std.err.   95% interval
-        snips     1.0000    0.0000   1.0000 to 1.0000  (bootstrap over clients)
+        snips     1.0000    0.0000   0.5979 to 1.0000  (Chernoff bound over clients)
     """
     own = {"policy", "parameters", "model", "estimators", "columns"}
     known = {one.name for one in fields(EvaluationRequest)} - own
@@ -212,22 +220,42 @@ def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> 
     of_table = isinstance(logs, Path) and not logs.is_dir()
     _refuse_what_would_not_be_used(request, of_table)
     if isinstance(logs, Path) and of_table:
-        records, bernstein, notes = _table_records(logs, request)
+        ready = _table_records(logs, request)
     else:
         dataset = FederatedDataset.open(logs) if isinstance(logs, Path) else logs
-        records, bernstein, notes = _dataset_records(dataset, request)
+        ready = _dataset_records(dataset, request)
+    records, notes = ready.records, list(ready.notes)
     chosen = _estimators(request, records)
-    estimates = estimate(
-        records,
-        chosen,
-        confidence=request.confidence,
-        weighting=request.weighting,
-        bootstrap=Bootstrap(request.replicates, request.seed),
-        bernstein=bernstein,
-    )
-    if "dm" in estimates:
-        notes.append("the interval of dm leaves out how wrong the reward model may be")
-    return Evaluation(estimates, float(records.rewards.mean()), tuple(notes))
+    found = [
+        estimate(
+            one,
+            chosen,
+            confidence=request.confidence,
+            weighting=request.weighting,
+            bootstrap=Bootstrap(request.replicates, request.seed),
+            interval=request.interval,
+            within=ready.within,
+        )
+        for one in [records, *ready.otherwise]
+    ]
+    estimates = {name: _hull([each[name] for each in found]) for name in chosen}
+    if ready.otherwise:
+        notes.append(
+            "propensities are estimated: right if the log chose by nothing but what is in it; intervals hold under"
+            f" {len(found)} ways to estimate them"
+        )
+    best = choose_estimator(records, chosen, request.weighting)
+    return Evaluation(estimates, float(records.rewards.mean()), tuple(notes), tuple(ready.cautions), best)
+
+
+def _hull(found: Sequence[Estimate]) -> Estimate:
+    """The first estimate, with an interval that holds all the others'."""
+    first, refusals = found[0], [one.interval for one in found if one.interval.refusal]
+    if refusals:
+        return replace(first, interval=refusals[0])
+    low, high = (pick(getattr(one.interval, end) for one in found) for pick, end in ((min, "low"), (max, "high")))
+    warnings = tuple(dict.fromkeys(text for one in found for text in one.warnings))
+    return replace(first, interval=replace(first.interval, low=low, high=high), warnings=warnings)
 
 
 def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -> None:
@@ -251,52 +279,84 @@ def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -
                 raise ConfigError(f"{name}: the column {columns.target} says what the policy does; give one of the two")
     elif request.model is not None and not request.scored:
         raise ConfigError(f"model: {request.policy_name} looks at no scores; name a policy that does, with --policy")
-    if request.interval != "bernstein":
-        for name in ("floor", "reward_range"):
-            if getattr(request, name) is not None:
-                raise ConfigError(f"{name}: only the Bernstein bound needs it; give --interval bernstein")
+    if request.estimate_propensities and request.floor is not None:
+        raise ConfigError("floor: is of logged propensities; estimated ones have none")
 
 
-_Ready = tuple[Records, Bernstein | None, list[str]]
+@dataclass(frozen=True)
+class _Ready:
+    """A log that can be evaluated, and what is to be said of it."""
+
+    records: Records
+    within: Range | None
+    notes: Sequence[str]
+    cautions: Sequence[str] = ()
+    otherwise: Sequence[Records] = ()  # with other propensities that are as likely
 
 
 def _table_records(path: Path, request: EvaluationRequest) -> _Ready:
-    table = read_log_table(path, request.columns)
-    bernstein, notes = _bernstein(request, log_of(table.split))
+    columns = replace(request.columns, propensity=None) if request.estimate_propensities else request.columns
+    table = read_log_table(path, columns)
+    within, notes = _within(request, log_of(table.split))
     if table.target is not None:
-        return records_for(table.split, table.target), bernstein, notes
-    policy = request.target(table.actions)
-    if request.scored:
-        raise ConfigError(
-            "policy: a model's policy needs contexts; import the table with `fedbandit data import logged`,"
-            " or give --target, a column with the policy's probabilities"
-        )
-    k, rewards = len(table.actions), _rewards(table.split, None, len(table.actions), request)
-    return records_of(table.split, policy, k, rewards=rewards, within=_range(bernstein)), bernstein, notes
+        records = records_for(table.split, table.target)
+    else:
+        policy = request.target(table.actions)
+        if request.scored:
+            raise ConfigError(
+                "policy: a model's policy needs contexts; import the table with `fedbandit data import logged`,"
+                " or give --target, a column with the policy's probabilities"
+            )
+        k, rewards = len(table.actions), _rewards(table.split, None, len(table.actions), request)
+        records = records_of(table.split, policy, k, rewards=rewards, within=_ends(within))
+    return _estimating(_Ready(records, within, notes), table.split, len(table.actions), request)
 
 
 def _dataset_records(dataset: FederatedDataset, request: EvaluationRequest) -> _Ready:
-    split, header = dataset.test if request.split == "test" else dataset.train, dataset.header
+    header = dataset.header
+    held_out = dataset.test is not None and dataset.test.num_examples > 0
+    name = request.split or ("test" if held_out else "train")
+    split = dataset.test if name == "test" else dataset.train
     if split is None:
         raise ConfigError(f"split: {header.name} has no test split")
     log, k = log_of(split), header.num_actions
     if not len(log.rewards):
         raise ConfigError("split: holds no events")
-    bernstein, notes = _bernstein(request, log)
+    within, notes = _within(request, log)
     policy = request.target(header.actions)
-    scores = None
+    scorer = None
     if request.scored:
         if request.model is None:
             raise ConfigError(
                 f"model: {request.policy_name} needs a model's scores; give --model, a run folder or model file"
             )
-        scores = load_scorer(request.model, header).on(split)
+        scorer = load_scorer(request.model, header)
+    cautions = [] if scorer is None else _cautions(scorer, dataset, name, held_out)
     rewards = _rewards(split, header, k, request)
-    return records_of(split, policy, k, scores, rewards, within=_range(bernstein)), bernstein, notes
+    scores = None if scorer is None else scorer.on(split)
+    records = records_of(split, policy, k, scores, rewards, within=_ends(within))
+    return _estimating(_Ready(records, within, notes, cautions), split, k, request)
 
 
-def _range(bernstein: Bernstein | None) -> tuple[float, float] | None:
-    return None if bernstein is None else (bernstein.low, bernstein.high)
+def _cautions(scorer: Scorer, dataset: FederatedDataset, split: str, held_out: bool) -> list[str]:
+    """What is to be known before a model's estimate is read: whether it has seen these events."""
+    where = "the clients held out (without --split) are others" if held_out else "nothing is held out here"
+    if split == "train" and scorer.trained_on == trained_on(dataset):
+        return [f"the model was trained on these very events, which flatters it; {where}"]
+    if split == "train" and scorer.trained_on is None:
+        return [f"these are the events to train on; a model that has seen them is flattered; {where}"]
+    return []
+
+
+def _estimating(ready: _Ready, split: Split, num_actions: int, request: EvaluationRequest) -> _Ready:
+    if not request.estimate_propensities:
+        return ready
+    first, *others = (replace(ready.records, propensities=p) for p in estimated_propensities(split, num_actions))
+    return replace(ready, records=first, otherwise=others)
+
+
+def _ends(within: Range | None) -> tuple[float, float] | None:
+    return None if within is None else (within.low, within.high)
 
 
 def _rewards(split: Split, header: Header | None, num_actions: int, request: EvaluationRequest) -> RowScores:
@@ -319,28 +379,38 @@ def _estimators(request: EvaluationRequest, records: Records) -> dict[str, Estim
     for name in names:
         if name in NEEDS_MODEL and not can_model:
             raise ConfigError(f"estimators: {name} needs the policy's probabilities of all actions, not of one column")
-    return {name: resolve("estimators", name, BUILT_IN) for name in names}
+    known = BUILT_IN if request.switch is None else {**BUILT_IN, "switch": _switch(request.switch)}
+    return {name: resolve("estimators", name, known) for name in names}
 
 
-def _bernstein(request: EvaluationRequest, log: Log) -> tuple[Bernstein | None, list[str]]:
-    """The range that the bound needs; what was not given is taken from the log, and said."""
-    if request.interval == "bootstrap":
-        return None, []
-    notes = ["empirical Bernstein holds for independent events; the standard error above is over clients"]
+def _switch(limit: float) -> Switch:
+    try:
+        return Switch(limit)
+    except ValueError as error:
+        raise ConfigError(f"switch: {error}") from None
+
+
+def _within(request: EvaluationRequest, log: Log) -> tuple[Range | None, list[str]]:
+    """What is known of rewards and propensities; what was not given is taken from the log, and said."""
+    notes = []
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
-    low, high = request.reward_range or (lowest, highest)
-    if not (low < high and isfinite(low) and isfinite(high)):
-        raise ConfigError(f"reward_range: must be low,high with low below high, not {low:g},{high:g}")
-    if request.reward_range is None:
-        notes.append(f"rewards taken to lie in [{low:g}, {high:g}], as in the log; --reward-range says it for sure")
-    elif lowest < low or highest > high:
-        raise ConfigError(f"reward_range: the log has rewards outside [{low:g}, {high:g}]")
+    if request.reward_range is not None:
+        low, high = request.reward_range
+        within = Range(low, high, request.floor)
+        if lowest < low or highest > high:
+            raise ConfigError(f"reward_range: the log has rewards outside [{low:g}, {high:g}]")
+    elif request.floor is None and request.interval == "bootstrap":
+        return None, []
+    elif lowest < highest:
+        within = Range(lowest, highest, request.floor)
+        notes.append(
+            f"rewards taken to lie in [{lowest:g}, {highest:g}], as in the log; --reward-range says it for sure"
+        )
+    else:
+        raise ConfigError("reward_range: all rewards of the log are the same; say how they may differ")
     smallest = float(np.min(log.propensities))
-    floor = smallest if request.floor is None else request.floor
-    if not 0 < floor <= 1:
-        raise ConfigError(f"floor: a propensity is above 0 and at most 1, not {floor:g}")
-    if smallest < floor * (1 - 1e-6):
-        raise ConfigError(f"floor: the log has propensities below {floor:g}")
-    if request.floor is None:
-        notes.append(f"propensities taken to be at least {floor:g}, as in the log; --floor says it for sure")
-    return Bernstein(low, high, floor), notes
+    if request.floor is not None and smallest < request.floor * (1 - 1e-6):
+        raise ConfigError(f"floor: the log has propensities below {request.floor:g}")
+    if request.floor is None and request.interval == "bernstein":
+        notes.append("weights taken to be at most the log's largest; --floor says how small a propensity may be")
+    return within, notes

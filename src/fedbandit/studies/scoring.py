@@ -9,8 +9,9 @@ import numpy as np
 
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import DataError
+from fedbandit.core.files import read_json
 from fedbandit.core.prediction import Prediction
-from fedbandit.data.dataset import Contexts, Header, Split
+from fedbandit.data.dataset import Contexts, FederatedDataset, Header, Split
 from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.federated.learners.base import ClientSettings, Learner
 from fedbandit.federated.learners.choosing import Trainable
@@ -26,6 +27,7 @@ class Scorer:
 
     learner: Learner
     weights: np.ndarray
+    trained_on: str | None = None  # where it is known
 
     def predict(self, contexts: Contexts) -> Prediction:
         """What the model says about every action."""
@@ -38,6 +40,11 @@ class Scorer:
     def rewards_on(self, split: Split) -> RowScores:
         """The model's scores taken for rewards."""
         return lambda rows: self.predict(split.contexts(rows)).mean
+
+
+def trained_on(dataset: FederatedDataset) -> str | None:
+    """What a model trained on the data set's training split remembers of it; None if the data has no fingerprint."""
+    return f"{dataset.header.fingerprint}:train" if dataset.header.fingerprint else None
 
 
 def load_scorer(path: Path | str, header: Header) -> Scorer:
@@ -60,7 +67,9 @@ def _from_run(path: Path, header: Header) -> Scorer:
     if not (path / "config.toml").exists():
         raise DataError(f"{path}: neither a run folder (no config.toml) nor a model file")
     config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
-    return _scorer(path, header, config.model.described, newest_state(path).weights)
+    fingerprint = (read_json(path / "environment.json") or {}).get("data_fingerprint")
+    seen = f"{fingerprint}:train" if fingerprint else None
+    return _scorer(path, header, config.model.described, newest_state(path).weights, seen)
 
 
 def _from_file(path: Path, header: Header) -> Scorer:
@@ -72,11 +81,15 @@ def _from_file(path: Path, header: Header) -> Scorer:
         raise DataError(f"{path}: {error.strerror}") from None
     if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
         raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
-    return _scorer(path, header, model.model, dict(model.weights))
+    return _scorer(path, header, model.model, dict(model.weights), model.trained_on)
 
 
 def _scorer(
-    path: Path, header: Header, described: Mapping[str, Any], weights: np.ndarray | dict[str, np.ndarray]
+    path: Path,
+    header: Header,
+    described: Mapping[str, Any],
+    weights: np.ndarray | dict[str, np.ndarray],
+    seen: str | None,
 ) -> Scorer:
     trainable = Trainable.of(described, DataSpec.of(header))
     layout = trainable.layout
@@ -86,4 +99,4 @@ def _scorer(
         weights = layout.flatten(weights, next(iter(weights.values())).dtype)
     if layout.size != len(weights):
         raise DataError(f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}")
-    return Scorer(trainable.learner(Regression(), ClientSettings(learning_rate=1.0)), weights)
+    return Scorer(trainable.learner(Regression(), ClientSettings(learning_rate=1.0)), weights, seen)

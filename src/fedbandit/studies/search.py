@@ -227,12 +227,16 @@ FACTOR = 3
 
 @dataclass(frozen=True)
 class Search:
-    """Where a search runs and keeps its choice, its deadline (of `time.monotonic`), and where it reports."""
+    """Where a search runs and keeps its choice, its deadline (of `time.monotonic`), and where it reports.
+
+    With `tries` it looks at that many points, however long it takes.
+    """
 
     folder: Path
-    deadline: float
+    deadline: float | None
     runner: Runner = HERE
     say: Callable[[str], None] = print
+    tries: int | None = None
 
 
 def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[str, Any]:
@@ -246,7 +250,7 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
     flat = flatten(config.model_dump())
     published = {axis: flat[axis] for axis in grid}
     others = [_candidate(config, point) for point in points(grid) if point != published]
-    every = [_candidate(config, published), *_shuffled(others)]  # as many as the time allows
+    every = [_candidate(config, published), *_shuffled(others)][: search.tries]  # as many as asked, or time allows
     standings = race(
         every,
         [TUNING_SEED],

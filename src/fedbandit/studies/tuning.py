@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log, Split, contexts_at
+from fedbandit.evaluation.ope.estimators import Estimator, Records
 from fedbandit.evaluation.ope.logs import records_of
+from fedbandit.evaluation.ope.sums import by_client
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import State
 from fedbandit.ope import BUILT_IN, Bootstrap, Estimate, estimate
@@ -79,16 +81,52 @@ class TuningCandidate:
 
     settings: Mapping[str, Any]
     estimate: Estimate
+    influence: np.ndarray  # [clients]: how far each client's log moves the estimate
+
+    def apart_from(self, other: "TuningCandidate", sure: float) -> bool:
+        """Whether the log tells the two apart: by the same clients, so what these have in common cancels."""
+        difference = self.estimate.value - other.estimate.value
+        return bool(abs(difference) > _visible(self.influence - other.influence, sure))
+
+
+def _visible(influence: np.ndarray, sure: float) -> float:
+    """The smallest difference that can be told from nil, for an estimate moved so by each client."""
+    from scipy.special import stdtrit
+
+    n = len(influence)
+    return float(stdtrit(n - 1, sure) * sqrt(n / (n - 1) * influence @ influence)) if n > 1 else inf
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The choice, and all candidates, best estimate first."""
+    """The choice, all candidates (best estimate first), and how much the log decides."""
 
     chosen: TuningCandidate
     candidates: list[TuningCandidate]
     logged_reward: float
     events: int
+
+    @property
+    def sure(self) -> float:
+        """The quantile to compare by: 95%, over as many comparisons as there are candidates beside the best."""
+        return 1 - 0.025 / max(1, len(self.candidates) - 1)
+
+    @property
+    def told_apart(self) -> int:
+        """How many candidates the log shows to be worse than the best."""
+        return sum(other.apart_from(self.candidates[0], self.sure) for other in self.candidates[1:])
+
+    @property
+    def smallest_visible(self) -> float:
+        """The median difference to the best that a log of this size would show."""
+        best = self.candidates[0].influence
+        seen = [_visible(one.influence - best, self.sure) for one in self.candidates[1:]]
+        return float(np.median(seen)) if seen else 0.0
+
+    @property
+    def decides(self) -> bool:
+        """Whether the log rules out at least half of what the best was chosen from."""
+        return 2 * self.told_apart >= len(self.candidates) - 1
 
 
 def tune(
@@ -136,28 +174,70 @@ def tune(
             settings = {**rates, f"policy.{name}": value}
             policy = build_policy(config.with_values(settings))
             records = records_of(held_out.train, policy, dataset.header.num_actions, predictions, rewards=modelled)
-            found = estimate(records, {estimator: BUILT_IN[estimator]}, bootstrap=Bootstrap(200, config.seed))
-            candidates.append(TuningCandidate(settings, found[estimator]))
+            by = BUILT_IN[estimator]
+            found = estimate(records, {estimator: by}, bootstrap=Bootstrap(200, config.seed))[estimator]
+            if not np.isfinite(found.value):  # nothing in the log is like what it would do
+                continue
+            candidates.append(TuningCandidate(settings, found, _influence(records, by)))
             on_candidate(candidates[-1])
     if not candidates:
-        raise Diverged("every candidate diverged; give smaller learning rates")
+        raise Diverged("every candidate diverged or does nothing that the log has; give smaller learning rates")
     candidates.sort(key=lambda candidate: -candidate.estimate.value)
     assert logs.train.log is not None
     rewards = logs.train.log.rewards
     return Tuned(_most_exploring(config, candidates, cost), candidates, float(rewards.mean()), len(rewards))
 
 
+def _influence(records: Records, estimator: Estimator) -> np.ndarray:
+    top, bottom = (by_client(part, records.bounds) for part in estimator.terms(records, records.importance))
+    moved: np.ndarray = (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
+    return moved
+
+
 @dataclass(frozen=True)
 class Check:
     """What simulation says of the candidates, each by its mean reward over the same rounds."""
 
-    rewards: list[float]  # in the order of the candidates
-    chosen: float
-    best: float
-    rank: int  # of the choice, from 1
+    runs: np.ndarray  # [candidates, seeds], in the order of the candidates
+    position: int  # of the choice
+    cost: float  # the share of the best that a choice may fall short by
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """[candidates]: means over seeds."""
+        means: np.ndarray = self.runs.mean(axis=1)
+        return means
+
+    @property
+    def chosen(self) -> float:
+        return float(self.rewards[self.position])
+
+    @property
+    def best(self) -> float:
+        return float(self.rewards.max())
+
+    @property
+    def rank(self) -> int:
+        """Of the choice, from 1."""
+        return 1 + int((self.rewards > self.chosen).sum())
+
+    @property
+    def refutes(self) -> bool:
+        """Whether the choice falls short by more than it may, and by more than seeds differ."""
+        behind = self.runs[int(np.argmax(self.rewards))] - self.runs[self.position]
+        noise = behind.std(ddof=1) / sqrt(len(behind)) if len(behind) > 1 else 0.0
+        return bool(behind.mean() > self.cost * abs(self.best) and behind.mean() > 2 * noise)
 
 
-def check(config: Config, dataset: FederatedDataset, tuned: Tuned, *, seeds: Sequence[int], engine: Engine) -> Check:
+def check(
+    config: Config,
+    dataset: FederatedDataset,
+    tuned: Tuned,
+    *,
+    seeds: Sequence[int],
+    engine: Engine,
+    cost: float = 0.05,
+) -> Check:
     """Play every candidate for the configuration's rounds, on these seeds, and see how near the best the choice is."""
     rewards = []
     for candidate in tuned.candidates:
@@ -168,9 +248,40 @@ def check(config: Config, dataset: FederatedDataset, tuned: Tuned, *, seeds: Seq
                 runs.append(simulate(chosen, dataset, engine=engine).collect()["running_reward"][-1])
             except Diverged:
                 runs.append(0.0)
-        rewards.append(float(np.mean(runs)))
-    ours = rewards[tuned.candidates.index(tuned.chosen)]
-    return Check(rewards, ours, max(rewards), 1 + sum(reward > ours for reward in rewards))
+        rewards.append(runs)
+    position = next(i for i, candidate in enumerate(tuned.candidates) if candidate is tuned.chosen)
+    return Check(np.array(rewards, float), position, cost)
+
+
+def verdict(tuned: Tuned, found: Check | None) -> list[str]:
+    """What the log decides, what the check says of it, and a recommendation where neither speaks against it."""
+    others = len(tuned.candidates) - 1
+    lines = [
+        f"the log shows {tuned.told_apart} of {others} other candidates to be worse than its best; differences below"
+        f" about {tuned.smallest_visible:.4f} cannot be seen in a log of this size"
+    ]
+    if not tuned.decides:
+        worth = tuned.chosen.estimate.effective_sample_size
+        lines.append(
+            f"warning: little overlap: {tuned.chosen.estimate.events} held-out events are worth {worth:.0f} of the"
+            " choice's own, which rules out less than half of the candidates; by the log alone the choice is a guess"
+        )
+    settings = " ".join(f"--set {key}={value:g}" for key, value in tuned.chosen.settings.items())
+    if found is None:
+        return [*lines, f"use it: {settings}" if tuned.decides else f"not checked; a guess: {settings}"]
+    share = 100 * found.chosen / found.best if found.best else 0.0
+    lines += [
+        f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's {found.best:.4f}",
+        f"(rank {found.rank} of {len(found.rewards)}; the worst earns {found.rewards.min():.4f})",
+    ]
+    if not found.refutes:
+        return [*lines, f"use it: {settings}"]
+    best = tuned.candidates[int(np.argmax(found.rewards))].settings
+    return [
+        *lines,
+        "the check refutes the choice: the log does not recommend anything here",
+        "best by simulation, not by the log: " + " ".join(f"--set {key}={value:g}" for key, value in best.items()),
+    ]
 
 
 def _most_exploring(config: Config, candidates: list[TuningCandidate], cost: float) -> TuningCandidate:

@@ -33,7 +33,7 @@ class LoggedOptions:
     separator: str = "|"
     vocabulary: int = 10_000
     actions: int | None = None  # whole-number actions 0..N-1; None: the names that occur
-    test_fraction: float = 0.0
+    test_fraction: float = 0.1
 
     def __post_init__(self) -> None:
         check_table_options(

@@ -76,6 +76,7 @@ def read_model_file(payload: bytes, where: str) -> dict[str, Any]:
         "actions": tuple(facts["actions"]),
         "shape": tuple(facts["shape"]),
         "vocabulary": None if words is None else tuple(words),
+        "trained_on": facts["trained_on"] if isinstance(facts.get("trained_on"), str) else None,
     }
 
 
@@ -175,6 +176,7 @@ class DeviceModel:
     policy: Mapping[str, Any]  # {"name": "softmax", "beta": 0.05}
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "linear"})  # a name and its parameters
     vocabulary: tuple[str, ...] | None = None
+    trained_on: str | None = None  # the digest of the data and the split, where one data set was all of it
 
     def __post_init__(self) -> None:
         if self.version < 0:
@@ -216,6 +218,8 @@ class DeviceModel:
         from safetensors.numpy import save
 
         facts = {name: getattr(self, name) for name in _FACTS}
+        if self.trained_on is not None:
+            facts["trained_on"] = self.trained_on
         text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **facts})
         return save({name: np.ascontiguousarray(w) for name, w in self.weights.items()}, metadata={"model": text})
 

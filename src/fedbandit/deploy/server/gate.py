@@ -21,7 +21,7 @@ from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
 from fedbandit.deploy.server.gathering import name_refused, select_judges
 from fedbandit.deploy.server.reports import by_kind, is_count, is_name, is_number, refusal
 from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
-from fedbandit.evaluation.ope.estimate import Sums
+from fedbandit.evaluation.ope.sums import Sums
 from fedbandit.federated.state import Version
 
 _logger = logging.getLogger("fedbandit.deploy.server")
@@ -183,9 +183,10 @@ def _sums(own: GainSums) -> Sums:
         importance_squares=float(own.importance_squares),
         reached=np.nan,
         altered=np.nan,
+        left_out=np.nan,
         numerator=gain,
         denominator=events,
-        numerator_squares=np.nan,
         client_squares=np.array([gain * gain, gain * events, events * events]),
-        replicates=np.zeros((2, 0)),
+        client_fourths=np.full(5, np.nan),
+        replicates=np.zeros((5, 0)),
     )

@@ -1,18 +1,17 @@
-"""From clients' sums to an estimate with an interval. Sums add up over clients, and are all that leaves a client."""
+"""From clients' sums to an estimate with an interval, the choice among estimators, and the policies to evaluate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import reduce
-from math import exp, inf, log, nan, sqrt
-from operator import add
+from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
-from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.evaluation.ope.estimators import Estimator, Plain, Records, Weighting
+from fedbandit.evaluation.ope.intervals import Interval, IntervalKind, Range, interval_of
+from fedbandit.evaluation.ope.sums import Bootstrap, Sums, by_client, standard_error, sums_of, value_of
 from fedbandit.policies import Policy, Prediction, Uniform, make_policy
 
 
@@ -55,155 +54,8 @@ def _action(parameters: Mapping[str, Any], actions: tuple[str, ...]) -> int:
     return actions.index(named)
 
 
-_BLOCK = 4096  # clients whose replicates are drawn at a time
-
-
-_MOST = 12  # a Poisson(1) variable exceeds this once in 10^10 draws
-
-
-_POISSON = np.cumsum(np.cumprod([exp(-1), *(1 / k for k in range(1, _MOST + 1))]))
-
-
-@dataclass(frozen=True)
-class Bootstrap:
-    """How many replicates, and the seed that addresses the draws."""
-
-    replicates: int = 1000
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sums of one client, of some, or of all: they add."""
-
-    clients: float
-    events: float
-    importance: float  # of the importance weights before any clipping
-    importance_squares: float
-    reached: float  # events that the evaluated policy could have made
-    altered: float  # events whose weight was clipped or shrunk by more than a hundredth
-    numerator: float
-    denominator: float
-    numerator_squares: float  # over events
-    client_squares: np.ndarray  # [3], over clients: numerator², numerator·denominator, denominator²
-    replicates: np.ndarray  # [2, B]: numerators and denominators
-
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
-
-
-def sums_of(
-    records: Records,
-    estimator: Estimator,
-    weighting: Weighting = Plain(),  # noqa: B008 - a frozen value
-    bootstrap: Bootstrap = Bootstrap(),  # noqa: B008
-) -> Sums:
-    """The sums of the clients in the records: on a device one client's, at a desk those of a whole log."""
-    importance = records.importance
-    weights = weighting(importance)
-    numerator, denominator = estimator.terms(records, weights)
-    return sums_of_terms(records.clients, records.bounds, numerator, denominator, importance, weights, bootstrap)
-
-
-def sums_of_terms(
-    clients: np.ndarray,
-    bounds: np.ndarray,
-    numerator: np.ndarray,
-    denominator: np.ndarray,
-    importance: np.ndarray,
-    weights: np.ndarray,
-    bootstrap: Bootstrap,
-) -> Sums:
-    """The sums of an estimate whose terms are known, [n] each; client i owns rows bounds[i]:bounds[i + 1]."""
-    per_client = np.stack([_by_client(numerator, bounds), _by_client(denominator, bounds)])
-    return Sums(
-        clients=float(len(clients)),
-        events=float(len(numerator)),
-        importance=float(importance.sum()),
-        importance_squares=float(importance @ importance),
-        reached=float((importance > 0).sum()),
-        altered=float((weights < 0.99 * importance).sum()),
-        numerator=float(per_client[0].sum()),
-        denominator=float(per_client[1].sum()),
-        numerator_squares=float(numerator @ numerator),
-        client_squares=np.array(
-            [per_client[0] @ per_client[0], per_client[0] @ per_client[1], per_client[1] @ per_client[1]]
-        ),
-        replicates=_replicates(per_client, clients, bootstrap),
-    )
-
-
-def _by_client(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    owner = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    return np.bincount(owner, values, minlength=len(bounds) - 1)
-
-
-def _replicates(per_client: np.ndarray, clients: np.ndarray, bootstrap: Bootstrap) -> np.ndarray:
-    total = np.zeros((2, bootstrap.replicates))
-    numbers = np.arange(bootstrap.replicates)
-    for start in range(0, len(clients), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        draws = uniforms(bootstrap.seed, Purpose.BOOTSTRAP, clients[block, None], numbers)
-        total += per_client[:, block] @ np.searchsorted(_POISSON, draws, side="right")
-    return total
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Where the value lies with the given confidence, and by which argument."""
-
-    low: float
-    high: float
-    confidence: float
-    method: str
-
-    def contains(self, value: float) -> bool:
-        return self.low <= value <= self.high
-
-
-def value_of(sums: Sums) -> float:
-    """The estimate itself; NaN where nothing in the log says anything about the policy."""
-    return sums.numerator / sums.denominator if sums.denominator else nan
-
-
-def standard_error(sums: Sums) -> float:
-    """Of the estimate, with clients as the independent units; infinite for a single client."""
-    if sums.clients < 2 or not sums.denominator:
-        return inf
-    value = value_of(sums)
-    squares, products, sizes = sums.client_squares
-    residual = max(0.0, squares - 2 * value * products + value**2 * sizes)
-    return sqrt(residual * sums.clients / (sums.clients - 1)) / abs(sums.denominator)
-
-
-def bootstrap_interval(sums: Sums, confidence: float) -> Interval:
-    """Percentiles of the replicates that the clients' own draws made."""
-    numerators, denominators = sums.replicates
-    kept = denominators != 0
-    if not kept.any():
-        return Interval(nan, nan, confidence, "bootstrap over clients")
-    tail = 100 * (1 - confidence) / 2
-    low, high = np.percentile(numerators[kept] / denominators[kept], [tail, 100 - tail])
-    return Interval(float(low), float(high), confidence, "bootstrap over clients")
-
-
-def bernstein_interval(sums: Sums, confidence: float, span: float) -> Interval:
-    """Maurer and Pontil's empirical Bernstein bound, for independent events whose terms lie within `span`."""
-    if sums.events < 2:
-        return Interval(-inf, inf, confidence, "empirical Bernstein")
-    n, value = sums.events, value_of(sums)
-    variance = max(0.0, sums.numerator_squares - n * value**2) / (n - 1)
-    spread = log(4 / (1 - confidence))  # half of the error on each side
-    margin = sqrt(2 * variance * spread / n) + 7 * span * spread / (3 * (n - 1))
-    return Interval(value - margin, value + margin, confidence, "empirical Bernstein")
-
-
 _FEW_EVENTS = 100  # fewer effective events than this say little about rewards, whatever the interval claims
-
-
 _SMALL_SHARE = 0.01  # of the log's events
-
-
 _FEW_CLIENTS = 20  # the bootstrap needs clients to draw from
 
 
@@ -221,41 +73,26 @@ class Estimate:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Bernstein:
-    """Asks for empirical Bernstein intervals: rewards, and what a reward model says of them, lie in [low, high].
-
-    No logged propensity lies below `floor`.
-    """
-
-    low: float
-    high: float
-    floor: float
-
-
 def combine(
     sums: Sums,
     estimator: Estimator,
     *,
     confidence: float = 0.95,
     weighting: Weighting = Plain(),  # noqa: B008 - a frozen value
-    bernstein: Bernstein | None = None,
+    interval: IntervalKind = "bootstrap",
+    within: Range | None = None,
 ) -> Estimate:
-    """The server's part: from the clients' added sums to an estimate."""
+    """The server's part: from the clients' added sums to an estimate.
+
+    `within` says what is known of rewards and propensities; without it their extremes in the log are taken for it.
+    """
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence: must be between 0 and 1, not {confidence}")
-    if bernstein is None:
-        interval = bootstrap_interval(sums, confidence)
-    else:
-        span = estimator.span(weighting.largest(1 / bernstein.floor), bernstein.low, bernstein.high)
-        if span is None:
-            raise ConfigError("interval: a self-normalised estimate is no mean; use the bootstrap for it")
-        interval = bernstein_interval(sums, confidence, span)
     effective = sums.importance**2 / sums.importance_squares if sums.importance_squares else 0.0
     return Estimate(
         value=value_of(sums),
         standard_error=standard_error(sums),
-        interval=interval,
+        interval=interval_of(sums, estimator, confidence, interval, within, weighting.largest),
         effective_sample_size=effective,
         mean_weight=sums.importance / sums.events if sums.events else 0.0,
         events=int(sums.events),
@@ -271,26 +108,66 @@ def estimate(
     confidence: float = 0.95,
     weighting: Weighting = Plain(),  # noqa: B008
     bootstrap: Bootstrap = Bootstrap(),  # noqa: B008
-    bernstein: Bernstein | None = None,
+    interval: IntervalKind = "bootstrap",
+    within: Range | None = None,
 ) -> dict[str, Estimate]:
     """Several estimators on one log: `estimate(records, {"ips": IPS()})["ips"].value`."""
-    if bernstein is not None:
-        _check_range(records, bernstein)
+    if within is not None:
+        _check_range(records, within)
     found = {}
     for name, estimator in estimators.items():
         sums = sums_of(records, estimator, weighting, bootstrap)
-        bounds = bernstein if estimator.span(1.0, 0.0, 1.0) is not None else None
-        found[name] = combine(sums, estimator, confidence=confidence, weighting=weighting, bernstein=bounds)
+        found[name] = combine(
+            sums, estimator, confidence=confidence, weighting=weighting, interval=interval, within=within
+        )
     return found
 
 
-def added(parts: list[Sums]) -> Sums:
-    """The sums of several clients or groups of clients as one."""
-    return reduce(add, parts)
+_FOLDS = 10
+_PREFERRED = ("dr", "snips", "ips", "switch", "dm")  # those that a wrong reward model cannot mislead come first
 
 
-def _check_range(records: Records, bernstein: Bernstein) -> None:
-    low, high = bernstein.low, bernstein.high
+def choose_estimator(
+    records: Records,
+    estimators: Mapping[str, Estimator],
+    weighting: Weighting = Plain(),  # noqa: B008
+) -> str | None:
+    """The estimator that predicts held-out clients best, by cross-validation over clients' sums; None where none can.
+
+    Each tenth of the clients is predicted from the others, and judged by the unbiased estimate of the tenth itself
+    (Cief et al., 2024). An estimator that is no more than a standard error behind the best is as good as it; among
+    those, one that a wrong reward model cannot mislead is chosen.
+    """
+    judge = next((name for name in ("dr", "ips") if name in estimators), None)
+    if judge is None or records.num_clients < 2 * _FOLDS:
+        return None
+    fold = np.arange(records.num_clients) % _FOLDS
+    importance = records.importance
+
+    def folded(estimator: Estimator, given: np.ndarray) -> np.ndarray:
+        terms = estimator.terms(records, estimator.used(given))
+        return np.stack([np.bincount(fold, by_client(part, records.bounds), minlength=_FOLDS) for part in terms])
+
+    top, bottom = folded(estimators[judge], importance)  # without clipping: it has to be unbiased
+    if not bottom.all():
+        return None
+    truth, losses = top / bottom, {}
+    for name, estimator in estimators.items():
+        own = folded(estimator, weighting(importance))
+        rest = own.sum(axis=1, keepdims=True) - own
+        if rest[1].all():
+            losses[name] = (rest[0] / rest[1] - truth) ** 2
+    best = min(losses, key=lambda name: float(losses[name].mean()))
+    order = [name for name in (*_PREFERRED, *losses) if name in losses]
+    for name in order:
+        behind = losses[name] - losses[best]
+        if behind.mean() <= behind.std(ddof=1) / sqrt(_FOLDS):
+            return name
+    return best
+
+
+def _check_range(records: Records, within: Range) -> None:
+    low, high = within.low, within.high
     room = 1e-9 * (high - low)  # a weighted mean of predictions in the range may leave it by rounding
     columns = {
         "rewards": records.rewards,
@@ -299,7 +176,9 @@ def _check_range(records: Records, bernstein: Bernstein) -> None:
     }
     for name, column in columns.items():
         if column is not None and len(column) and not (column.min() >= low - room and column.max() <= high + room):
-            raise ConfigError(f"interval: {name} leave the range [{low:g}, {high:g}] that the Bernstein bound is for")
+            raise ConfigError(f"interval: {name} leave the range [{low:g}, {high:g}] that the interval is for")
+    if within.floor is not None and len(records) and records.propensities.min() < within.floor * (1 - 1e-6):
+        raise ConfigError(f"floor: the log has propensities below {within.floor:g}")
 
 
 def _warnings(sums: Sums, effective: float) -> list[str]:
@@ -319,5 +198,5 @@ def _warnings(sums: Sums, effective: float) -> list[str]:
         share = 100 * sums.altered / sums.events
         said.append(f"clipping or shrinkage touched {share:.0f}% of the weights: less variance, more bias")
     if sums.clients < _FEW_CLIENTS:
-        said.append(f"only {sums.clients:.0f} clients: intervals over clients are not to be trusted")
+        said.append(f"only {sums.clients:.0f} clients: whoever is missing may be unlike them")
     return said

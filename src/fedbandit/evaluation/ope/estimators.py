@@ -136,10 +136,21 @@ Terms = tuple[np.ndarray, np.ndarray]
 class Estimator(Protocol):
     """The estimate is the sum of `terms(...)[0]` over the sum of `terms(...)[1]`, over all events of all clients."""
 
+    def used(self, weights: np.ndarray) -> np.ndarray:
+        """The weights that the estimator uses of those it is given."""
+        ...
+
     def terms(self, records: Records, weights: np.ndarray) -> Terms: ...
 
-    def span(self, largest_weight: float, low: float, high: float) -> float | None:
-        """How far apart two terms can lie, for rewards in [low, high]; None where the estimate is not a mean."""
+    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+        """Between which an event's residual (first term - value·second) lies, for rewards in [low, high].
+
+        None where residuals do not show how wrong the estimate is.
+        """
+        ...
+
+    def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
+        """How far the truth may lie from the value, down and up, where the estimate sees nothing of the policy."""
         ...
 
 
@@ -147,46 +158,86 @@ class Estimator(Protocol):
 class IPS:
     """Inverse propensity scoring: mean of w·r. Unbiased where the log explores whatever the policy does."""
 
+    def used(self, weights: np.ndarray) -> np.ndarray:
+        return weights
+
     def terms(self, records: Records, weights: np.ndarray) -> Terms:
         return weights * records.rewards, np.ones(len(records))
 
-    def span(self, largest_weight: float, low: float, high: float) -> float | None:
-        return largest_weight * (max(high, 0) - min(low, 0))
+    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+        return weight * min(low, 0.0) - value, weight * max(high, 0.0) - value
+
+    def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
+        return low, high
 
 
 @dataclass(frozen=True)
 class SelfNormalisedIPS:
     """Sum of w·r over sum of w: a little bias for much less variance, and never outside the range of the rewards."""
 
+    def used(self, weights: np.ndarray) -> np.ndarray:
+        return weights
+
     def terms(self, records: Records, weights: np.ndarray) -> Terms:
         return weights * records.rewards, weights
 
-    def span(self, largest_weight: float, low: float, high: float) -> float | None:
-        return None
+    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+        return weight * (low - value), weight * (high - value)
+
+    def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
+        return low - value, high - value
 
 
 @dataclass(frozen=True)
 class DirectMethod:
     """What the reward model expects of the policy: no variance from weights, and all the bias of the model."""
 
+    def used(self, weights: np.ndarray) -> np.ndarray:
+        return weights
+
     def terms(self, records: Records, weights: np.ndarray) -> Terms:
         _, expected = _model(records)
         return expected, np.ones(len(records))
 
-    def span(self, largest_weight: float, low: float, high: float) -> float | None:
-        return high - low
+    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+        return None
+
+    def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
+        return low - high, high - low
 
 
 @dataclass(frozen=True)
 class DoublyRobust:
     """The direct method, corrected by w·(r - predicted): unbiased if either the propensities or the model are right."""
 
+    def used(self, weights: np.ndarray) -> np.ndarray:
+        return weights
+
     def terms(self, records: Records, weights: np.ndarray) -> Terms:
         predicted, expected = _model(records)
         return expected + weights * (records.rewards - predicted), np.ones(len(records))
 
-    def span(self, largest_weight: float, low: float, high: float) -> float | None:
-        return (high - low) * (1 + 2 * largest_weight)
+    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+        return low - weight * (high - low) - value, high + weight * (high - low) - value
+
+    def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
+        return low - high, high - low
+
+
+@dataclass(frozen=True)
+class Switch(DoublyRobust):
+    """SWITCH (Wang et al., 2017): the doubly robust correction where weights are at most `limit`, elsewhere the model.
+
+    Its interval allows for a model that is wrong wherever it is relied on.
+    """
+
+    limit: float = 10.0
+
+    def __post_init__(self) -> None:
+        _positive("limit", self.limit)
+
+    def used(self, weights: np.ndarray) -> np.ndarray:
+        return np.where(weights <= self.limit, weights, 0.0)
 
 
 BUILT_IN: dict[str, Estimator] = {
@@ -194,8 +245,9 @@ BUILT_IN: dict[str, Estimator] = {
     "snips": SelfNormalisedIPS(),
     "dm": DirectMethod(),
     "dr": DoublyRobust(),
+    "switch": Switch(),
 }
-NEEDS_MODEL = ("dm", "dr")
+NEEDS_MODEL = ("dm", "dr", "switch")
 
 
 def _model(records: Records) -> tuple[np.ndarray, np.ndarray]:

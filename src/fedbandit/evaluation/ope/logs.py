@@ -92,7 +92,7 @@ class LogColumns:
 
     action: str = "action"
     reward: str = "reward"
-    propensity: str = "propensity"
+    propensity: str | None = "propensity"  # None: the table has none
     client: str | None = None
     target: str | None = None  # the evaluated policy's probability of the action taken
     available: str | None = None
@@ -124,7 +124,8 @@ def read_log_table(path: Path, columns: LogColumns) -> LogTable:
     if not cells[columns.action]:
         raise DataError(f"{path}: the table has no rows")
     values = {name: np.concatenate(parts) for name, parts in figures.items()}
-    _check(path, "propensity", columns.propensity, values[columns.propensity], above=0.0)
+    if columns.propensity is not None:
+        _check(path, "propensity", columns.propensity, values[columns.propensity], above=0.0)
     if columns.target is not None:
         _check(path, "probability", columns.target, values[columns.target], above=-1e-12)
     return _grouped(path, columns, cells, values)
@@ -146,7 +147,7 @@ def _grouped(path: Path, columns: LogColumns, cells: dict[str, list[str]], value
     log = Log(
         actions=np.array([code[name] for name in taken], np.int32)[order],
         rewards=values[columns.reward][order],
-        propensities=values[columns.propensity][order],
+        propensities=np.ones(len(taken)) if columns.propensity is None else values[columns.propensity][order],
         available=None if available is None else available.take(order),
     )
     no_labels = Ragged(np.zeros(len(taken) + 1, np.int64), np.empty(0, np.int32))
