@@ -28,13 +28,15 @@ def main(grid: Grid, context: Context) -> None:
     logger = logging.getLogger("fedbandit.deploy")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    transport = GridTransport(grid)
     try:
         gather = SecureSums if deployment.rules.secure_aggregation else PlainReports
-        Coordinator(deployment, store, GridTransport(grid), gather=gather).run()
+        Coordinator(deployment, store, transport, gather=gather).run()
     except Exception:
         logger.exception("the server has stopped; start it again to resume after the last saved round")
         raise
     finally:
+        transport.close()
         logger.removeHandler(handler)
         handler.close()
         store.close()
