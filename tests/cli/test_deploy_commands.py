@@ -8,7 +8,7 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.flower.operate import Security
+from fedbandit.deploy.flower.processes import Security
 from fedbandit.deploy.server.store import read_rollback
 
 

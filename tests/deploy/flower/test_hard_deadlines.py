@@ -139,7 +139,7 @@ def test_a_frozen_device_does_not_hold_up_a_new_model_either(network):
 
 
 def test_an_upload_that_ends_late_is_named_and_not_counted(network, caplog):
-    grid, clock, server = network
+    grid, _, server = network
     grid.freezes = lambda node, kind: node == 100 and kind == "train.fedbandit_round"
     server.attempt()
     grid.freezes = lambda node, kind: False

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from network_builders import a_deployment, devices, settle, values
 
-from fedbandit.deploy.flower import operate as processes
+from fedbandit.deploy.flower import processes
 from fedbandit.federated.state import load_state
 
 TOML = """
