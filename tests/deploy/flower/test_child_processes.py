@@ -110,23 +110,27 @@ def test_a_restart_ends_what_is_left_and_nothing_else(home):
 
 
 def test_a_folder_has_one_supervisor_at_a_time(tmp_path):
-    with alone(tmp_path / "state" / "flower", "deploy server"):
-        with (
-            pytest.raises(ConfigError, match="state: another `deploy server` is running for this folder"),
-            alone(tmp_path / "state" / "flower", "deploy server"),
-        ):
-            pass
-    with alone(tmp_path / "state" / "flower", "deploy server"):
+    home = tmp_path / "state" / "flower"
+    with alone(home, "deploy server"):
+        second = alone(home, "deploy server")
+        with pytest.raises(ConfigError, match="state: another `deploy server` is running for this folder"):
+            second.__enter__()
+    with alone(home, "deploy server"):
         pass
 
 
-def test_sigterm_ends_a_command_as_ctrl_c_does():
-    cleaned = []
-    with pytest.raises(SystemExit) as ended, ended_by_signals():
+def terminated(cleaned):
+    with ended_by_signals():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
         finally:
             cleaned.append(True)
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does():
+    cleaned = []
+    with pytest.raises(SystemExit) as ended:
+        terminated(cleaned)
     assert (ended.value.code, cleaned) == (143, [True])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -99,6 +99,7 @@ def serve(
         end_leftovers(home, say)
         if why_unreachable(reached, port) is None:
             raise ConfigError(f"--port: {port}: another program listens there; end it or choose another port")
+        say("starting a SuperLink")
         bundle, seen = write_bundle(folder / "app"), Seen(folder, say)
         seen.skip()
         delay, quick = 1.0, 0
