@@ -12,7 +12,7 @@ pytest.importorskip("prometheus_client")
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.flower.operate import Seen
 from fedbandit.deploy.messages import Reply
-from fedbandit.deploy.server.live import Watch, facts_of, in_words, read_live, warnings_of
+from fedbandit.deploy.server.live import Watch, facts_of, in_words, noting_the_end, read_live, warnings_of
 from fedbandit.deploy.server.status import full_status, health, monitoring_page, nodes_table, status_lines
 from fedbandit.deploy.server.store import Store
 
@@ -126,6 +126,24 @@ def test_a_server_that_is_gone_is_silent(world):
         ["3 nodes in reach, far fewer than the 100 that a round asks"],
     )
     assert not health(world.folder, world.now() + 200)[0]
+
+
+def test_a_server_that_was_stopped_is_not_running_and_needs_nothing(world):
+    with noting_the_end(world.folder):
+        world.server.attempt()
+    assert world.warnings(later=1e6) == {}
+    assert "server         not running" in world.status()
+    assert "doing          stopped" in world.status()
+
+
+def test_a_line_of_metrics_that_is_no_rounds_does_not_stop_the_console(world):
+    world.server.attempt()
+    said = []
+    with open(world.folder / "metrics.jsonl", "a") as file:
+        file.write('garbage\n[]\n{"round": 2}\nhalf a line')
+    Seen(world.folder, said.append).look()
+    assert said[0].startswith("round 1: ")
+    assert sum("a line that is no round's" in line for line in said) == 3
 
 
 def test_a_server_that_is_done_needs_nothing(world):

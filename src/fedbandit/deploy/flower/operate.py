@@ -1,14 +1,13 @@
 """Running a deployment from the command line: the app bundle, the server, a device, registering a node."""
 
-import json
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.files import object_in
 from fedbandit.deploy.flower.processes import (
     CONNECTION,
     Security,
@@ -88,12 +87,18 @@ def serve(
 ) -> None:
     """Run a SuperLink and the rounds of a deployment; both are restarted when they die, and rounds are resumed."""
     from fedbandit.deploy.server.deployment import read_deployment  # a device's node needs none of it
+    from fedbandit.deploy.server.live import noting_the_end
     from fedbandit.deploy.server.status import monitoring_page
 
     deployment = read_deployment(toml)
     folder, home = deployment.folder, deployment.folder / "flower"
     reached = "127.0.0.1" if host == "0.0.0.0" else host
-    with ended_by_signals(), alone(home, "deploy server"), monitoring_page(folder, metrics_port) as page:
+    with (
+        ended_by_signals(),
+        alone(home, "deploy server"),
+        monitoring_page(folder, metrics_port) as page,
+        noting_the_end(folder),
+    ):
         if page is not None:
             say(f"http://127.0.0.1:{page}/metrics and /healthz say how it gets on")
         end_leftovers(home, say)
@@ -111,11 +116,15 @@ def serve(
                 write_connection(home, f"{reached}:{port}", security)
                 run = submit(bundle, home, toml)
                 say(f"listening at {host}:{port}; {deployment.rounds} rounds, state in {folder}")
+                pause, since = 1.0, time.monotonic()
                 while (ended := _end_of_run(link, home, run, seen)) is not None:
                     if ended == "finished:completed":
                         return
-                    say(f"the server app has ended ({ended}): {reason_in(folder / 'server.log')}; starting it again")
-                    run = submit(bundle, home, toml)
+                    pause = 1.0 if time.monotonic() - since > 2 * _PATIENCE else min(2 * pause, _PATIENCE)
+                    why = f"the server app has ended ({ended}): {reason_in(folder / 'server.log')}"
+                    say(f"{why}; again in {pause:.0f} s")
+                    time.sleep(pause)
+                    run, since = submit(bundle, home, toml), time.monotonic()
                 problem = f"the SuperLink ended with code {link.returncode}: {reason_in(folder / 'superlink.log')}"
             except FedbanditError as error:  # of a SuperLink that did not start, or ended before it took the run
                 problem = str(error)
@@ -132,15 +141,22 @@ def serve(
 
 def _end_of_run(link: subprocess.Popen[bytes], home: Path, run: int, seen: "Seen") -> str | None:
     """Say what happens until a run of the server app ends; its status, or None if the SuperLink has ended before."""
-    asked = time.monotonic()
+    asked, unanswered = time.monotonic(), 0
     while link.poll() is None:
         time.sleep(_WATCH)
         seen.look()
-        if time.monotonic() - asked >= _ASK and link.poll() is None:
-            asked, found = time.monotonic(), run_status(home, run)
-            if found.startswith("finished"):
-                seen.look()
-                return found
+        if time.monotonic() - asked < _ASK or link.poll() is not None:
+            continue
+        try:
+            asked, found, unanswered = time.monotonic(), run_status(home, run), 0
+        except FedbanditError:  # a SuperLink with much to do may fail to answer once
+            unanswered += 1
+            if unanswered > 3:
+                raise
+            continue
+        if found.startswith("finished"):
+            seen.look()
+            return found
     return None
 
 
@@ -163,7 +179,10 @@ class Seen:
         from fedbandit.deploy.server.status import round_in_words
 
         for line in self._new_lines():
-            self._say(round_in_words(line))
+            try:
+                self._say(round_in_words(object_in(line)))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self._say(f"{self._folder / 'metrics.jsonl'}: a line that is no round's: {line[:50]!r}")
         live = read_live(self._folder)
         if live is None:
             return
@@ -176,7 +195,7 @@ class Seen:
             self._say(live["doing"])
         self._doing = live["doing"] if waits else ""
 
-    def _new_lines(self) -> list[dict[str, Any]]:
+    def _new_lines(self) -> list[bytes]:
         try:
             with open(self._folder / "metrics.jsonl", "rb") as file:
                 file.seek(self._offset)
@@ -185,7 +204,7 @@ class Seen:
             return []
         whole = whole[: whole.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return whole.splitlines()
 
 
 def take_part(

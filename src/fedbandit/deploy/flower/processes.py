@@ -206,14 +206,7 @@ def run_status(home: Path, run_id: int) -> str:
 
 
 def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [_program("flwr"), *arguments],
-        capture_output=True,
-        text=True,
-        env=_environment(home),
-        check=False,
-        timeout=180,
-    )
+    done = _ask_flwr(home, f"flwr {arguments[0]}", *arguments)
     start = done.stdout.find("{")
     try:
         found: dict[str, Any] = json.loads(done.stdout[start:])
@@ -270,13 +263,23 @@ def reason_in(log: Path) -> str:
 
 
 def manage_node(home: Path, problem: str, *arguments: str) -> None:
-    command = [_program("flwr"), "supernode", *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=_environment(home), timeout=120, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise FedbanditError(f"{problem}: the SuperLink does not answer") from None
+    """Have the SuperLink register or unregister a node; an error starts with `problem`."""
+    done = _ask_flwr(home, problem, "supernode", *arguments)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise FedbanditError(f"{problem}: {said[-300:]}")
+
+
+def _ask_flwr(home: Path, problem: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [_program("flwr"), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=_environment(home),
+            check=False,
+            timeout=120,
+        )
+    except subprocess.TimeoutExpired:
+        raise FedbanditError(f"{problem}: the SuperLink does not answer") from None

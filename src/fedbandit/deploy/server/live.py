@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,7 @@ class Watch:
         for kind in self._warned.keys() - found.keys():
             _logger.info("no longer: %s", kind)
         self._warned = found
-        temporary = self._path.with_suffix(".tmp")
-        with suppress(OSError):  # a full disk hides the view, it does not stop the rounds
-            temporary.write_text(json.dumps(view), encoding="utf-8")
-            temporary.replace(self._path)
+        _show(self._path, view)
 
 
 class Watched:
@@ -210,10 +207,28 @@ def read_live(folder: Path) -> dict[str, Any] | None:
     return found
 
 
+@contextmanager
+def noting_the_end(folder: Path) -> Iterator[None]:
+    """Say in the view that the server has been stopped when the block ends, unless its rounds are done."""
+    try:
+        yield
+    finally:
+        view = read_live(folder)
+        if view is not None and view["phase"] != "done":
+            _show(folder / "live.json", {**view, "phase": "stopped", "doing": "stopped", "since": time.time()})
+
+
+def _show(path: Path, view: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with suppress(OSError):  # a full disk hides the view, it does not stop the rounds
+        temporary.write_text(json.dumps(view), encoding="utf-8")
+        temporary.replace(path)
+
+
 def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
     """What an operator should look at."""
     found: Warnings = {}
-    if view["phase"] == "done":
+    if view["phase"] in ("done", "stopped"):
         return found
     if (silent := now - view["time"]) > _SILENT:
         found["silent"] = f"the server app has not been heard of for {in_words(silent)}"

@@ -32,7 +32,7 @@ def full_status(folder: Path, now: float | None = None) -> dict[str, Any]:
     seconds = [line["seconds"] for line in live["recent"] if isinstance(line.get("seconds"), int | float)]
     last = live["recent"][-1] if live["recent"] else {}
     found["live"] = {
-        "running": "silent" not in warnings and live["phase"] != "done",
+        "running": "silent" not in warnings and live["phase"] not in ("done", "stopped"),
         "doing": live["doing"],
         "since": live["since"],
         "heard_of": live["time"],
@@ -69,11 +69,12 @@ def status_lines(status: Mapping[str, Any], now: float | None = None) -> list[st
     """The status as lines for a terminal."""
     now, live = time.time() if now is None else now, status["live"]
     lines = _live_lines(live, now) if live is not None else ["server         has not run yet, or not since an update"]
-    lines += in_lines(dict(status))
-    if live is not None and live["privacy"] is not None:
-        about = live["privacy"]
-        lines.append(f"  delta        {about['delta']:g}, after {status['round']} of {live['rounds']} rounds")
-        lines += [f"  {name:<12} {about[name]}" for name in ("unit", "adjacency", "sampling")]
+    for line in in_lines(dict(status)):
+        lines.append(line)
+        if line.startswith("privacy ") and live is not None and live["privacy"] is not None:
+            about = live["privacy"]  # no epsilon without what it means
+            lines.append(f"  delta        {about['delta']:g}, after {status['round']} of {live['rounds']} rounds")
+            lines += [f"  {name:<12} {about[name]}" for name in ("unit", "adjacency", "sampling")]
     wishes = status["operator"]
     lines += shown_wishes(Wishes(wishes["paused"], wishes["pinned"], tuple(wishes["revoked"])))
     return lines + [f"warning        {text}" for text in status["warnings"].values()]
