@@ -219,6 +219,21 @@ def test_the_console_says_rounds_waiting_and_warnings_once_each(world):
     assert len(set(said)) == len(said)
 
 
+def test_the_console_does_not_repeat_what_an_earlier_start_was_waiting_for(world, monkeypatch):
+    world.network.unreachable = {100, 101, 102}
+    world.server.attempt()
+    said = []
+    seen = Seen(world.folder, said.append)
+    monkeypatch.setattr("fedbandit.deploy.flower.operate.time.time", lambda: world.now() + 1)
+    seen.forget()
+    seen.look()
+    assert said == []
+    world.network.time.now += 3
+    world.server.attempt()
+    seen.look()
+    assert "waiting for nodes: 0 in reach, 1 needed" in said
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"time": "x"}', "\x00"])
 def test_a_damaged_view_is_no_view(world, content):
     world.server.attempt()

@@ -114,6 +114,7 @@ def serve(
             try:
                 wait_for_port(reached, port, link, folder / "superlink.log")
                 write_connection(home, f"{reached}:{port}", security)
+                seen.forget()
                 run = submit(bundle, home, toml)
                 say(f"listening at {host}:{port}; {deployment.rounds} rounds, state in {folder}")
                 pause, since = 1.0, time.monotonic()
@@ -124,6 +125,7 @@ def serve(
                     why = f"the server app has ended ({ended}): {reason_in(folder / 'server.log')}"
                     say(f"{why}; again in {pause:.0f} s")
                     time.sleep(pause)
+                    seen.forget()
                     run, since = submit(bundle, home, toml), time.monotonic()
                 problem = f"the SuperLink ended with code {link.returncode}: {reason_in(folder / 'superlink.log')}"
             except FedbanditError as error:  # of a SuperLink that did not start, or ended before it took the run
@@ -165,13 +167,17 @@ class Seen:
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
-        self._offset, self._doing = 0, ""
+        self._offset, self._doing, self._since = 0, "", 0.0
         self._warned: frozenset[str] = frozenset()
 
     def skip(self) -> None:
         """Take all rounds so far for said."""
         with suppress(OSError):
             self._offset = (self._folder / "metrics.jsonl").stat().st_size
+
+    def forget(self) -> None:
+        """Take what the server said of itself so far for old: it has been started again."""
+        self._since = time.time()
 
     def look(self) -> None:
         """Say what is new."""
@@ -184,7 +190,7 @@ class Seen:
             except (ValueError, KeyError, TypeError, AttributeError):
                 self._say(f"{self._folder / 'metrics.jsonl'}: a line that is no round's: {line[:50]!r}")
         live = read_live(self._folder)
-        if live is None:
+        if live is None or live["time"] < self._since:
             return
         warnings = warnings_of(live, time.time())
         for kind in sorted(warnings.keys() - self._warned):

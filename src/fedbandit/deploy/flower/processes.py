@@ -257,7 +257,7 @@ def reason_in(log: Path) -> str:
         lines = [object_in(line) for line in last_lines(log, 1 << 14)]
     except (OSError, ValueError):
         return f"see {log}"
-    complaints = [line for line in lines if line.get("level") in ("error", "critical", "warning")]
+    complaints = [line for line in lines if line.get("level") in ("error", "critical")]
     said = [str(line.get("message", "")) for line in complaints or lines]
     return f"{said[-1][:200]} (see {log})" if said else f"see {log}"
 
