@@ -81,7 +81,7 @@ def register(
 
 @app.command()
 def status(state: _State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show what the server waits for, rounds, reward, privacy and versions."""
+    """Show what the server waits for, reward, privacy and versions."""
     import json
 
     from fedbandit.deploy.server.status import full_status, status_lines
@@ -92,7 +92,7 @@ def status(state: _State, as_json: Annotated[bool, typer.Option("--json", help="
 
 @app.command()
 def nodes(state: _State) -> None:
-    """List the nodes: their devices, when they were last seen, what they hold."""
+    """List nodes, their devices and when they were last seen."""
     from fedbandit.deploy.server.status import nodes_table
 
     print("\n".join(nodes_table(state)))
@@ -116,7 +116,7 @@ def resume(state: _State) -> None:
 def pin(
     state: _State, version: Annotated[int, typer.Argument(help="One of the versions that `status` lists.")]
 ) -> None:
-    """Keep a model version on the devices: deploy nothing newer until `unpin`.
+    """Keep a model version: deploy nothing newer until `unpin`.
 
     Training continues. If another version is in use, the server returns to this one first, as `rollback` does.
     """

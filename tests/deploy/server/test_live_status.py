@@ -7,8 +7,6 @@ from urllib.request import urlopen
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
-pytest.importorskip("prometheus_client")
-
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.flower.operate import Seen
 from fedbandit.deploy.messages import Reply
@@ -92,6 +90,9 @@ def test_nodes_are_listed_with_when_they_were_last_seen(world):
     assert first.endswith("in reach")
     assert last.endswith("away")
     assert last.split()[3:8] == ["10", "min", "ago", "10", "min"]
+    shown = world.status(later=5)
+    assert "  node 100                   seen 5.0 s ago, answered 5.0 s ago\n" in shown
+    assert "  node 102                   seen 10 min ago, answered 10 min ago; away\n" in shown
     device = world.server._gathering.devices[102]
     assert device in last
     (world.folder / "operator.json").write_text(json.dumps({"paused": False, "pinned": None, "revoked": [device]}))

@@ -23,7 +23,7 @@ from typing import Any
 from fedbandit.core.errors import ConfigError, FedbanditError, MissingExtra, needing
 from fedbandit.core.files import last_lines, object_in
 
-with needing("flower"):
+with needing("a deployment over Flower"):
     from fedbandit.deploy.flower.guard import MARK, PATIENCE, end_all, kill_all
 
 _GUARD = str(Path(__file__).with_name("guard.py"))

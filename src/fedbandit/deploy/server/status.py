@@ -18,6 +18,7 @@ from fedbandit.deploy.server.live import in_words, read_live, warnings_of
 from fedbandit.deploy.server.operator import Wishes, read_wishes, shown_wishes
 from fedbandit.deploy.server.store import in_lines, read_status
 
+_LISTED = 5  # nodes that the status names
 _UNHEALTHY = ("silent", "stalled")  # what is worth waking somebody for; the other warnings are for the day
 
 
@@ -87,6 +88,12 @@ def _live_lines(live: Mapping[str, Any], now: float) -> list[str]:
         f"doing          {live['doing']}, for {in_words(now - live['since'])}",
         f"in reach       {live['in_reach']} nodes; a round needs {live['needed']}",
     ]
+    for node in live["nodes"][:_LISTED]:
+        seen, answered = _ago(node["last_seen"], now), _ago(node["last_answer"], now)
+        away = "" if node["in_reach"] else "; away"
+        lines.append(f"  node {node['node']:<20}  seen {seen}, answered {answered}{away}")
+    if len(live["nodes"]) > _LISTED:
+        lines.append(f"  and {len(live['nodes']) - _LISTED} more: see `fedbandit deploy nodes`")
     if live["round_seconds"] is not None:
         took = live["round_seconds"]
         lines.append(
