@@ -16,7 +16,7 @@ from pathlib import Path
 from page import make_page
 from users import TAGS, VOCABULARY
 
-from fedbandit.deploy.flower.operate import free_port
+from fedbandit.deploy.flower.processes import free_port
 
 HERE = Path(__file__).parent
 TOML = """rounds = {rounds}
@@ -99,7 +99,8 @@ def main() -> None:
         for number in range(chosen.devices):
             folder = chosen.out / f"device-{number}"
             children.start(f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number)
-            children.start(f"node-{number}", *deploy, "client", folder, "--server", f"127.0.0.1:{port}", "--insecure")
+            joins = ("client", folder, "--create", "--server", f"127.0.0.1:{port}", "--insecure")
+            children.start(f"node-{number}", *deploy, *joins)
         while server.poll() is None:
             time.sleep(0.5)
         print(f"the server has ended with code {server.returncode}; see {chosen.out / 'server.log'}")

@@ -1,14 +1,18 @@
 """`fedbandit deploy`: what an operator sees, and what is refused before anything starts."""
 
 import json
+import socket
 import sys
 
 import pytest
+from command_line import fails_with_one_line, in_this_process
 from network_builders import Network, a_deployment, coordinator, devices, settle
 
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.flower.operate import Security
+from fedbandit.deploy.flower.operate import take_part
+from fedbandit.deploy.flower.processes import Security, parse_address
+from fedbandit.deploy.server.operator import Wishes, read_wishes
 from fedbandit.deploy.server.store import read_rollback
 
 
@@ -59,6 +63,93 @@ def test_rollback_is_asked_for_and_shown(state):
     assert "going back to model 0" in run("status", state)
     with pytest.raises(DataError, match="version 9 is not kept"):
         run("rollback", state, "9")
+
+
+def test_pause_pin_and_revoke_are_kept_and_shown(state):
+    assert run("pause", state) == "no new round begins until `fedbandit deploy resume`\n"
+    assert run("revoke", state, "1994420943236413360") == "1994420943236413360 is not asked any more\n"
+    assert run("pin", state, "1") == "nothing newer than model 1 is deployed until `fedbandit deploy unpin`\n"
+    assert read_wishes(state) == Wishes(True, 1, ("1994420943236413360",))
+    shown = run("status", state)
+    assert "paused         no round begins until `fedbandit deploy resume`" in shown
+    assert "pinned         to model 1: nothing newer is deployed until `fedbandit deploy unpin`" in shown
+    assert "revoked        1994420943236413360" in shown
+    run("resume", state)
+    run("unpin", state)
+    run("revoke", state, "1994420943236413360", "--undo")
+    assert read_wishes(state) == Wishes()
+
+
+def test_a_pin_of_another_version_rolls_back_to_it(state):
+    assert "the server will roll back to model 0 at its next round; nothing newer than model 0" in run("pin", state, 0)
+    assert (read_rollback(state), read_wishes(state).pinned) == (0, 0)
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "unpin", "nodes"])
+def test_commands_for_a_mistyped_folder_are_refused_and_create_nothing(tmp_path, command):
+    with pytest.raises(DataError):
+        run(command, tmp_path / "no-such")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "host:", "host:port", ":8000", "host:0", "host:99999",
+                                     "http://host:8000", "::1:8000"])  # fmt: skip
+def test_a_server_without_a_port_is_refused_at_once(tmp_path, address):
+    fails_with_one_line(
+        in_this_process("deploy", "client", tmp_path, "--server", address, "--insecure"), repr(address), "HOST:PORT"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses():
+    assert parse_address("server.example.org:8000") == ("server.example.org", 8000)
+    assert parse_address("[::1]:65535") == ("::1", 65535)
+
+
+def test_a_mistyped_folder_of_a_device_is_refused_and_not_created(tmp_path):
+    folder = tmp_path / "divice"
+    done = in_this_process("deploy", "client", folder, "--server", "127.0.0.1:8000", "--insecure")
+    fails_with_one_line(done, str(folder), "no agent's folder", "--create")
+    assert not folder.exists()
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_device_says_that_it_cannot_reach_the_server_and_tries_less_and_less_often(tmp_path, monkeypatch, create):
+    slept, said = [], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 8:
+            raise Enough
+
+    monkeypatch.setattr("fedbandit.deploy.flower.operate.time.sleep", sleep)
+    if not create:
+        (tmp_path / "device").mkdir()
+        (tmp_path / "device" / "events.sqlite").touch()
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(Enough):
+            take_part(tmp_path / "device", address, Security(), say=said.append, create=create)
+    assert slept == [2, 4, 8, 16, 32, 60, 60, 60]
+    assert said[0] == f"cannot reach the server at {address}: Connection refused; trying again in 2 s"
+    assert len(said) == 8
+
+
+def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path):
+    """Otherwise the rounds would be given to a SuperLink of somebody else."""
+    (tmp_path / "d.toml").write_text('[deployment]\nstate = "server"\nactions = ["a", "b"]\nshape = [2]\n')
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port: {port}: another program listens there"):
+            run("server", tmp_path / "d.toml", "--insecure", "--port", port)
+    assert not (tmp_path / "server" / "superlink.log").exists()
 
 
 def test_a_folder_without_a_deployment(tmp_path, monkeypatch, capsys):

@@ -48,4 +48,23 @@ def _tables(folder: Path) -> None:
     parquet.write_table(pa.table({**log, "candidates": ["left|right"] * 40}), folder / "log.parquet")
 
 
-MAKERS = {"data.md": files_of_importers}
+def state_of_a_server(folder: Path) -> None:
+    """The folder of docs/deployment.md's server: a private deployment of four devices after three rounds."""
+    from network_builders import Network, a_deployment, coordinator, devices, settle, values
+
+    from fedbandit.deploy.server.live import Watch, facts_of
+
+    given = values(state="state", population=5) | {
+        "rounds": 500,
+        "deploy_every": 1,
+        "clients_per_round": 2,
+        "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
+    }
+    deployment = a_deployment(folder, given)
+    network = Network(devices(folder, 4))
+    settle(deployment, network.participants)
+    watch = Watch(deployment.folder, facts_of(deployment))
+    coordinator(deployment, network, watch=watch).run(attempts=3)
+
+
+MAKERS = {"data.md": files_of_importers, "deployment.md": state_of_a_server}

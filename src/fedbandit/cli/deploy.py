@@ -1,4 +1,4 @@
-"""`fedbandit deploy`: the server, a device's node, status and rollback of a deployment on real devices."""
+"""`fedbandit deploy`: the server, a device's node, and what an operator sees and decides while it runs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,7 @@ import typer
 from fedbandit.cli.help import Commands
 
 if TYPE_CHECKING:
-    from fedbandit.deploy.flower.operate import Security
+    from fedbandit.deploy.flower.processes import Security
 
 app = Commands("Run training rounds on real devices with Flower.")
 _Ca = Annotated[
@@ -26,13 +26,20 @@ def server(
     certificate: Annotated[Path | None, typer.Option(help="The server certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="The server's private key.")] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Use no TLS, on loopback or a trusted network.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve /metrics and /healthz on this port of 127.0.0.1; 0 takes a free one.")
+    ] = None,
 ) -> None:
-    """Run the rounds of a deployment, or resume them."""
+    """Run the rounds of a deployment, or resume them.
+
+    Ctrl-C or SIGTERM ends it and everything that it started.
+    """
     from fedbandit.deploy.flower.operate import serve
     from fedbandit.deploy.server.deployment import read_deployment
 
     read_deployment(toml)  # a wrong file is reported before missing certificates
-    serve(toml, host, port, _security(insecure, ca=ca, certificate=certificate, key=key))
+    security = _security(insecure, ca=ca, certificate=certificate, key=key)
+    serve(toml, host, port, security, _say, metrics_port)
     print("all rounds are done")
 
 
@@ -46,14 +53,17 @@ def client(
     secure_aggregation: Annotated[
         bool, typer.Option("--secure-aggregation", help="Send updates by secure aggregation only.")
     ] = False,
+    create: Annotated[
+        bool, typer.Option("--create", help="Start before the app has made FOLDER: create it if it is missing.")
+    ] = False,
 ) -> None:
-    """Let this device take part until Ctrl-C.
+    """Let this device take part until Ctrl-C or SIGTERM.
 
     It trains on its agent's log whenever the server asks.
     """
     from fedbandit.deploy.flower.operate import take_part
 
-    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key), secure_aggregation)
+    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key), secure_aggregation, _say, create)
 
 
 @app.command()
@@ -71,13 +81,82 @@ def register(
 
 @app.command()
 def status(state: _State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show rounds, participation, reward, privacy and versions."""
+    """Show what the server waits for, reward, privacy and versions."""
     import json
 
-    from fedbandit.deploy.server.store import in_lines, read_status
+    from fedbandit.deploy.server.status import full_status, status_lines
 
-    found = read_status(state)
-    print(json.dumps(found, indent=2) if as_json else "\n".join(in_lines(found)))
+    found = full_status(state)
+    print(json.dumps(found, indent=2) if as_json else "\n".join(status_lines(found)))
+
+
+@app.command()
+def nodes(state: _State) -> None:
+    """List nodes, their devices and when they were last seen."""
+    from fedbandit.deploy.server.status import nodes_table
+
+    print("\n".join(nodes_table(state)))
+
+
+@app.command()
+def pause(state: _State) -> None:
+    """Begin no new round until `resume`; a running one ends as usual."""
+    _change(state, paused=True)
+    print("no new round begins until `fedbandit deploy resume`")
+
+
+@app.command()
+def resume(state: _State) -> None:
+    """Begin rounds again after `pause`."""
+    _change(state, paused=False)
+    print("rounds begin again")
+
+
+@app.command()
+def pin(
+    state: _State, version: Annotated[int, typer.Argument(help="One of the versions that `status` lists.")]
+) -> None:
+    """Keep a model version: deploy nothing newer until `unpin`.
+
+    Training continues. If another version is in use, the server returns to this one first, as `rollback` does.
+    """
+    from fedbandit.deploy.server.operator import pin as pin_version
+
+    back = pin_version(state, version)
+    first = f"the server will roll back to model {version} at its next round; " if back else ""
+    print(f"{first}nothing newer than model {version} is deployed until `fedbandit deploy unpin`")
+
+
+@app.command()
+def unpin(state: _State) -> None:
+    """Deploy new models again after `pin`."""
+    _change(state, pinned=None)
+    print("new models are deployed again")
+
+
+@app.command()
+def revoke(
+    state: _State,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A node's number or a device's name; see `nodes`.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Allow it again.")] = False,
+) -> None:
+    """Exclude a node or a device from the next round on.
+
+    A node with a key also loses its registration, so it cannot connect any more.
+    """
+    from dataclasses import replace
+
+    from fedbandit.deploy.flower.operate import unregister_node
+    from fedbandit.deploy.server.operator import change_wishes
+
+    def without_or_with(names: tuple[str, ...]) -> tuple[str, ...]:
+        others = tuple(name for name in names if name != node)
+        return others if undo else (*others, node)
+
+    change_wishes(state, lambda wishes: replace(wishes, revoked=without_or_with(wishes.revoked)))
+    print(f"{node} {'may take part again' if undo else 'is not asked any more'}")
+    if not undo and unregister_node(state / "flower", node):
+        print(f"{node} cannot connect any more; register its key anew to let it")
 
 
 @app.command()
@@ -94,9 +173,23 @@ def rollback(
     print(f"the server will roll back to model {version} at its next round")
 
 
+def _say(text: str) -> None:
+    from fedbandit.core.logs import stamped
+
+    print(stamped(text), flush=True)
+
+
+def _change(state: Path, **wanted: bool | None) -> None:
+    from dataclasses import replace
+
+    from fedbandit.deploy.server.operator import change_wishes
+
+    change_wishes(state, lambda wishes: replace(wishes, **wanted))  # type: ignore[arg-type]
+
+
 def _security(insecure: bool, **files: Path | None) -> "Security":
     from fedbandit.core.errors import ConfigError
-    from fedbandit.deploy.flower.operate import Security
+    from fedbandit.deploy.flower.processes import Security
 
     if insecure:
         if any(files.values()):

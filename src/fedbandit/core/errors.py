@@ -39,7 +39,7 @@ _EXTRAS = {
         "rich", "scipy", "tomli_w", "torch", "typer",
     ),
     "ray": ("ray",),
-    "flower": ("flwr",),
+    "flower": ("flwr", "prometheus_client", "psutil"),
     "tensorboard": ("tensorboard",),
 }  # fmt: skip
 

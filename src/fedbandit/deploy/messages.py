@@ -97,10 +97,10 @@ class Courier:
         self, requests: list[Request], seconds: float, what: str, enough: Callable[[Answers], bool] = lambda _: False
     ) -> Answers:
         """Send, and poll until all have answered, it is enough, or time is up; who is missing is late from then on."""
+        deadline = self._clock() + seconds
         requests = [replace(request, facts=with_protocol(request.facts)) for request in requests]
         sent = self._transport.send(requests) if requests else []
         tickets = {ticket: request.node for ticket, request in zip(sent, requests, strict=True)}
-        deadline = self._clock() + seconds
         answers: dict[str, Reply] = {}
 
         def in_order() -> Answers:
@@ -114,7 +114,7 @@ class Courier:
                     self._not_awaited(reply)
             if len(answers) == len(tickets) or enough(in_order()) or self._clock() >= deadline:
                 break
-            self._sleep(self._poll_seconds)
+            self._sleep(min(self._poll_seconds, max(deadline - self._clock(), 0.0)))
         for ticket in [ticket for ticket in tickets if ticket not in answers]:
             _logger.warning("%s: node %d has not answered in time", what, tickets[ticket])
             self._late[ticket] = _Open(tickets[ticket], what)

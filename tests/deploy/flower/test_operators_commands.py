@@ -13,7 +13,8 @@ pytest.importorskip("flwr")
 
 from network_builders import a_deployment, devices, settle, values
 
-from fedbandit.deploy.flower import operate as processes
+from fedbandit.deploy.flower import processes
+from fedbandit.deploy.server.status import full_status
 from fedbandit.federated.state import load_state
 
 TOML = """
@@ -83,31 +84,60 @@ def wait_until(holds, seconds, what):
         time.sleep(0.5)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen")
-def test_a_server_and_a_device_with_keys(tmp_path):
-    ca, certificate, key, node = make_keys(tmp_path)
-    toml, port = tmp_path / "deployment.toml", processes.free_port()
-    toml.write_text(TOML.format(rounds=1))
-    deployment = a_deployment(tmp_path / "same", values())
-    settle(deployment, devices(tmp_path, 1))
-    state = tmp_path / "server"
+needs_tools = pytest.mark.skipif(
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen"
+)
+
+
+@pytest.fixture
+def joined(tmp_path):
+    """Start a server with keys for so many rounds, and a registered device: both commands, ended after the test."""
     running = []
-    try:
+
+    def start(rounds):
+        ca, certificate, key, node = make_keys(tmp_path)
+        toml, port = tmp_path / "deployment.toml", processes.free_port()
+        toml.write_text(TOML.format(rounds=rounds))
+        settle(a_deployment(tmp_path / "same", values()), devices(tmp_path, 1))
         options = ("--ca", ca, "--certificate", certificate, "--key", key, "--port", port)
         running.append(deploy(tmp_path / "server.out", "server", toml, *options))
         wait_until(lambda: "listening" in (tmp_path / "server.out").read_text(), 120, "a server")
-        registered = deploy(tmp_path / "register.out", "register", state, f"{node}.pub", "--name", "device-0")
+        registered = deploy(
+            tmp_path / "register.out", "register", tmp_path / "server", f"{node}.pub", "--name", "device-0"
+        )
         assert registered.wait(120) == 0, (tmp_path / "register.out").read_text()
         joins = ("client", tmp_path / "device-0", "--server", f"127.0.0.1:{port}", "--ca", ca, "--key", node)
         running.append(deploy(tmp_path / "client.out", *joins))
-        assert running[0].wait(200) == 0, (tmp_path / "server.out").read_text()
-    finally:
-        for process in reversed(running):
-            end(process)
+        return running
+
+    yield start
+    for process in reversed(running):
+        end(process)
+
+
+@pytest.mark.slow
+@needs_tools
+def test_a_server_and_a_device_with_keys(tmp_path, joined):
+    server, client = joined(rounds=1)
+    assert server.wait(200) == 0, (tmp_path / "server.out").read_text()
+    end(client)
     said = (tmp_path / "server.out").read_text()
     assert "round 1: 1 of 1 devices, reward" in said
     assert "all rounds are done" in said
-    assert load_state(state / "state.safetensors").round == 1
+    assert load_state(tmp_path / "server" / "state.safetensors").round == 1
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
+
+
+@pytest.mark.slow
+@needs_tools
+def test_a_revoked_key_cannot_connect_any_more(tmp_path, joined):
+    server, _ = joined(rounds=1000)
+    wait_until(lambda: "round 1: 1 of 1 devices" in (tmp_path / "server.out").read_text(), 300, "a round")
+    (node,) = full_status(tmp_path / "server")["live"]["nodes"]
+    revoked = deploy(tmp_path / "revoke.out", "revoke", tmp_path / "server", node["node"])
+    assert revoked.wait(120) == 0, (tmp_path / "revoke.out").read_text()
+    assert f"{node['node']} cannot connect any more" in (tmp_path / "revoke.out").read_text()
+    wait_until(lambda: "the node ended with code" in (tmp_path / "client.out").read_text(), 200, "a refused node")
+    wait_until(lambda: "waiting for nodes: 0 in reach" in (tmp_path / "server.out").read_text(), 200, "nobody in reach")
+    assert server.poll() is None

@@ -16,7 +16,7 @@ from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
 from test_agreement import simulated_round, simulated_states
 
 from fedbandit.config import Config
-from fedbandit.deploy.flower import operate as processes
+from fedbandit.deploy.flower import processes
 from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
 from fedbandit.federated.state import State, load_state
@@ -88,8 +88,9 @@ class RealNetwork:
         return self
 
     def __exit__(self, *_):
-        for process in [*self.nodes, self.link]:
-            processes.stop(process, patience=5)
+        homes = [self.folder / f"device-{client}" / "home" for client in self.clients[: len(self.nodes)]]
+        for process, home in zip([*self.nodes, self.link], [*homes, self.home], strict=True):
+            processes.stop(process, home)
 
     def start_link(self):
         plain = processes.Security()

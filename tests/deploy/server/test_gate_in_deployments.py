@@ -13,7 +13,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.deploy import Agent
 from fedbandit.deploy.device.participant import Participant
-from fedbandit.deploy.flower.operate import _show_new_rounds
+from fedbandit.deploy.flower.operate import Seen
 from fedbandit.deploy.messages import Reply
 from fedbandit.deploy.server.gate import screen, without_any_one
 from fedbandit.deploy.server.gathering import select_judges
@@ -105,7 +105,8 @@ def test_a_worse_model_is_held_back_and_devices_keep_the_old_one(tmp_path, caplo
     assert (status["gate"]["held_back"], status["gate"]["judged"], status["gate"]["round"]) == (2, 2, 2)
     assert "held the model back after round 2" in "\n".join(in_lines(status))
     said = []
-    assert _show_new_rounds(deployment.folder / "metrics.jsonl", 1, said.append) == 2
+    Seen(deployment.folder, said.append).look()
+    assert len(said) == 2
     assert said[0].endswith("the new model was held back")
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedbandit.core.logs import rotating
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import GridTransport
 from fedbandit.deploy.server.deployment import read_deployment
 from fedbandit.deploy.server.gathering import PlainReports
+from fedbandit.deploy.server.live import Watch, facts_of
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
 
@@ -23,18 +25,21 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     deployment = read_deployment(Path(str(context.run_config["deployment"])))
     store = Store(deployment.folder)
-    handler = logging.FileHandler(deployment.folder / "server.log", encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler = rotating(deployment.folder / "server.log")
     logger = logging.getLogger("fedbandit.deploy")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # Flower would write every line once more, repetitions included
+    transport = GridTransport(grid)
     try:
         gather = SecureSums if deployment.rules.secure_aggregation else PlainReports
-        Coordinator(deployment, store, GridTransport(grid), gather=gather).run()
+        watch = Watch(deployment.folder, facts_of(deployment))
+        Coordinator(deployment, store, transport, gather=gather, watch=watch).run()
     except Exception:
         logger.exception("the server has stopped; start it again to resume after the last saved round")
         raise
     finally:
+        transport.close()
         logger.removeHandler(handler)
         handler.close()
         store.close()

@@ -1,14 +1,20 @@
-"""Messages as Flower's records, and Flower's grid as a transport."""
+"""Messages as Flower's records, and Flower's grid as a transport of which no call waits for a device."""
 
+import copy
 import json
-from collections.abc import Collection, Mapping, Sequence
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS as SEALED
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.messages import Reply, Request
@@ -61,8 +67,14 @@ class GridTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._pulling = Pulling(grid) if isinstance(grid, HttpGrid) else None  # no other grid has uploads to wait for
         self._numbers = count()
         self._undeliverable: list[Reply] = []
+
+    def close(self) -> None:
+        """Give up what is still being fetched."""
+        if self._pulling is not None:
+            self._pulling.close()
 
     def nodes(self) -> list[int]:
         return sorted(self._grid.get_node_ids())
@@ -83,7 +95,11 @@ class GridTransport:
     def receive(self, tickets: Collection[str]) -> list[Reply]:
         failed, self._undeliverable = self._undeliverable, []
         asked = [ticket for ticket in tickets if not ticket.startswith("-")]
-        return failed + [_reply(message) for message in self._grid.pull_messages(asked)] if asked else failed
+        if not asked:
+            return failed
+        if self._pulling is not None:
+            return failed + self._pulling.replies(asked)
+        return failed + [_reply(message) for message in self._grid.pull_messages(asked)]
 
     def _never_sent(self) -> str:
         """A ticket for a message that the SuperLink did not take; its failure is there to be received."""
@@ -100,3 +116,114 @@ def _reply(message: Message) -> Reply:
         return Reply(ticket, *from_records(message.content), sealed=sealed_in(message.content))
     except DataError as problem:
         return Reply(ticket, error=str(problem))
+
+
+_LONGEST_UPLOAD = 180.0  # seconds that one reply may take to come in; the SuperLink gives it up then, too
+_SLOW = 5.0  # seconds after which a fetch counts as waiting for its device, and no longer as work that is done
+_AT_ONCE = 8  # replies that are fetched at the same time, beside those that are slow
+_MOST_THREADS = 500
+
+
+class Pulling:
+    """Fetches replies beside the round: a reply whose upload has not ended is there, but cannot be read yet.
+
+    Flower's own pulling waits for such an upload, one reply after the other, for as long as it takes. Here one thread
+    asks which replies have come, each of them is fetched by another, and whoever asks gets those that are whole.
+    """
+
+    def __init__(
+        self, grid: HttpGrid, limit: float = _LONGEST_UPLOAD, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._grid, self._limit, self._clock = grid, limit, clock
+        self._lock = threading.Lock()
+        self._looks = threading.Event()
+        self._wanted: set[str] = set()
+        self._arrived: deque[tuple[str, PullAppMessagesResponse]] = deque()  # not fetched yet
+        self._fetching: dict[str, float] = {}  # ticket -> since when
+        self._whole: list[Reply] = []
+        self._failure: Exception | None = None
+        self._closed = False
+        self._looking: threading.Thread | None = None
+
+    def replies(self, tickets: Collection[str]) -> list[Reply]:
+        """Those of the replies that are whole by now; each is given once."""
+        if self._looking is None:
+            self._looking = threading.Thread(target=self._look, name="replies", daemon=True)
+            self._looking.start()
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            found, self._whole = self._whole, []
+            self._wanted = set(tickets) - {reply.ticket for reply in found}
+        self._looks.set()
+        return found
+
+    def close(self) -> None:
+        """Have every thread end, the slow ones at their next look."""
+        self._closed = True
+        self._looks.set()
+
+    def _look(self) -> None:
+        while True:
+            self._looks.wait()
+            self._looks.clear()
+            if self._closed:
+                return
+            with self._lock:
+                here = {ticket for ticket, _ in self._arrived} | {reply.ticket for reply in self._whole}
+                asked = sorted(self._wanted - self._fetching.keys() - here)
+            try:
+                found = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+            except Exception as error:  # raised where the replies are asked for
+                self._failure = error
+                return
+            with self._lock:
+                self._arrived += _one_by_one(found)
+            self._fetch_more()
+
+    def _fetch_more(self) -> None:
+        with self._lock:
+            busy = sum(self._clock() - since < _SLOW for since in self._fetching.values())
+            while self._arrived and busy < _AT_ONCE and len(self._fetching) < _MOST_THREADS:
+                ticket, one = self._arrived.popleft()
+                self._fetching[ticket] = self._clock()
+                busy += 1
+                threading.Thread(target=self._fetch, args=(ticket, one), daemon=True).start()
+
+    def _fetch(self, ticket: str, one: PullAppMessagesResponse) -> None:
+        until = self._clock() + self._limit
+        grid: Any = copy.copy(self._grid)  # without its client: whatever this thread asks goes through the one below
+        grid._client = _OneReply(self._grid._runtime_client, one, lambda: self._closed or self._clock() >= until)
+        try:
+            replies = [_reply(message) for message in grid.pull_messages([ticket])]
+        except Exception as error:  # whatever is wrong with one device's reply concerns no other
+            replies = [Reply(ticket, error=f"its reply could not be fetched: {error!r}"[:300])]
+        with self._lock:
+            del self._fetching[ticket]
+            self._whole += replies
+        self._fetch_more()
+
+
+def _one_by_one(found: PullAppMessagesResponse) -> Iterable[tuple[str, PullAppMessagesResponse]]:
+    """Each reply by its ticket, as if it had been the only one."""
+    for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+        one = PullAppMessagesResponse(messages_list=[message], message_object_trees=[tree])
+        yield message.metadata.reply_to_message_id, one
+
+
+class _OneReply:
+    """The client of a grid, for one reply that the SuperLink has named already; stops asking for it when it is over."""
+
+    def __init__(self, client: Any, one: PullAppMessagesResponse, over: Callable[[], bool]) -> None:
+        self._client, self._one, self._over = client, one, over
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, _: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        return self._one
+
+    def PullObject(self, request: Any) -> Any:
+        if self._over():
+            raise TimeoutError("its upload has not ended in time")
+        return self._client.PullObject(request)

@@ -49,6 +49,9 @@ class Rules(BaseModel):
     shape: tuple[Count, ...] | None = None  # of contexts that are dense features
     initial: str | None = None  # a model file to start from
     population: Count | None = None  # devices that may ever take part: what the privacy accounting counts on
+    min_reach: Annotated[float, Field(ge=0, le=1)] = (
+        0.1  # part of the population in reach before a private round begins
+    )
     report_goal: Count | None = None  # reports that end a round early; None: wait for all that were asked
     min_reports: Count = 1  # fewer, and the round is run again; also the nodes to wait for before one begins
     round_seconds: Positive = 120.0
@@ -262,6 +265,8 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
     if config.privacy.mechanism == "none":
         if rules.report_goal is not None and rules.report_goal > config.clients_per_round:
             raise ConfigError(f"{where}deployment.report_goal: more than the {config.clients_per_round} that are asked")
+        if "min_reach" in rules.model_fields_set:
+            raise ConfigError(f"{where}deployment.min_reach: is for private deployments; use deployment.min_reports")
         return build_ledger(config, max(config.clients_per_round, rules.population or 1), False)
     if rules.population is None:
         raise ConfigError(

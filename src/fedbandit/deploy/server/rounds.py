@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
 from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gate import Gatekeeper
 from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, awake, select, takes_turns
+from fedbandit.deploy.server.live import Watch, Watched
+from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why_not_now
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
@@ -37,8 +39,12 @@ class Coordinator:
         sleep: Callable[[float], None] = time.sleep,
         select: Select = select,
         gather: Gather = PlainReports,
+        watch: Watch | None = None,
     ) -> None:
-        """`gather` makes one sum of a round's devices; secure sums need one that the transport brings."""
+        """`gather` makes one sum of a round's devices; secure sums need one that the transport brings.
+
+        `watch` is told what goes on, and changes nothing.
+        """
         if deployment.rules.secure_aggregation and gather is PlainReports:
             raise ConfigError("deployment.secure_aggregation: this transport has no secure sums")
         kept = store.load()
@@ -46,7 +52,9 @@ class Coordinator:
             deployment = deployment.resumed(kept.state)
         self.deployment, self._store = deployment, store
         self._sleep, self._select = sleep, select
-        self._courier = Courier(transport, clock, sleep, deployment.rules.poll_seconds)
+        self._clock, self._watch, self._wished = clock, watch or Watch(), Wishes()
+        self._admission = Admission(Watched(transport, self._watch))
+        self._courier = Courier(self._admission, clock, sleep, deployment.rules.poll_seconds)
         self._gathering = gather(deployment, self._courier)
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
@@ -75,14 +83,19 @@ class Coordinator:
             if self.attempt() is None:
                 self._sleep(self.deployment.rules.poll_seconds)
             attempts = None if attempts is None else attempts - 1
+        if self.state.round >= self.deployment.rounds:
+            self._watch.ended()
         return self.state
 
     def attempt(self) -> dict[str, Any] | None:
         """Try to run the next round: its metrics, or None if it failed and nothing has changed."""
         self._roll_back_if_asked()
+        began, wishes = self._clock(), self._wishes()
+        self._admission.revoked = frozenset(wishes.revoked)
         nodes = self._courier.nodes()
-        if len(nodes) < self.deployment.rules.min_reports:
-            _logger.info("waiting: %d nodes in reach, %d needed", len(nodes), self.deployment.rules.min_reports)
+        if (why := why_not_now(self.deployment, wishes, len(nodes))) is not None:
+            _logger.info("%s", why)
+            self._watch.waiting(why)
             return None
         self._install(nodes)
         number = self.state.round + 1
@@ -92,7 +105,20 @@ class Coordinator:
         asked = self._select(self.deployment, ready, number)
         self._recall(asked)
         found = self._gathering.gather(self.state, number, asked, self._store.marks)
-        return None if found is None else self._conclude(number, asked, found)
+        if found is None:
+            return None
+        metrics = self._conclude(number, asked, found, {"in_reach": len(nodes), "began": began})
+        self._watch.finished(metrics)
+        return metrics
+
+    def _wishes(self) -> Wishes:
+        """What the operator wants; where that cannot be read, what was wanted before, and no new round."""
+        try:
+            self._wished = read_wishes(self._store.folder)
+        except DataError as problem:
+            _logger.error("%s; paused until then", problem)
+            self._wished = replace(self._wished, paused=True)
+        return self._wished
 
     def _recall(self, nodes: Sequence[int]) -> None:
         """Find out which devices nodes were in earlier rounds, once for each: a device is told what was counted."""
@@ -127,7 +153,9 @@ class Coordinator:
                 why = reply.error or reply.facts.get("problem") or f"it holds {str(version)[:20]}"
                 _logger.warning("model %d: node %d has not installed it: %s", self.version, node, str(why)[:300])
 
-    def _conclude(self, number: int, asked: Sequence[int], found: Contribution) -> dict[str, Any]:
+    def _conclude(
+        self, number: int, asked: Sequence[int], found: Contribution, circumstances: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
         state = self.state
         noise = None
@@ -147,7 +175,8 @@ class Coordinator:
         progress = self.deployment.progress(_next_version(state.extra), number, state.events + found.events)
         candidate = Version(weights, progress)
         extra, deployed = dict(state.extra), dict(state.deployed)
-        deploys, verdict = number % self.deployment.config.deploy_every == 0, None
+        pinned = self._wishes().pinned  # read anew: the operator may have decided while the round was running
+        deploys, verdict = number % self.deployment.config.deploy_every == 0 and pinned is None, None
         if deploys and self._gatekeeper is not None:
             verdict = self._gatekeeper.judge(number, self.version, candidate, asked)
             deploys = verdict["passes"]
@@ -169,7 +198,12 @@ class Coordinator:
             "model_version": self.version,
             "model_versions": found.versions,
             "rewards_by_version": found.by_version,
+            "in_reach": circumstances["in_reach"],
+            "seconds": round(self._clock() - circumstances["began"], 3),
+            "time": self._watch.now(),
         }
+        if pinned is not None:
+            metrics["pinned"] = pinned
         following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)
         metrics["running_reward"] = following.running_reward
         metrics |= server.aggregation.metrics(number, deploys)
@@ -180,7 +214,15 @@ class Coordinator:
         nodes = {n: name for n, name in devices.items() if name in found.marks and name != self._recalled.get(n)}
         self._keep(following, {} if noise is None else dict(noise.memory), found.marks, nodes)
         self._recalled |= nodes
-        _logger.info("round %d: %d of %d asked, reward %s", number, found.accepted, len(asked), metrics["reward"])
+        _logger.info(
+            "round %d: %d of %d asked, reward %s, after %.1f s",
+            number,
+            found.accepted,
+            len(asked),
+            metrics["reward"],
+            metrics["seconds"],
+            extra={"facts": {"round": number, "seconds": metrics["seconds"]}},
+        )
         return metrics
 
     def _keep(

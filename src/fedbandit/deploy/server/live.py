@@ -1,0 +1,270 @@
+"""What a running server is doing, who is in reach, and what is wrong with it: one small file for whoever looks.
+
+`live.json` is rewritten every second or so and holds nothing that has to survive. Rounds do not depend on it.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fedbandit.core.files import last_lines, object_in, read_json
+from fedbandit.deploy.messages import Reply, Request, Transport
+from fedbandit.deploy.server.deployment import Deployment
+from fedbandit.deploy.server.operator import least_reach
+from fedbandit.privacy.reporting import assumptions
+
+_logger = logging.getLogger("fedbandit.deploy.server")
+_RECENT = 20  # rounds whose times are kept at hand
+_MOST_NODES = 10_000  # that are listed; the longest gone are forgotten first
+_SILENT = 30.0  # seconds without a word from the server app after which it counts as gone
+_LOW = 0.5  # of the devices that rounds are made for
+_KEPT = ("round", "time", "seconds", "asked", "clients", "in_reach", "epsilon")
+_DOING = {
+    "install": "bringing model {version} to {nodes} nodes",
+    "ready": "asking {nodes} nodes whether they are ready",
+    "train": "round {round}: {nodes} nodes train",
+    "secure": "round {round}: a secure sum over {nodes} nodes",
+    "judge": "round {round}: {nodes} nodes judge the new model",
+}
+Warnings = dict[str, str]
+"""Kind -> what exactly."""
+
+
+def facts_of(deployment: Deployment) -> dict[str, Any]:
+    """What those who look need to know of a deployment to judge what they see."""
+    rules, ledger = deployment.rules, deployment.ledger
+    longest = rules.install_seconds + rules.round_seconds * (1 if deployment.config.gate.confidence is None else 2)
+    if rules.secure_aggregation:
+        longest += 4 * rules.secure_seconds
+    return {
+        "rounds": deployment.rounds,
+        "longest_round": longest,
+        "needed": least_reach(deployment),
+        "wanted": deployment.config.clients_per_round if ledger is None else ledger.plan.population,
+        "privacy": None if ledger is None else {"delta": ledger.plan.delta, **assumptions(ledger.plan)},
+    }
+
+
+class Watch:
+    """Told by the server what goes on; without a folder it only listens."""
+
+    def __init__(
+        self, folder: Path | None = None, facts: Mapping[str, Any] | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        self.now, self._path = now, None if folder is None else folder / "live.json"
+        before = read_live(folder) if folder is not None else None
+        self._nodes: dict[int, dict[str, Any]] = {} if before is None else _nodes_in(before)
+        self._reach: set[int] = set()
+        self._recent = [] if folder is None else _recent_in(folder / "metrics.jsonl")
+        self._facts = dict(facts or {})
+        self._started = self._since = now()
+        self._doing, self._phase, self._round = "starting", "starting", 0
+        self._totals: dict[str, Any] = {"asked": 0, "clients": 0, "events": 0, "empty": 0, "refused": {}}
+        self._written = 0.0
+        self._warned: Warnings = {}
+
+    def waiting(self, why: str) -> None:
+        """A round would begin, but for this."""
+        self._does("paused" if why.startswith("paused") else "waiting", why)
+
+    def reach(self, nodes: Collection[int]) -> None:
+        """These nodes are in reach now."""
+        self._reach = set(nodes)
+        for node in nodes:
+            self._nodes.setdefault(node, {})["seen"] = self.now()
+        if len(self._nodes) > _MOST_NODES:
+            newest = sorted(self._nodes, key=lambda node: self._nodes[node].get("seen", 0.0), reverse=True)
+            self._nodes = {node: self._nodes[node] for node in newest[:_MOST_NODES]}
+        self.alive()
+
+    def asked(self, requests: Sequence[Request]) -> None:
+        """These requests have gone out."""
+        if requests:
+            facts = requests[0].facts
+            self._round = facts.get("round", self._round)
+            named = {"version": facts.get("version"), "round": self._round, "nodes": len(requests)}
+            self._does("round", _DOING[requests[0].kind].format(**named))
+
+    def heard(self, node: int, reply: Reply) -> None:
+        """A node has answered."""
+        about = self._nodes.setdefault(node, {})
+        about["answered"] = self.now()
+        device, version = reply.facts.get("device"), reply.facts.get("version")
+        problem = reply.error or reply.facts.get("problem")
+        about["problem"] = None if problem is None else str(problem)[:200]
+        if isinstance(device, str):
+            about["device"] = device[:64]
+        if type(version) is int:
+            about["version"] = version
+
+    def finished(self, metrics: Mapping[str, Any]) -> None:
+        """A round has ended with these metrics."""
+        self._recent = [*self._recent, {key: metrics.get(key) for key in _KEPT}][-_RECENT:]
+        for key in ("asked", "clients", "events"):
+            self._totals[key] += metrics[key]
+        self._totals["empty"] += metrics["clients"] == 0
+        for kind, number in metrics["refused"].items():
+            self._totals["refused"][kind] = self._totals["refused"].get(kind, 0) + number
+        self._does("between", f"round {metrics['round']} has ended")
+
+    def ended(self) -> None:
+        """All rounds are done."""
+        self._does("done", "all rounds are done")
+
+    def alive(self) -> None:
+        """The server is there; write it down if the last time is a while ago."""
+        if self.now() - self._written >= max(1.0, len(self._nodes) / 500):
+            self._write()
+
+    def view(self) -> dict[str, Any]:
+        """Everything, as plain values."""
+        return {
+            "time": self.now(),
+            "pid": os.getpid(),
+            "started": self._started,
+            "phase": self._phase,
+            "doing": self._doing,
+            "since": self._since,
+            "in_reach": len(self._reach),
+            "totals": self._totals,
+            "recent": self._recent,
+            "nodes": {
+                str(node): {**about, "in_reach": node in self._reach} for node, about in sorted(self._nodes.items())
+            },
+            **self._facts,
+        }
+
+    def _does(self, phase: str, what: str) -> None:
+        if what != self._doing:
+            if phase != self._phase:
+                self._since = self.now()
+            self._phase, self._doing = phase, what
+            self._write()
+        self.alive()
+
+    def _write(self) -> None:
+        self._written = self.now()
+        if self._path is None:
+            return
+        view = self.view()
+        found = warnings_of(view, self.now())
+        for kind, text in found.items():
+            if kind not in self._warned:
+                _logger.warning("%s", text, extra={"facts": {"warning": kind}})
+        for kind in self._warned.keys() - found.keys():
+            _logger.info("no longer: %s", kind)
+        self._warned = found
+        _show(self._path, view)
+
+
+class Watched:
+    """A transport that tells the watch what passes through it."""
+
+    def __init__(self, transport: Transport, watch: Watch) -> None:
+        self._transport, self._watch = transport, watch
+        self._open: dict[str, int] = {}  # ticket -> node
+
+    def nodes(self) -> list[int]:
+        found = self._transport.nodes()
+        self._watch.reach(found)
+        return found
+
+    def send(self, requests: Sequence[Request]) -> list[str]:
+        self._watch.asked(requests)
+        tickets = self._transport.send(requests)
+        self._open |= {ticket: request.node for ticket, request in zip(tickets, requests, strict=True)}
+        while len(self._open) > _MOST_NODES:
+            del self._open[next(iter(self._open))]
+        return tickets
+
+    def receive(self, tickets: Collection[str]) -> list[Reply]:
+        replies = self._transport.receive(tickets)
+        for reply in replies:
+            node = self._open.pop(reply.ticket, None)
+            if node is not None:
+                self._watch.heard(node, reply)
+        self._watch.alive()
+        return replies
+
+
+def read_live(folder: Path) -> dict[str, Any] | None:
+    """What the server last said of itself; None if it never ran, or if that cannot be read."""
+    found = read_json(folder / "live.json")
+    expected: dict[str, type | tuple[type, ...]] = {
+        **dict.fromkeys(("time", "started", "since"), (int, float)),
+        **dict.fromkeys(("phase", "doing"), str),
+        **dict.fromkeys(("nodes", "totals"), dict),
+        "in_reach": int,
+        "recent": list,
+    }
+    if found is None or not all(isinstance(found.get(key), kind) for key, kind in expected.items()):
+        return None
+    return found
+
+
+@contextmanager
+def noting_the_end(folder: Path) -> Iterator[None]:
+    """Say in the view that the server has been stopped when the block ends, unless its rounds are done."""
+    try:
+        yield
+    finally:
+        view = read_live(folder)
+        if view is not None and view["phase"] != "done":
+            _show(folder / "live.json", {**view, "phase": "stopped", "doing": "stopped", "since": time.time()})
+
+
+def _show(path: Path, view: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with suppress(OSError):  # a full disk hides the view, it does not stop the rounds
+        temporary.write_text(json.dumps(view), encoding="utf-8")
+        temporary.replace(path)
+
+
+def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
+    """What an operator should look at."""
+    found: Warnings = {}
+    if view["phase"] in ("done", "stopped"):
+        return found
+    if (silent := now - view["time"]) > _SILENT:
+        found["silent"] = f"the server app has not been heard of for {in_words(silent)}"
+    recent = view["recent"]
+    began = max([view["started"], *(line["time"] for line in recent[-1:] if line.get("time") is not None)])
+    patience = 3 * view.get("longest_round", 180.0)
+    if view["phase"] != "paused" and now - began > patience:
+        found["stalled"] = f"no round has ended for {in_words(now - began)}: {view['doing']}"
+    wanted, private = view.get("wanted", 0), view.get("privacy") is not None
+    if view["phase"] != "starting" and view["in_reach"] < _LOW * wanted:
+        made_for = f"the population of {wanted}" if private else f"the {wanted} that a round asks"
+        found["low reach"] = f"{view['in_reach']} nodes in reach, far fewer than {made_for}"
+    empty = sum(line.get("clients") == 0 for line in recent)
+    if private and empty:
+        found["empty rounds"] = f"{empty} of the last {len(recent)} rounds spent epsilon and heard from no device"
+    return found
+
+
+def in_words(seconds: float) -> str:
+    """A duration to one or two digits: 0.4 s, 35 s, 12 min, 3 h, 2 days."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.0f} h" if minutes < 48 * 60 else f"{minutes / 60 / 24:.0f} days"
+
+
+def _nodes_in(view: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    nodes: Iterable[tuple[str, Any]] = view["nodes"].items()
+    return {int(node): dict(about) for node, about in nodes if node.isdigit() and isinstance(about, dict)}
+
+
+def _recent_in(metrics: Path) -> list[dict[str, Any]]:
+    try:
+        lines = [object_in(line) for line in last_lines(metrics)][-_RECENT:]
+    except (OSError, ValueError):
+        return []
+    return [{key: line.get(key) for key in _KEPT} for line in lines]
