@@ -28,6 +28,7 @@ PARTS = (
     ("server", "optimizer", "fedbandit.federated.server", 0),
     ("algorithm", "name", "fedbandit.algorithms", 1),
     ("compression", "name", "fedbandit.compression", 0),
+    ("aggregation", "name", "fedbandit.federated.robust", 0),
 )
 _RATES = (
     "client.learning_rate",
@@ -126,6 +127,13 @@ class CompressionConfig(_Component):
     """How clients write their updates in fewer bytes; further keys are its own parameters (`bits`, `fraction`, ...)."""
 
     name: str = "none"
+
+
+class AggregationConfig(_Component):
+    """What the server makes of the clients' updates; further keys are the rule's own parameters (`trim`, ...)."""
+
+    name: str = "mean"
+    memory_limit: Count = 8_000_000_000  # bytes that a round's updates may take, for rules that need them one by one
 
 
 class ClippingConfig(_Section):
@@ -237,6 +245,7 @@ class Config(_Section):
     server: ServerConfig = ServerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     compression: CompressionConfig = CompressionConfig()
+    aggregation: AggregationConfig = AggregationConfig()
     clipping: ClippingConfig = ClippingConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     population: PopulationConfig = PopulationConfig()
@@ -276,7 +285,7 @@ class Config(_Section):
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
         values = {key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED}
-        del values["algorithm"]["memory_limit"]
+        del values["algorithm"]["memory_limit"], values["aggregation"]["memory_limit"]
         return values
 
     def part_names(self) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from fedbandit import objectives
 from fedbandit.algorithms import FedAvg
 from fedbandit.building.parts import (
+    build_aggregation,
     build_algorithm,
     build_clipping,
     build_cohorts,
@@ -34,6 +35,7 @@ from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, Visi
 from fedbandit.federated.clients import ClientWork, FixedCohorts, Recipe
 from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
 from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.robust import needs_single
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model
@@ -115,6 +117,7 @@ def _bandit_phase(
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
+    aggregation = _aggregation(ledger, config.seed, build_aggregation(config, algorithm, trained))
     weighted = isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
     return Phase(
         work=ClientWork(
@@ -129,6 +132,7 @@ def _bandit_phase(
             freezing=freezing,
             heads=trainable.model.heads,
             scaled=scheduled and weighted,
+            single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
@@ -136,7 +140,7 @@ def _bandit_phase(
         scenario=scenario,
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
-        aggregation=_aggregation(ledger, config.seed),
+        aggregation=aggregation,
         gate=_gate(config, policy, pool, ledger),
         planned_events=_planned_events(config) if scheduled and ledger is not None else None,
     )
@@ -286,9 +290,9 @@ def _visits(config: Config) -> VisitPlan:
     return PopulationVisits(config.seed, config.deploy_every, **living)
 
 
-def _aggregation(ledger: Ledger | None, seed: int) -> Aggregation:
+def _aggregation(ledger: Ledger | None, seed: int, chosen: PlainMean) -> Aggregation:
     if ledger is None:
-        return PlainMean()
+        return chosen
     return PrivateMean(ledger.plan, SimulatedNoise(ledger.plan.strategy, seed), ledger)
 
 

@@ -300,6 +300,6 @@ def _bytes(sent: Contribution) -> int:
 
 
 def _size(part: Any) -> int:
-    if isinstance(part, np.ndarray):
-        return part.nbytes
+    if isinstance(part, np.ndarray) or part is None:
+        return 0 if part is None else part.nbytes
     return sum(map(_size, part if isinstance(part, tuple) else vars(part).values()))

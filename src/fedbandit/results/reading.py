@@ -38,9 +38,10 @@ def needed(module: str) -> Any:
 
 def _column(pa: Any, values: list[Any]) -> Any:
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
+    beyond = any(type(value) is int and abs(value) >= 2**63 for value in values)  # what no column of numbers holds
+    if kinds == {int, float} and not beyond:
         return pa.array([None if value is None else float(value) for value in values])
-    if len(kinds) > 1 or kinds & {list, tuple, dict}:
+    if len(kinds) > 1 or kinds & {list, tuple, dict} or beyond:
         return pa.array([None if value is None else json.dumps(value) for value in values])
     return pa.array(values) if kinds else pa.nulls(len(values), pa.float64())
 

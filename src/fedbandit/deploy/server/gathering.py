@@ -76,7 +76,7 @@ class PlainReports:
             _logger.warning(
                 "round %d: device %s reports rewards that were counted before; it will be informed", number, device
             )
-        screened = summed(reports, state.kept["weights"], state.clip_norm)
+        screened = summed(reports, state.kept["weights"], state.clip_norm, self._deployment.rule)
         return Contribution(
             total=screened.total,
             accepted=screened.accepted,

@@ -12,7 +12,8 @@ import numpy as np
 
 from fedbandit.deploy.messages import Reply, protocol_problem
 from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
-from fedbandit.federated.pipeline import Screened, clipped_sum, why_not
+from fedbandit.federated.pipeline import Screened, clip_factor, clipped_sum, why_not
+from fedbandit.federated.robust import Robust
 
 _LONGEST_NAME = 64
 _MOST = 2**63  # no honest count reaches it, and JSON allows integers too large for arithmetic
@@ -83,8 +84,13 @@ def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
     return dict(sorted(Counter(kind for _, kind, _ in refused).items()))
 
 
-def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float) -> Screened:
-    """The sum of sound reports' updates, in their order, clipped once more."""
+def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float, rule: Robust | None = None) -> Screened:
+    """The sum of sound reports' updates, in their order, clipped once more; or what a rule makes of them."""
+    if rule is not None:
+        updates = [report.update for report in reports]
+        norms = np.array([np.linalg.norm(update.astype(np.float64, copy=False)) for update in updates])
+        clipped = [u.dtype.type(clip_factor(norm, clip_norm)) * u for u, norm in zip(updates, norms, strict=True)]
+        return Screened(rule.combined(clipped, like), norms, {})
     return clipped_sum(((report.device, report.update) for report in reports), like, clip_norm)
 
 
