@@ -14,7 +14,7 @@ import numpy as np
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.server import Aggregation, PlainMean
 
-_BLOCK = 1 << 16  # coordinates at a time: sorting needs a copy of what it sorts
+_BLOCK = 1 << 12  # coordinates at a time: sorting needs a copy of what it sorts
 
 
 class Rule(Protocol):
@@ -50,7 +50,7 @@ class TrimmedMean:
         out, count = self.dropped(len(updates)), len(updates)
 
         def middle(block: np.ndarray) -> np.ndarray:
-            return np.asarray(np.sort(block, axis=0)[out : count - out].mean(axis=0, dtype=np.float64))
+            return np.asarray(np.sort(block, axis=1)[:, out : count - out].mean(axis=1, dtype=np.float64))
 
         return _by_blocks(updates, middle)
 
@@ -65,7 +65,7 @@ class Median:
     """
 
     def combine(self, updates: np.ndarray) -> np.ndarray:
-        return _by_blocks(updates, lambda block: np.median(block.astype(np.float64), axis=0))
+        return _by_blocks(updates, lambda block: np.median(block.astype(np.float64), axis=1))
 
 
 BUILT_IN: dict[str, Callable[..., Any]] = {"mean": PlainMean, "trimmed-mean": TrimmedMean, "median": Median}
@@ -101,7 +101,8 @@ def needs_single(aggregation: Aggregation) -> bool:
 
 
 def _by_blocks(updates: np.ndarray, combine: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """What `combine` makes of [coordinates, clients], whose rows lie together in memory."""
     found = np.empty(updates.shape[1], updates.dtype)
     for start in range(0, len(found), _BLOCK):
-        found[start : start + _BLOCK] = combine(updates[:, start : start + _BLOCK])
+        found[start : start + _BLOCK] = combine(np.ascontiguousarray(updates[:, start : start + _BLOCK].T))
     return found
