@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.files import parse_toml, read_small
 from fedbandit.core.parts import WHERE_COMPUTED, check_keys, nearest, resolve
 
 Count = Annotated[int, Field(ge=1)]
@@ -315,12 +316,12 @@ def _check_parts(config: Config, sections: set[str]) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The values in a TOML file, not yet checked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_small(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
@@ -332,9 +333,11 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(f"--set {setting}: expected key=value, for example --set policy.beta=0.1")
         try:
-            parsed[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+            parsed[key.strip()] = parse_toml(f"value = {text}".encode())["value"]
         except tomllib.TOMLDecodeError:
             parsed[key.strip()] = text
+        except ValueError as error:
+            raise ConfigError(f"--set {key.strip()}: {error}") from None
     return parsed
 
 

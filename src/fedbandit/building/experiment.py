@@ -28,6 +28,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits
+from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
 from fedbandit.evaluation.gate import Gate, why_impossible
@@ -159,17 +160,21 @@ def _planned_events(config: Config) -> int:
     return config.clients_per_round * most
 
 
-def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str) -> ClientWork:
-    """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts."""
-    experiment = _experiment_at(json.dumps(config), path, fingerprint)
+def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str, sources: dict[str, str]) -> ClientWork:
+    """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts.
+
+    `sources` are the digests of the user's own code that is to be executed; other code is refused.
+    """
+    experiment = _experiment_at(json.dumps(config), path, fingerprint, json.dumps(sources))
     found = experiment.bandit if phase == "bandit" else experiment.pretraining
     assert found is not None
     return found.work
 
 
 @lru_cache(maxsize=1)
-def _experiment_at(config: str, path: str, fingerprint: str) -> Experiment:
+def _experiment_at(config: str, path: str, fingerprint: str, sources: str) -> Experiment:
     chosen = Config.build(json.loads(config))
+    require_sources(chosen.part_names(), json.loads(sources))
     return build_experiment(chosen, open_same_data(chosen.data.source, path, fingerprint))
 
 
@@ -191,6 +196,7 @@ def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | N
         "path": str(Path(dataset.path).absolute()),
         "fingerprint": dataset.header.fingerprint,
         "phase": phase,
+        "sources": loaded_digests(config.part_names()),
     }
     return Recipe(f"{__name__}:{make_work.__name__}", json.dumps(arguments))
 

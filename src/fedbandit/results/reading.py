@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.core.files import read_json, read_lines, read_object, read_small, shallow
+from fedbandit.core.files import parse_toml, read_json, read_lines, read_object, read_small, shallow
 from fedbandit.core.parts import WHERE_COMPUTED, flatten, in_short
 from fedbandit.results.plots import COLOURS, policy_of
 
@@ -225,7 +224,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 def read_record(path: Path, name: str) -> RunRecord:
     """The run in a folder, as far as it has come; `DataError` where one of its files is damaged."""
     try:
-        config = shallow(tomllib.loads(read_small(path / "config.toml").decode()))
+        config = parse_toml(read_small(path / "config.toml"))
         if not all(type(config.get(name, 0)) is int for name in ("seed", "rounds")):
             raise ValueError("config.toml: seed and rounds should be whole numbers")
         metrics = path / "metrics.jsonl"
