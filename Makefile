@@ -7,7 +7,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Quick tests that skip where the extras are not installed.
 NEED_EXTRAS := tests/deploy/flower tests/deploy/server/test_gate_in_deployments.py
 
-.PHONY: demo test test-slow lint types docs clean bench bench-quick bench-scale
+.PHONY: demo test test-slow fuzz lint types docs clean bench bench-quick bench-scale
 
 demo: $(VENV)/.core
 	$(BIN)/fedbandit demo --out demo
@@ -18,6 +18,10 @@ test: $(VENV)/.dev lint types
 test-slow: $(VENV)/.extras
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest -m "not slow" $(NEED_EXTRAS)
+
+# Damages real files and messages of every kind for eight minutes; each must be harmless or refused in one line.
+fuzz: $(VENV)/.extras
+	$(BIN)/python scripts/fuzz.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

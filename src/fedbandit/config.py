@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.files import parse_toml, read_small
 from fedbandit.core.parts import WHERE_COMPUTED, check_keys, nearest, resolve
 
 Count = Annotated[int, Field(ge=1)]
@@ -28,6 +29,7 @@ PARTS = (
     ("server", "optimizer", "fedbandit.federated.server", 0),
     ("algorithm", "name", "fedbandit.algorithms", 1),
     ("compression", "name", "fedbandit.compression", 0),
+    ("aggregation", "name", "fedbandit.federated.robust", 0),
 )
 _RATES = (
     "client.learning_rate",
@@ -126,6 +128,13 @@ class CompressionConfig(_Component):
     """How clients write their updates in fewer bytes; further keys are its own parameters (`bits`, `fraction`, ...)."""
 
     name: str = "none"
+
+
+class AggregationConfig(_Component):
+    """What the server makes of the clients' updates; further keys are the rule's own parameters (`trim`, ...)."""
+
+    name: str = "mean"
+    memory_limit: Count = 8_000_000_000  # bytes that a round's updates may take, for rules that need them one by one
 
 
 class ClippingConfig(_Section):
@@ -240,6 +249,7 @@ class Config(_Section):
     server: ServerConfig = ServerConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     compression: CompressionConfig = CompressionConfig()
+    aggregation: AggregationConfig = AggregationConfig()
     clipping: ClippingConfig = ClippingConfig()
     pretraining: PretrainingConfig = PretrainingConfig()
     population: PopulationConfig = PopulationConfig()
@@ -279,7 +289,7 @@ class Config(_Section):
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
         values = {key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED}
-        del values["algorithm"]["memory_limit"]
+        del values["algorithm"]["memory_limit"], values["aggregation"]["memory_limit"]
         return values
 
     def part_names(self) -> list[str]:
@@ -309,12 +319,12 @@ def _check_parts(config: Config, sections: set[str]) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """The values in a TOML file, not yet checked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_small(path))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
@@ -326,9 +336,11 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             raise ConfigError(f"--set {setting}: expected key=value, for example --set policy.beta=0.1")
         try:
-            parsed[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+            parsed[key.strip()] = parse_toml(f"value = {text}".encode())["value"]
         except tomllib.TOMLDecodeError:
             parsed[key.strip()] = text
+        except ValueError as error:
+            raise ConfigError(f"--set {key.strip()}: {error}") from None
     return parsed
 
 

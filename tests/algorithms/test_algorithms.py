@@ -1,9 +1,11 @@
 """FedProx and SCAFFOLD as whole runs: published rules, same bits wherever chunks run, memory that survives a kill."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -107,8 +109,54 @@ def test_memory_reads_what_was_there_before_the_round_and_forgets_what_came_afte
     last.close()
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE memory SET value = zeroblob(16) WHERE client = 7",
+        "UPDATE memory SET client = 8 WHERE client = 7",
+        "UPDATE memory SET round = 1 WHERE client = 7",
+        "UPDATE memory SET dtype = 'x' WHERE client = 7",
+        "UPDATE memory SET digest = 'x' WHERE client = 7",
+        "DELETE FROM memory WHERE client = 7",
+        "UPDATE kept SET round = 'x'",
+        "UPDATE kept SET round = NULL",
+        "DROP TABLE memory",
+    ],
+)
+def test_a_changed_memory_is_refused_in_one_line(tmp_path, statement):
+    path = tmp_path / "memory.sqlite"
+    memory = Memory(path)
+    memory.write(2, {client: {"control": np.full(2, float(client))} for client in (5, 7)})
+    memory.keep(2, 2)
+    memory.close()
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(statement)
+    with pytest.raises(DataError, match=r"memory\.sqlite: the clients' memory cannot be used: "):
+        Memory(path).resume(2)
+
+
+def test_a_memory_of_an_older_version_is_continued(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute(
+            "CREATE TABLE memory (client INTEGER, round INTEGER, name TEXT, dtype TEXT, value BLOB,"
+            " PRIMARY KEY (client, round, name)) WITHOUT ROWID"
+        )
+        database.execute("CREATE TABLE kept (round INTEGER)")
+        database.execute("INSERT INTO kept VALUES (2)")
+        database.execute("INSERT INTO memory VALUES (7, 2, 'control', '<f8', ?)", (np.full(2, 7.0).tobytes(),))
+    for number in (3, 4):
+        memory = Memory(path)
+        memory.resume(number - 1)
+        assert memory.read([7], 9)[7]["control"].tolist() == [7, 7]
+        memory.write(number, {8: {"control": np.zeros(2)}})
+        memory.keep(number, number)
+        memory.close()
+
+
 RUN = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from core_samples import config, text
 from fedbandit.runs.run import run

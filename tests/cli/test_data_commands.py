@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,30 +134,43 @@ def test_statistics_need_labels(tmp_path, here):
     mistake(here("statistics", tmp_path / "out"), "out: no example has a label")
 
 
-@pytest.fixture(scope="module")
-def big_file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("big") / "big.npz"
-    np.savez(path, x=np.zeros((300_000, 300), np.float32), y=np.zeros(300_000, int), c=np.arange(300_000))
-    yield path
-    path.unlink()
+# An import that has read everything, and then waits for a signal in place of finishing.
+WAITING = """
+import time
+from fedbandit.cli import main
+from fedbandit.data.writer import DatasetWriter
+
+def finish(self):
+    print("about to finish", flush=True)
+    time.sleep(600)
+
+DatasetWriter.finish = finish
+main()
+"""
 
 
 @pytest.fixture
-def slow_import(tmp_path, big_file):
-    """An import that has just begun to write and has seconds of work before it."""
+def waiting_import(tmp_path, tmp_path_factory):
+    """An import with all its files open, which does not end by itself however slow or fast the machine is."""
+    path = tmp_path_factory.mktemp("source") / "a.npz"
+    np.savez(path, x=np.zeros((300, 30), np.float32), y=np.zeros(300, int), c=np.arange(300))
     started = []
 
     def start():
-        command = [sys.executable, "-m", "fedbandit", "data", "import", "arrays", str(big_file)]
+        command = [sys.executable, "-c", WAITING, "data", "import", "arrays", str(path)]
         command += ["--features", "x", "--labels", "y", "--clients", "c", "--out", str(tmp_path / "new" / "out")]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored where tests run in a background job
+        )
         started.append(process)
-        spool = tmp_path / "new" / ".out.partial" / "train.spool" / "features"
-        deadline = time.monotonic() + 60
-        while not (spool.exists() and spool.stat().st_size > 0):
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        assert process.stdout.readline() == "about to finish\n", process.stderr.read()
+        assert (tmp_path / "new" / ".out.partial" / "train.spool").is_dir()
         return process
 
     yield start
@@ -168,8 +180,8 @@ def slow_import(tmp_path, big_file):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupting_leaves_nothing_behind(tmp_path, slow_import, number):
-    process = slow_import()
+def test_interrupting_leaves_nothing_behind(tmp_path, waiting_import, number):
+    process = waiting_import()
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -178,8 +190,8 @@ def test_interrupting_leaves_nothing_behind(tmp_path, slow_import, number):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_kill_leaves_is_hidden_and_the_next_import_clears_it(tmp_path, slow_import):
-    process = slow_import()
+def test_what_kill_leaves_is_hidden_and_the_next_import_clears_it(tmp_path, waiting_import):
+    process = waiting_import()
     process.kill()
     process.communicate()
     assert [p.name for p in (tmp_path / "new").iterdir()] == [".out.partial"]

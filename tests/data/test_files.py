@@ -190,6 +190,13 @@ def test_bad_leaf_files_are_refused(tmp_path, match):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train"]
 
 
+def test_a_leaf_user_that_is_no_name_is_refused(tmp_path):
+    path = leaf_file(tmp_path / "train" / "a.json", [("f1", 1, 2)])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "users": [[1]]}))
+    with pytest.raises(DataError, match=r"a\.json: \[1\] in 'users' is not the id of a client"):
+        import_leaf(tmp_path, tmp_path / "out")
+
+
 def test_truncated_leaf_files_are_refused(tmp_path):
     path = leaf_file(tmp_path / "train" / "a.json", [("f1", 1, 2)])
     whole = path.read_text()

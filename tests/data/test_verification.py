@@ -5,17 +5,21 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 from test_wrong_bytes import as_written_by_0_1, make
 
 from fedbandit import Config
+from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import Progress
 from fedbandit.data import cache_folder, open_dataset, verification
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.door import Door
+from fedbandit.engines import ThreadEngine
+from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import simulate
 
 
@@ -228,26 +232,46 @@ from fedbandit.data.dataset import FederatedDataset
 from fedbandit.simulation import simulate as module
 
 real = module.run_round
+def cut(*arguments):
+    os.truncate(sys.argv[1] + "/train/feature_ids.npy", 200)
+
 def run_round(*arguments):
     done = real(*arguments)
-    os.truncate(sys.argv[1] + "/train/feature_ids.npy", 200)
+    cut()
     return done
 
-module.run_round = run_round
+between = sys.argv[2] == "between rounds"
+if not between:
+    module.run_round = run_round
 config = Config.build({"scenario": "scratch", "rounds": 3, "clients_per_round": 8, "evaluate_every": 9})
-for metrics in module.simulate(config, FederatedDataset.open(sys.argv[1])):
+for metrics in module.simulate(config, FederatedDataset.open(sys.argv[1]), callbacks=[cut] if between else []):
     print("a round", metrics["round"])
 """
 
 
-def test_a_run_ends_when_a_file_is_truncated_under_it(folder):
+@pytest.mark.parametrize("when", ["in a round", "between rounds"])
+def test_a_run_ends_when_a_file_is_truncated_under_it(folder, when):
     done = subprocess.run(
-        [sys.executable, "-c", TRUNCATE, folder], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", TRUNCATE, folder, when], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1, done.stderr
-    assert done.stdout == ""  # nothing of that round is kept
+    assert done.stdout == ("a round 1\n" if when == "between rounds" else "")  # nothing of a damaged round is kept
     assert "DataError: " in done.stderr.splitlines()[-1]
     assert "feature_ids.npy: was cut from" in done.stderr.splitlines()[-1]
+
+
+def test_pretraining_ends_when_a_file_changes_under_it_and_keeps_nothing(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
+    short = {"scenario": "init", "pretraining": {"rounds": 3, "clients": 4}, "clients_per_round": 2, "threads": 1}
+    experiment = build_experiment(Config.build(short), FederatedDataset.open(folder))
+    with closing(ThreadEngine(1)) as engine:
+        rounds = iter(Pretraining(experiment, engine, keep_seconds=0.0))
+        next(rounds)
+        kept = sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pretrained").iterdir())
+        change_time(folder / "train" / "label_ids.npy")
+        with pytest.raises(DataError, match=r"label_ids\.npy: was changed while it was in use"):
+            next(rounds)
+    assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pretrained").iterdir()) == kept
 
 
 def test_data_in_memory_has_no_files_to_look_at(folder):

@@ -91,8 +91,9 @@ QUANTIZED = TEXT | {"compression": {"name": "quantize", "bits": 4}}
 SPARSE = IMAGES | {"compression": {"name": "top-k", "fraction": 0.1}}
 HEADS = TEXT | {"model": {"name": "linear-heads", "heads": 3}, "policy": {"name": "falcon-schedule"}}
 FROZEN = IMAGES | {"model": {"name": "mlp", "freeze": ["dense1"]}}
+ROBUST = TEXT | {"aggregation": {"name": "trimmed-mean", "trim": 0.2}}
 EVERY = [(TEXT, "text"), (POPULATION, "text"), (IMAGES, "images"), (FEDPROX, "images"), (SCAFFOLD, "text")]
-EVERY += [(QUANTIZED, "text"), (SPARSE, "images"), (HEADS, "text"), (FROZEN, "images")]
+EVERY += [(QUANTIZED, "text"), (SPARSE, "images"), (HEADS, "text"), (FROZEN, "images"), (ROBUST, "text")]
 
 
 @pytest.mark.parametrize(("values", "data"), EVERY)

@@ -122,6 +122,7 @@ def test_a_file_of_this_layout_without_a_checksum_is_read(written, tmp_path):
         lambda s, t: s.update(round=2.5),
         lambda s, t: s.update(clip_norm=float("nan")),
         lambda s, t: s.update(clip_norm=-1.0),
+        lambda s, t: s.update(clip_norm=10**400),
         lambda s, t: s.update(reward_total=float("inf")),
         lambda s, t: s.update(rewarded_rounds=10**9),
         lambda s, t: s.update(events=None),

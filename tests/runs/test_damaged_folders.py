@@ -7,7 +7,7 @@ import pytest
 from builders import random_text
 from small_runs import small_config
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.federated import state as states
 from fedbandit.runs.folder import RunFolder, checkpoints
 from fedbandit.runs.run import execute, run
@@ -188,3 +188,13 @@ def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
         with pytest.raises(DataError, match="cannot be read"):
             run(config, tmp_path / "second", dataset=random_text())
     assert kept.read_bytes() == payload
+
+
+ENDLESS = ["policy = " + "[" * 100_000, "policy." + "a." * 20_000 + "b = 1\n", "a = 1\n" * 4_000_000]
+
+
+@pytest.mark.parametrize("text", ENDLESS, ids=["deep", "dotted", "large"])
+def test_a_configuration_without_end_is_refused_when_a_run_is_resumed(stopped, text):
+    (stopped / "config.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.toml: (nested too deeply|config\.toml is larger than)"):
+        run(small_config(), stopped, dataset=random_text())

@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from builders import random_text
 from command_line import fedbandit
 from small_runs import make_run, small_config
 
+from fedbandit.building import experiment as experiments
 from fedbandit.building.experiment import build_experiment
+from fedbandit.core import sources
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.sources import source_digests
+from fedbandit.data import open_dataset
 from fedbandit.runs import folder as identity
 from fedbandit.runs.run import run
 from fedbandit.simulation import pretraining
@@ -128,7 +133,7 @@ def test_the_defaults_that_were_used_are_recorded(tmp_path):
     assert parts["policy"] == {"name": "softmax", "beta": 0.05}
     assert parts["server"]["optimizer"] == "adam"
     assert parts["server"]["learning_rate"] == 0.05
-    assert set(parts) == {"policy", "objective", "model", "server", "algorithm", "compression"}
+    assert set(parts) == {"policy", "objective", "model", "server", "algorithm", "compression", "aggregation"}
 
 
 def test_pretrained_models_are_kept_by_results_and_sources_not_by_version(tmp_path, monkeypatch):
@@ -140,3 +145,82 @@ def test_pretrained_models_are_kept_by_results_and_sources_not_by_version(tmp_pa
     assert pretraining.pretrained_file(experiment) == first
     monkeypatch.setattr(pretraining, "RESULTS", 2)
     assert pretraining.pretrained_file(experiment) != first
+
+
+# Engines
+
+
+PART = """
+import numpy as np
+from helping_a_worker import share
+
+class Mine:
+    def probabilities(self, prediction, available=None):
+        n, k = prediction.mean.shape
+        first = np.zeros((n, k))
+        first[:, {action}] = 1.0
+        return share(first)
+"""
+
+
+@pytest.fixture
+def recipe_of(tmp_path, monkeypatch, tiny_text):
+    """A recipe as a driver makes it whose file for the policy chooses that action; the file is as old as ever."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "helping_a_worker.py").write_text("def share(p):\n    return p\n")
+
+    def make(action):
+        for name in ("part_of_a_worker", "helping_a_worker"):  # a driver is a process of its own
+            sys.modules.pop(name, None)
+            sources._executed.pop(name, None)
+        write_part(tmp_path, action)
+        config = small_config(policy__name="part_of_a_worker:Mine")
+        return build_experiment(config, open_dataset(tiny_text)).bandit.work.recipe
+
+    yield make
+    for name in ("part_of_a_worker", "helping_a_worker"):
+        sys.modules.pop(name, None)
+        sources._executed.pop(name, None)
+
+
+def write_part(folder, action):
+    """Always of the same size, and never newer: Python's own compiled file would be taken for it."""
+    (folder / "part_of_a_worker.py").write_text(PART.format(action=action))
+    os.utime(folder / "part_of_a_worker.py", (10**9, 10**9))
+
+
+def chooses(work):
+    return int(work.policy.probabilities(Prediction(np.zeros((1, 6)))).argmax())
+
+
+def test_a_worker_loads_an_edited_part_anew_and_refuses_what_it_does_not_have(recipe_of, tmp_path):
+    first, second = recipe_of(1), recipe_of(2)
+    assert first.digest != second.digest
+    write_part(tmp_path, 1)
+    for name in ("part_of_a_worker", "helping_a_worker"):  # a worker is a process of its own
+        sys.modules.pop(name), sources._executed.pop(name)
+    assert chooses(first.make()) == 1
+    write_part(tmp_path, 2)  # edited while the worker lives
+    assert chooses(second.make()) == 2
+    with pytest.raises(ConfigError, match=r"^part_of_a_worker\.py: is other code on this machine"):
+        first.make()
+    (tmp_path / "helping_a_worker.py").write_text("def share(p):\n    return p[:, ::-1]\n")
+    for name in ("part_of_a_worker", "helping_a_worker"):
+        sys.modules.pop(name), sources._executed.pop(name)
+    experiments._experiment_at.cache_clear()
+    with pytest.raises(ConfigError, match=r"^helping_a_worker\.py: is other code on this machine"):
+        second.make()
+
+
+def test_a_worker_compiles_from_source_whoever_imports(tmp_path):
+    """What unpickles a user's object imports his module before any recipe is made."""
+    part = tmp_path / "same_second.py"
+    part.write_text("VALUE = 1\n")
+    os.utime(part, (10**9, 10**9))
+    assert in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"
+    part.write_text("VALUE = 2\n")
+    os.utime(part, (10**9, 10**9))
+    code = (
+        "from fedbandit.core.sources import always_compile; always_compile(); import same_second as s; print(s.VALUE)"
+    )
+    assert in_a_process(code, tmp_path) == "2"

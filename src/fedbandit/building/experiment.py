@@ -11,6 +11,7 @@ import numpy as np
 from fedbandit import objectives
 from fedbandit.algorithms import FedAvg
 from fedbandit.building.parts import (
+    build_aggregation,
     build_algorithm,
     build_clipping,
     build_cohorts,
@@ -29,6 +30,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits
+from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
 from fedbandit.evaluation.gate import Gate, why_impossible
@@ -36,6 +38,7 @@ from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, Visi
 from fedbandit.federated.clients import ClientWork, FixedCohorts, Recipe
 from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
 from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.robust import needs_single
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model
@@ -117,6 +120,7 @@ def _bandit_phase(
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
+    aggregation = _aggregation(ledger, config.seed, build_aggregation(config, algorithm, trained))
     weighted = isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
     return Phase(
         work=ClientWork(
@@ -131,6 +135,7 @@ def _bandit_phase(
             freezing=freezing,
             heads=trainable.model.heads,
             scaled=scheduled and weighted,
+            single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
@@ -138,7 +143,7 @@ def _bandit_phase(
         scenario=scenario,
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
-        aggregation=_aggregation(ledger, config.seed),
+        aggregation=aggregation,
         gate=_gate(config, policy, pool, ledger),
         planned_events=_planned_events(config) if scheduled and ledger is not None else None,
     )
@@ -157,17 +162,21 @@ def _planned_events(config: Config) -> int:
     return config.clients_per_round * most
 
 
-def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str) -> ClientWork:
-    """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts."""
-    experiment = _experiment_at(json.dumps(config), path, fingerprint)
+def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str, sources: dict[str, str]) -> ClientWork:
+    """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts.
+
+    `sources` are the digests of the user's own code that is to be executed; other code is refused.
+    """
+    experiment = _experiment_at(json.dumps(config), path, fingerprint, json.dumps(sources))
     found = experiment.bandit if phase == "bandit" else experiment.pretraining
     assert found is not None
     return found.work
 
 
 @lru_cache(maxsize=1)
-def _experiment_at(config: str, path: str, fingerprint: str) -> Experiment:
+def _experiment_at(config: str, path: str, fingerprint: str, sources: str) -> Experiment:
     chosen = Config.build(json.loads(config))
+    require_sources(chosen.part_names(), json.loads(sources))
     return build_experiment(chosen, open_same_data(chosen.data.source, path, fingerprint))
 
 
@@ -189,6 +198,7 @@ def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | N
         "path": str(Path(dataset.path).absolute()),
         "fingerprint": dataset.header.fingerprint,
         "phase": phase,
+        "sources": loaded_digests(config.part_names()),
     }
     return Recipe(f"{__name__}:{make_work.__name__}", json.dumps(arguments))
 
@@ -293,9 +303,9 @@ def _visits(config: Config) -> VisitPlan:
     return PopulationVisits(config.seed, config.deploy_every, **living)
 
 
-def _aggregation(ledger: Ledger | None, seed: int) -> Aggregation:
+def _aggregation(ledger: Ledger | None, seed: int, chosen: PlainMean) -> Aggregation:
     if ledger is None:
-        return PlainMean()
+        return chosen
     return PrivateMean(ledger.plan, SimulatedNoise(ledger.plan.strategy, seed), ledger)
 
 

@@ -18,7 +18,10 @@ from fedbandit.federated import server as optimizers
 from fedbandit.federated.algorithm import Algorithm, RoundFacts, remembers
 from fedbandit.federated.clients import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage, Vectors
+from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
+from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
+from fedbandit.federated.server import PlainMean
 from fedbandit.objectives import Objective
 from fedbandit.policies import Policy, Prediction, Progress, check_probabilities, make_policy, rule_at
 from fedbandit.privacy.accounting import Ledger
@@ -104,6 +107,32 @@ def build_stages(config: Config) -> tuple[Stage, ...]:
     stage: Stage = construct("compression", make, config.compression.parameters)
     _require_methods("compression.name", stage, "encode", "decode")
     return (stage,)
+
+
+def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray) -> PlainMean:
+    """The mean, or a rule over single updates; refused where nobody may see these, or where they take too much."""
+    path, name = "aggregation.name", config.aggregation.name
+    make = resolve(path, name, AGGREGATIONS)
+    made = construct("aggregation", make, config.aggregation.parameters)
+    if name == "mean":
+        return PlainMean()
+    _require_methods(path, made, "combine")
+    if config.privacy.mechanism != "none":
+        hidden = f"privacy.mechanism = {config.privacy.mechanism!r} adds noise to the sum and vouches for nothing else"
+        raise ConfigError(f"{path}: {name} needs single updates; {hidden}")
+    needed, limit = config.clients_per_round * len(algorithm.sends) * weights.nbytes, config.aggregation.memory_limit
+    if needed > limit:
+        each = f"{config.clients_per_round:,} clients of {len(algorithm.sends) * weights.nbytes:,} bytes"
+        raise ConfigError(
+            f"aggregation.memory_limit: {name} holds every update of a round, {each}: {in_bytes(needed)} in all; the"
+            f" limit is {in_bytes(limit)}"
+        )
+    rule = Robust(made)
+    try:
+        rule.combined([np.ones(3, weights.dtype), None], np.zeros(3, weights.dtype))
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{path}: {name} cannot combine updates: {error!r}") from error
+    return rule
 
 
 def check_memory(config: Config, algorithm: Algorithm, clients: int, weights: np.ndarray) -> None:

@@ -12,6 +12,10 @@ class FedbanditError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        """Always one line: names out of somebody's file may hold more."""
+        return " ".join(super().__str__().splitlines())
+
 
 class ConfigError(FedbanditError):
     """A configuration that cannot be run; the message starts with the path of the offending key."""

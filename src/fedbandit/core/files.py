@@ -10,6 +10,7 @@ import math
 import os
 import stat
 import threading
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +18,9 @@ from typing import IO, Any
 import numpy as np
 
 _DEEPEST = 40  # levels; configurations and notes have three
+
+
+_MOST_DOTS = 1000  # in a key of TOML, whose parser would take hours with many more
 
 
 _SMALL = 16_000_000  # bytes: no configuration, summary or note comes near it
@@ -88,6 +92,16 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("not an object")
     return shallow(found)
+
+
+def parse_toml(payload: bytes) -> dict[str, Any]:
+    """The values in a TOML file; `ValueError` where it is something else, or nested deeper than anybody can follow."""
+    if any(line.partition(b"=")[0].count(b".") > _MOST_DOTS for line in payload.splitlines()):
+        raise ValueError("nested too deeply")
+    try:
+        return shallow(tomllib.loads(payload.decode()))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def shallow(values: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,6 @@ A wrong name or parameter is refused with the path of the key, before any work s
 
 import difflib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -24,8 +22,6 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
     if ":" not in name:
         raise ConfigError(f"{path}: unknown name {name!r}{nearest(name, built_in)}")
     module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
-        sys.path.insert(0, os.getcwd())
     try:
         module = import_module(module_name)
     except Exception as error:  # whatever a user's own file does when it is read

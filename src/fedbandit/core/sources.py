@@ -6,13 +6,17 @@ an edit may change neither.
 
 import hashlib
 import importlib
+import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
+
+from fedbandit.core.errors import ConfigError
 
 # Raise this in the commit that changes any number that a run computes, and store the digests anew as
 # tests/test_results_number.py says. Runs and pre-trained models of another number are then not continued or reused;
@@ -27,12 +31,41 @@ def import_module(name: str) -> ModuleType:
     """The module of that name; if it is not loaded yet, it and the user's modules it imports are compiled anew."""
     if name in sys.modules:
         return sys.modules[name]
+    if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
+        sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()  # a file may have been written a moment ago
-    sys.meta_path.insert(0, _Finder)
+    already = _Finder in sys.meta_path
+    if not already:
+        sys.meta_path.insert(0, _Finder)
     try:
         return importlib.import_module(name)
     finally:
-        sys.meta_path.remove(_Finder)
+        if not already:
+            sys.meta_path.remove(_Finder)
+
+
+def always_compile() -> None:
+    """From now on have every module of a user's in this process compiled from its source, whoever imports it."""
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+
+
+def require_sources(names: Iterable[str], expected: Mapping[str, str]) -> None:
+    """Have the code behind these parts loaded that the digests name; `ConfigError` if this machine has other code.
+
+    What was loaded before a file was edited is loaded anew. A module that is not loaded here is not executed here.
+    """
+    names = list(names)
+    for attempt in (1, 2):
+        found = loaded_digests(names)
+        wrong = [file for file, digest in found.items() if expected.get(file) != digest]
+        if not wrong:
+            return
+        if attempt == 1:
+            for module in _closure(names):
+                sys.modules.pop(module, None)
+                _executed.pop(module, None)
+    raise ConfigError(f"{wrong[0]}: is other code on this machine than where the run was started")
 
 
 def source_digests(names: Iterable[str]) -> dict[str, str]:
@@ -40,17 +73,30 @@ def source_digests(names: Iterable[str]) -> dict[str, str]:
 
     These are the modules that the parts are in, and those of the user's that they import.
     """
+    found = {_file_of(name): hashlib.sha256(source).hexdigest() for name, source in _closure(names).items()}
+    return dict(sorted(found.items()))
+
+
+def loaded_digests(names: Iterable[str]) -> dict[str, str]:
+    """As `source_digests`, with all the parts loaded."""
+    names = [name for name in names if ":" in name]
+    for name in names:
+        with suppress(Exception):  # whatever a user's own file does when it is read: who builds the part says it
+            import_module(name.partition(":")[0])
+    return source_digests(names)
+
+
+def _closure(names: Iterable[str]) -> dict[str, bytes]:
+    """The modules that parts are in, and those of the user's that they import, each with its source."""
     waiting = [name.partition(":")[0] for name in names if ":" in name]
-    seen: dict[str, str] = {}
-    done = set()
+    found: dict[str, bytes] = {}
     while waiting:
         name = waiting.pop()
-        if name in done or (source := _source(name)) is None:
+        if name in found or (source := _source(name)) is None:
             continue
-        done.add(name)
-        seen[_file_of(name)] = hashlib.sha256(source).hexdigest()
+        found[name] = source
         waiting += [other for other in _imports(name, source) if _is_users(_origin(other))]
-    return dict(sorted(seen.items()))
+    return found
 
 
 class _Loader(SourceFileLoader):

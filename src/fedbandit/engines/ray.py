@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
+from fedbandit.core.sources import always_compile
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Contribution, Vectors
@@ -64,13 +65,14 @@ class RoundWeights:
     received: Mapping[str, list[Any]]
     deployed: Mapping[int, list[Any]]
     base: list[Any]  # the whole model, or nothing
-    rest: Broadcast  # everything else, with no weights in it
+    rest: list[Any]  # everything else, with no weights in it: fetched once the code that it may need is the right one
 
 
 class Worker:
     """One core's worth of work. It keeps the work it has made, and the weights of the round and the versions in use."""
 
     def __init__(self) -> None:
+        always_compile()
         self._made: dict[str, ClientWork] = {}  # by the digest of its recipe
         self._key = 0
         self._broadcast: Broadcast | None = None
@@ -103,16 +105,23 @@ class Worker:
                 before = self._versions.get(version)
                 held[version] = before if before and before[0] == reference else (reference, _fetched(reference))
             self._versions, self._key = held, weights.key
+            rest = _unpacked(weights.rest[0])
             self._broadcast = replace(
-                weights.rest,
+                rest,
                 received={name: _fetched(reference) for name, (reference,) in weights.received.items()},
                 deployed={
-                    version: replace(weights.rest.deployed[version], weights=array)
-                    for version, (_, array) in held.items()
+                    version: replace(rest.deployed[version], weights=array) for version, (_, array) in held.items()
                 },
                 base=_fetched(weights.base[0]) if weights.base else None,
             )
         return self._broadcast
+
+
+def _unpacked(reference: Any) -> Broadcast:
+    import ray
+
+    rest: Broadcast = ray.get(reference)
+    return rest
 
 
 def _fetched(reference: Any) -> np.ndarray:
@@ -276,17 +285,18 @@ class RayEngine:
         self._put = kept
         self._rounds += 1
         empty = np.empty(0)
+        rest = replace(
+            broadcast,
+            received={},
+            deployed={version: replace(held, weights=empty) for version, held in broadcast.deployed.items()},
+            base=None,
+        )
         return RoundWeights(
             key=self._rounds,
             received={name: [self._send(array)] for name, array in broadcast.received.items()},
             deployed={version: [reference] for version, (_, reference) in kept.items()},
             base=[] if broadcast.base is None else [self._send(broadcast.base)],
-            rest=replace(
-                broadcast,
-                received={},
-                deployed={version: replace(held, weights=empty) for version, held in broadcast.deployed.items()},
-                base=None,
-            ),
+            rest=[self._ray.put(rest)],
         )
 
     def _send(self, array: np.ndarray) -> Any:
@@ -300,6 +310,6 @@ def _bytes(sent: Contribution) -> int:
 
 
 def _size(part: Any) -> int:
-    if isinstance(part, np.ndarray):
-        return part.nbytes
+    if isinstance(part, np.ndarray) or part is None:
+        return 0 if part is None else part.nbytes
     return sum(map(_size, part if isinstance(part, tuple) else vars(part).values()))

@@ -156,6 +156,7 @@ class ClientWork:
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
     scaled: bool = False  # events weigh as the rule of their version says, in importance-weighted objectives
     supervised: bool = False  # log every action's reward, for full-information training
+    single: bool = False  # updates reach the server one by one, where a rule needs them so
     doubly_robust: DoublyRobust | None = None  # log an estimate of every action's reward, for this objective
     recipe: Recipe | None = field(default=None, repr=False)  # None: it can only be done in this process
 
@@ -164,7 +165,7 @@ class ClientWork:
     ) -> ChunkResult:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)
-        pipeline = Pipeline(broadcast.clip_norm, self.stages, self.seed, broadcast.round)
+        pipeline = Pipeline(broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single)
         learner = self.learner
         if broadcast.base is not None:
             learner = learner.over(broadcast.base)  # type: ignore[attr-defined] # only such learners freeze

@@ -84,6 +84,18 @@ class JoinedSum:
             part.add_to(place)
 
 
+@dataclass(frozen=True)
+class SingleUpdates:
+    """Updates that were not added up, one for each accepted client; None: it had no events."""
+
+    updates: tuple[np.ndarray | None, ...]
+
+    def add_to(self, total: np.ndarray) -> None:
+        for update in self.updates:
+            if update is not None:
+                total += update
+
+
 def clip_factor(norm: float, clip_norm: float) -> float:
     """What a client's update is multiplied with so that its norm is at most the clip norm."""
     return min(1.0, clip_norm / norm) if norm > 0 else 1.0
@@ -125,11 +137,12 @@ class Pipeline:
     stages: tuple[Stage, ...] = ()
     seed: int = 0
     round: int = 0
+    single: bool = False  # updates are not summed: the server combines them by a rule of its own
 
     @property
     def only_clips(self) -> bool:
         """Whether a learner may clip and sum by itself, in its fused loop."""
-        return not self.stages
+        return not self.stages and not self.single
 
     def collect(
         self,
@@ -145,10 +158,13 @@ class Pipeline:
         server sees of its vectors, before clipping, and returns what the client will remember.
         """
         totals: Vectors = {}
+        kept: dict[str, list[np.ndarray | None]] = {name: [] for name in sends}
         memory: dict[int, Vectors] = {}
         norms, sizes = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         for i, (client, vectors) in enumerate(zip(clients, sent, strict=True)):
             if vectors is None:
+                for updates in kept.values():
+                    updates.append(None)
                 continue
             seen = {name: self._through_stages(vectors[name], int(client), k) for k, name in enumerate(sends)}
             sizes[i] = sum(size for _, size in seen.values())
@@ -160,10 +176,16 @@ class Pipeline:
                 memory[int(client)] = remember(i, {name: vector for name, (vector, _) in seen.items()})
             for name, (vector, _) in seen.items():
                 factor = 1.0 if sends[name] is None else clip_factor(norms[i], self.clip_norm)
+                clipped = vector.dtype.type(factor) * vector
+                if self.single:
+                    kept[name].append(clipped)
+                    continue
                 if name not in totals:
                     totals[name] = np.zeros_like(vector)
-                totals[name] += vector.dtype.type(factor) * vector
-        sums = {name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends}
+                totals[name] += clipped
+        sums: dict[str, UpdateSum] = {name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends}
+        if self.single:
+            sums = {name: SingleUpdates(tuple(updates)) for name, updates in kept.items()}
         return Contribution(sums, norms, memory, sizes if self.stages else None)
 
     def _through_stages(self, vector: np.ndarray, client: int, name: int) -> tuple[np.ndarray, int]:

@@ -16,7 +16,8 @@ from fedbandit.data.dataset import Split
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Cohorts
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.pipeline import Clipping, Vectors
+from fedbandit.federated.pipeline import Clipping, SingleUpdates, Vectors
+from fedbandit.federated.robust import Robust
 from fedbandit.federated.server import Aggregation, PlainMean, Server
 from fedbandit.federated.state import State, Version
 from fedbandit.rewards.scenarios import Scenario
@@ -89,7 +90,8 @@ def run_round(
 
     with watch("sample"):
         cohort = phase.cohorts.draw(number)
-    results, totals = _collect(engine.run(work, work.chunks(cohort), broadcast, memory), broadcast, work, memory, watch)
+    running = engine.run(work, work.chunks(cohort), broadcast, memory)
+    results, totals = _collect(running, broadcast, phase, memory, watch)
     with watch("step"), np.errstate(over="ignore", invalid="ignore"):  # looked for below, and reported once
         norms = _joined(results, "norms")
         accepted = np.isfinite(norms)
@@ -125,27 +127,45 @@ def run_round(
 
 
 def _collect(
-    results: Iterable[ChunkResult], broadcast: Broadcast, work: ClientWork, memory: Memory | None, watch: Stopwatch
+    results: Iterable[ChunkResult], broadcast: Broadcast, phase: Phase, memory: Memory | None, watch: Stopwatch
 ) -> tuple[list[ChunkResult], Vectors]:
-    """The chunks' figures, and the sums of what they sent added in the order of the chunks."""
-    like = broadcast.received["weights"]
+    """The chunks' figures, and the sums of what they sent added in the order of the chunks.
+
+    Where a rule combines single updates, what it makes of them stands in place of the sums.
+    """
+    like, work = broadcast.received["weights"], phase.work
     totals = {name: np.zeros_like(broadcast.received.get(name, like)) for name in work.algorithm.sends}
+    single: dict[str, list[np.ndarray | None]] = {name: [] for name in totals}
     kept = []
     here = Stopwatch()
     with here("all"):
         for result in results:
             with here("aggregate"):
                 for name, total in totals.items():
-                    result.sent.sums[name].add_to(total)
+                    if isinstance(phase.aggregation, Robust):
+                        single[name] += _updates(result, name, work)
+                    else:
+                        result.sent.sums[name].add_to(total)
                 if memory is not None:
                     memory.write(broadcast.round, result.sent.memory)
                 elif result.sent.memory:
                     kind = type(work.algorithm).__name__
                     raise ConfigError(f"algorithm.name: {kind} returns memory, but does not say so in `memory_vectors`")
             kept.append(result.figures())
+        if isinstance(phase.aggregation, Robust):
+            with here("aggregate"):
+                totals = {name: phase.aggregation.combined(single.pop(name), like) for name, like in totals.items()}
     aggregate = here.seconds["aggregate"]
     watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})
     return kept, totals
+
+
+def _updates(result: ChunkResult, name: str, work: ClientWork) -> tuple[np.ndarray | None, ...]:
+    sent = result.sent.sums[name]
+    if isinstance(sent, SingleUpdates) and len(sent.updates) == np.isfinite(result.norms).sum():
+        return sent.updates
+    kind = type(work.algorithm).__name__
+    raise ConfigError(f"algorithm.name: {kind} adds up its updates; aggregation.name needs them from pipeline.collect")
 
 
 def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:

@@ -121,7 +121,7 @@ def read_state(payload: bytes, path: Path) -> State:
         return _checked(scalars, tensors)
     except KeyError as error:
         raise DamagedState(f"{path}: damaged checkpoint: {error} is missing") from None
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise DamagedState(f"{path}: damaged checkpoint: {error}") from None
 
 

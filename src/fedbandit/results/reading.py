@@ -2,7 +2,6 @@
 
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.core.files import read_json, read_lines, read_object, read_small, shallow
+from fedbandit.core.files import parse_toml, read_json, read_lines, read_object, read_small, shallow
 from fedbandit.core.parts import WHERE_COMPUTED, flatten, in_short
 from fedbandit.results.plots import COLOURS, policy_of
 
@@ -38,9 +37,10 @@ def needed(module: str) -> Any:
 
 def _column(pa: Any, values: list[Any]) -> Any:
     kinds = {type(value) for value in values if value is not None}
-    if kinds == {int, float}:
+    beyond = any(type(value) is int and abs(value) >= 2**63 for value in values)  # what no column of numbers holds
+    if kinds == {int, float} and not beyond:
         return pa.array([None if value is None else float(value) for value in values])
-    if len(kinds) > 1 or kinds & {list, tuple, dict}:
+    if len(kinds) > 1 or kinds & {list, tuple, dict} or beyond:
         return pa.array([None if value is None else json.dumps(value) for value in values])
     return pa.array(values) if kinds else pa.nulls(len(values), pa.float64())
 
@@ -224,7 +224,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 def read_record(path: Path, name: str) -> RunRecord:
     """The run in a folder, as far as it has come; `DataError` where one of its files is damaged."""
     try:
-        config = shallow(tomllib.loads(read_small(path / "config.toml").decode()))
+        config = parse_toml(read_small(path / "config.toml"))
         if not all(type(config.get(name, 0)) is int for name in ("seed", "rounds")):
             raise ValueError("config.toml: seed and rounds should be whole numbers")
         metrics = path / "metrics.jsonl"

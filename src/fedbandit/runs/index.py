@@ -7,7 +7,6 @@ import contextlib
 import platform
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,14 +15,13 @@ from typing import Any, Literal
 
 from fedbandit.config import Config
 from fedbandit.core.errors import FedbanditError
-from fedbandit.core.files import last_lines, object_in, read_json, read_object, read_small, shallow
+from fedbandit.core.files import last_lines, object_in, parse_toml, read_json, read_object, read_small
 from fedbandit.results import reading as labels
 from fedbandit.results.reading import read_summary, run_folders
 
 Status = Literal["running", "stopped", "finished", "failed"]
 _LOCKS = Path("/proc/locks")
 _LARGEST = 1e100  # what is larger was not measured, and would overflow in a mean
-_MOST_DOTS = 1000  # in a key
 _FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to be running if it wrote this recently
 
 
@@ -151,13 +149,10 @@ class RunReader:
 
 
 def _config(path: Path) -> Config:
-    text = read_small(path)
-    if any(line.partition(b"=")[0].count(b".") > _MOST_DOTS for line in text.splitlines()):
-        raise ValueError(f"{path.name} is nested too deeply")  # the parser would take hours to find out
     try:
-        return Config.build(shallow(tomllib.loads(text.decode())))
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
+        return Config.build(parse_toml(read_small(path)))
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 def _last_line(path: Path) -> Mapping[str, Any]:

@@ -42,6 +42,7 @@ class Pretraining:
         assert experiment.pretraining is not None
         self.rounds = experiment.config.pretraining.rounds
         self._phase, self._engine, self._keep_seconds = experiment.pretraining, engine, keep_seconds
+        self._dataset = experiment.dataset
         self._file = pretrained_file(experiment)
         self._initial = experiment.initial_weights()
         self.state = self._kept() or self._phase.start(self._initial)
@@ -50,10 +51,12 @@ class Pretraining:
         """Play the remaining rounds."""
         kept_at = time.monotonic()
         while self.state.round < self.rounds:
+            self._dataset.check_unchanged()
             try:
                 self.state, metrics = run_round(self._phase, self.state, self._engine, Stopwatch())
             except Diverged as error:
                 raise Diverged(f"pre-training {error}") from None
+            self._dataset.check_unchanged()  # before what was computed from it is kept
             if self.state.round == self.rounds or time.monotonic() - kept_at >= self._keep_seconds:
                 self.keep()
                 kept_at = time.monotonic()

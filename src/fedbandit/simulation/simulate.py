@@ -93,6 +93,7 @@ class Simulation:
         """Play the remaining rounds, yielding each one's metrics."""
         while self.state.round < self.experiment.rounds:
             before = self.state
+            self.experiment.dataset.check_unchanged()  # a file that was cut must not be read: that would be a signal
             self.state, metrics = run_round(self.experiment.bandit, self.state, self.engine, self.watch, self.memory)
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):

@@ -72,6 +72,27 @@ def test_garbage_is_refused(tmp_path, payload):
     assert files.load_current().version == 1
 
 
+def test_a_flipped_bit_anywhere_is_noticed_before_a_model_is_installed():
+    whole = text_model().to_bytes()
+    for place in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        try:
+            assert DeviceModel.from_bytes(bytes(changed)).to_bytes() == whole  # only in what is not said, as a space
+        except DataError:
+            continue
+
+
+def test_a_model_of_0_1_without_a_checksum_is_read():
+    from safetensors.numpy import save
+
+    model = text_model()
+    header = model.to_bytes()
+    facts = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]["model"]
+    again = DeviceModel.from_bytes(save(dict(model.weights), metadata={"model": facts}))
+    assert again.to_bytes() == header
+
+
 def test_a_safetensors_file_that_is_no_model_is_refused(tmp_path):
     from safetensors.numpy import save
 

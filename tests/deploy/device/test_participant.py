@@ -1,5 +1,6 @@
 """Requests that a device cannot follow: it says so, and nothing is raised in the app that carries the answer."""
 
+import json
 import re
 
 import pytest
@@ -38,3 +39,14 @@ def test_a_request_that_lacks_something_is_answered(asked, missing):
     participant, request = asked
     facts = {key: value for key, value in request.facts.items() if key != missing}
     assert missing in participant.answer("train", facts, request.arrays)[0]["problem"]
+
+
+@pytest.mark.parametrize("kind", ["judge", "ready", "train"])
+@pytest.mark.parametrize("change", [{"space": None}, {"version": 1.5}, {"token": float("nan")}, {}])
+def test_what_any_request_lacks_is_named_and_never_a_traceback(asked, caplog, kind, change):
+    participant, request = asked
+    for facts in ({**request.facts, **change}, {k: v for k, v in request.facts.items() if k not in change}):
+        answered, _ = participant.answer(kind, {"version": 0, **facts}, {})
+        json.dumps(answered, allow_nan=False)  # it has to travel
+        assert "problem" in answered or kind == "ready"
+    assert not [record for record in caplog.records if record.exc_info]

@@ -44,7 +44,7 @@ class TableBatch:
         try:
             texts: list[str] = pc.fill_null(column.cast(pa.string()), "").to_pylist()
             return texts
-        except pa.ArrowException as error:
+        except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(f"{self._near(name)}: not text: {one_line(error)}") from None
 
     def joined(self, names: Sequence[str]) -> list[str]:
@@ -170,7 +170,9 @@ class _ClearErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, pa.ArrowException) or (isinstance(error, OSError) and error.errno is None):
+        if isinstance(error, pa.ArrowException | UnicodeDecodeError) or (
+            isinstance(error, OSError) and error.errno is None
+        ):
             raise DataError(f"{self._path}: cannot be read: {one_line(error)}") from None
 
 

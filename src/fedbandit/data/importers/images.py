@@ -189,6 +189,8 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
     if len(users) != len(promised):
         raise DataError(f"{path}: 'users' and 'num_samples' differ in length")
     for user, count in zip(users, promised, strict=True):
+        if not isinstance(user, str):
+            raise DataError(f"{path}: {user!r:.40} in 'users' is not the id of a client")
         if counts.get(user, 0) != count:
             raise DataError(f"{path}: client {user}: {counts.get(user, 0)} examples, 'num_samples' promises {count}")
     named.update(users, counts)

@@ -63,7 +63,7 @@ def read_task(facts: Mapping[str, Any], limits: Limits) -> Task:
     """What a request to train says, within the limits of this device."""
     return Task(
         token=read_token(facts),
-        space=_text(facts, "space"),
+        space=read_space(facts),
         clip_norm=_positive("clip_norm", _given(facts, "clip_norm"), limits.clip_norm),
         learning=read_learning(facts, limits),
         bounds=read_bounds(facts, limits) if "bounds" in facts else None,
@@ -76,6 +76,19 @@ def read_token(facts: Mapping[str, Any]) -> str:
     if not is_token(token):
         raise _wrong("token", "not a short text")
     return str(token)
+
+
+def read_space(facts: Mapping[str, Any]) -> str:
+    """What the server's actions and features mean."""
+    return _text(facts, "space")
+
+
+def read_version(facts: Mapping[str, Any]) -> int:
+    """The version of the model that the server speaks of."""
+    version = _given(facts, "version")
+    if not is_mark(version):
+        raise _wrong("version", "not a count")
+    return int(version)
 
 
 def read_mark(facts: Mapping[str, Any]) -> int | None:

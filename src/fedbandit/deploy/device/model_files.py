@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import write_bytes
+from fedbandit.core.files import pack, unpack, write_bytes
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import alone_in
 from fedbandit.deploy.device.card import make_private, make_private_folder
@@ -54,12 +54,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 def read_model_file(payload: bytes, where: str) -> dict[str, Any]:
     """What a model file says, by the names of a `DeviceModel`'s fields."""
-    from safetensors.numpy import load
-
     try:
-        weights = load(payload)
-        header = json.loads(payload[8 : 8 + int.from_bytes(payload[:8], "little")])
-        facts = json.loads(header["__metadata__"]["model"])
+        weights, texts = unpack(payload)
+        facts = json.loads(texts["model"])
     except Exception as error:  # whatever a stranger's bytes make a parser do
         raise DataError(f"{where}: not a fedbandit model: {error!r}"[:300]) from None
     if not isinstance(facts, dict):
@@ -214,14 +211,12 @@ class DeviceModel:
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
-        """The model as one safetensors file."""
-        from safetensors.numpy import save
-
+        """The model as one safetensors file with a checksum."""
         facts = {name: getattr(self, name) for name in _FACTS}
         if self.trained_on is not None:
             facts["trained_on"] = self.trained_on
         text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **facts})
-        return save({name: np.ascontiguousarray(w) for name, w in self.weights.items()}, metadata={"model": text})
+        return pack(self.weights, {"model": text})
 
     @classmethod
     def from_bytes(cls, payload: bytes, where: str = "model") -> "DeviceModel":

@@ -18,7 +18,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.card import Card, read_card, write_card
+from fedbandit.deploy.device.card import Card, is_token, read_card, write_card
 from fedbandit.deploy.device.instructions import (
     Limits,
     Task,
@@ -27,8 +27,10 @@ from fedbandit.deploy.device.instructions import (
     read_learning,
     read_mark,
     read_rule,
+    read_space,
     read_task,
     read_token,
+    read_version,
 )
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
@@ -129,7 +131,8 @@ class Participant:
             expected = isinstance(problem, FedbanditError | OSError | ValueError)
             _logger.warning("%s: %s", kind, problem, exc_info=not expected)
             why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
-            said, sent = {"token": facts.get("token"), "problem": why}, {}
+            token = facts.get("token")  # whatever it is, it goes back only if it can be one
+            said, sent = {"token": token if is_token(token) else None, "problem": why}, {}
         return with_protocol(said), sent
 
     def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
@@ -157,14 +160,13 @@ class Participant:
 
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """What the log says of the server's candidate in place of the model in use: sums, and nothing of training."""
-        model = self._model(facts["space"])
+        model = self._model(read_space(facts))
         found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
         logged = self.agent.events()
-        if model.version != facts["version"] or not len(logged):
+        if model.version != read_version(facts) or not len(logged):
             return {**found, "events": 0}, {}
-        weights = arrays["weights"]
         built = self._built(model, read_learning(facts, self._limits))
-        _check_fits(weights, built.whole)
+        weights = _fitting(arrays, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
         rule = self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy  # 0.1 did not say
         deployed, candidate = (self.agent.policy, before), (rule, weights)
@@ -175,7 +177,7 @@ class Participant:
 
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Before a secure round: who this is, and whether there is anything to train on."""
-        model = self._model(facts["space"])
+        model = self._model(read_space(facts))
         found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
         return {**found, "ready": len(self.agent.events()) > 0}, {}
 
@@ -185,7 +187,7 @@ class Participant:
         Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
         """
         check_understood(facts)
-        task, bounds, settled = read_task(facts, self._limits), read_bounds(facts, self._limits), facts["settled"]
+        task, bounds, settled = read_task(facts, self._limits), read_bounds(facts, self._limits), facts.get("settled")
         card = read_card(self._card)
         since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
         trained = self._fit(task, arrays, since)
@@ -208,7 +210,7 @@ class Participant:
         model = self._model(task.space)
         received = dict(arrays)
         built = self._built(model, task.learning)
-        _check_fits(received.get("weights"), built.trained)
+        _fitting(received, built.trained)
         logged = self.agent.events(counted=since)
         if not len(logged):
             return None
@@ -283,9 +285,13 @@ class _Fresh:
         )
 
 
-def _check_fits(weights: object, like: np.ndarray) -> None:
+def _fitting(arrays: Mapping[str, np.ndarray], like: np.ndarray) -> np.ndarray:
+    """The weights that the server sent, which must be such as `like`."""
+    weights = arrays.get("weights")
     if reason := why_not(weights, like):
         raise DataError(f"the server's weights: {reason}")
+    assert weights is not None
+    return weights
 
 
 @dataclass(frozen=True)

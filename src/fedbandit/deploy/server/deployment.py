@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedbandit.building.parts import build_algorithm, build_clipping, build_objective, build_optimizer, build_policy
+from fedbandit.building.parts import (
+    build_aggregation,
+    build_algorithm,
+    build_clipping,
+    build_objective,
+    build_optimizer,
+    build_policy,
+)
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
@@ -24,6 +31,7 @@ from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import Vectors
+from fedbandit.federated.robust import Robust
 from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version
 from fedbandit.models import DataSpec, Freezing
@@ -111,11 +119,17 @@ class Deployment:
         chosen = self.config.server
         return build_algorithm(self.config, build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters))
 
+    @cached_property
+    def rule(self) -> Robust | None:
+        """What combines single updates in place of their mean, where the configuration names such a rule."""
+        chosen = build_aggregation(self.config, self.algorithm, self.initial)
+        return chosen if isinstance(chosen, Robust) else None
+
     def server(self, noise: DeploymentNoise | None) -> Server:
         """The server's step, with the noise of a private deployment."""
         clipping = build_clipping(self.config)
         if self.ledger is None:
-            return Server(self.algorithm, clipping, PlainMean())
+            return Server(self.algorithm, clipping, self.rule or PlainMean())
         assert noise is not None
         return Server(self.algorithm, clipping, PrivateMean(self.ledger.plan, noise, self.ledger))
 
@@ -241,6 +255,7 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         freezing=freezing,
     )
     _check_algorithm(deployment, where)
+    _ = deployment.rule  # refused now and not in round 1
     assert deployment.space  # makes a model for devices, which checks names, shapes and weights
     return deployment
 
@@ -281,6 +296,11 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
 
 
 def _check_secure(config: Config, rules: Rules, where: str) -> None:
+    if config.aggregation.name != "mean":
+        raise ConfigError(
+            f"{where}aggregation.name: {config.aggregation.name} needs single updates, and with"
+            " deployment.secure_aggregation the server sees sums only"
+        )
     if config.privacy.mechanism != "none":
         raise ConfigError(
             f"{where}deployment.secure_aggregation: not with privacy.mechanism = {config.privacy.mechanism!r}: a sum of"

@@ -81,7 +81,7 @@ class PlainReports:
                 "round %d: device %s reports rewards that were counted before; it will be informed", number, device
             )
         return Contribution(
-            total=summed(reports, weights, state.clip_norm),
+            total=summed(reports, weights, state.clip_norm, self._deployment.rule),
             accepted=len(reports),
             below=sum(report.unclipped for report in reports),
             events=figures.events,
