@@ -1,5 +1,6 @@
 """`fedbandit data`: import and inspect data sets. A thin layer over `fedbandit.data`."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -286,6 +287,86 @@ def logged(
         like=like,
     )
     _run_or_preview(path, out, options, import_logged, preview_logged, dry_run)
+
+
+@import_app.command()
+def dsjson(
+    path: Annotated[Path, typer.Argument(help="A file with one JSON object a line.")],
+    client: Annotated[str, typer.Option(help="The feature that says whose decision it was, such as User.id.")],
+    out: OutUnlessDry = None,
+    action_name: Annotated[
+        str | None,
+        typer.Option(help="The feature that names an action.", show_default="its tag, id or name, or all its features"),
+    ] = None,
+    treat: Treat = [],  # noqa: B006
+    vocabulary: Vocabulary = 10_000,
+    categories: Categories = 100,
+    scale: Scale = "standard",
+    missing: MissingWords = [],  # noqa: B006
+    test_fraction: TestFraction = 0.1,
+    like: Like = None,
+    dry_run: DryRun = False,
+) -> None:
+    """A log in Vowpal Wabbit's DSJSON."""
+    from functools import partial
+
+    from fedbandit.data.importers.contexts import ColumnOptions
+    from fedbandit.data.importers.decisions import dsjson_options, import_dsjson, preview_dsjson
+
+    columns = ColumnOptions(
+        treat=treat, vocabulary=vocabulary, categories=categories, scale=scale, missing=missing, like=like
+    )
+    options = dsjson_options(client, columns, test_fraction)
+    importer, preview = (partial(one, action_name=action_name) for one in (import_dsjson, preview_dsjson))
+    _run_or_preview(path, out, options, importer, preview, dry_run)
+
+
+@import_app.command()
+def openbandit(
+    path: Annotated[
+        Path, typer.Argument(help="A campaign's CSV file in the Open Bandit Dataset's layout, or its folder.")
+    ],
+    out: OutUnlessDry = None,
+    client: Annotated[
+        str | None, typer.Option(help="The column with the client id.", show_default="users with the same features")
+    ] = None,
+    treat: Treat = [],  # noqa: B006
+    categories: Categories = 100,
+    scale: Scale = "standard",
+    test_fraction: TestFraction = 0.1,
+    like: Like = None,
+    dry_run: DryRun = False,
+) -> None:
+    """A log in the layout of the Open Bandit Dataset."""
+    from fedbandit.data.importers.contexts import ColumnOptions
+    from fedbandit.data.importers.decisions import import_open_bandit, open_bandit_options, preview_open_bandit
+
+    columns = ColumnOptions(treat=treat, categories=categories, scale=scale, like=like)
+    options = open_bandit_options(path, columns, client, test_fraction)
+    _run_or_preview(path, out, options, import_open_bandit, preview_open_bandit, dry_run)
+
+
+class Layout(StrEnum):
+    """What a log can be exported to."""
+
+    DSJSON = "dsjson"
+    OPENBANDIT = "openbandit"
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(help="A data set of logged decisions.")],
+    to: Annotated[Layout, typer.Option(help="The layout.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file (dsjson) or folder (openbandit) to create.")],
+    split: Annotated[str, typer.Option(help="The part to export: train or test.")] = "train",
+) -> None:
+    """Write logged decisions in the layout of another tool."""
+    from fedbandit.core.progress import to_stderr
+    from fedbandit.data import open_dataset
+    from fedbandit.data.export import export_dsjson, export_open_bandit
+
+    exporter = export_dsjson if to is Layout.DSJSON else export_open_bandit
+    typer.echo(f"written: {exporter(open_dataset(source), out, split, to_stderr())}")
 
 
 @app.command()
