@@ -87,7 +87,7 @@ def table(
     like: Like = None,
     dry_run: DryRun = False,
 ) -> None:
-    """A table: text, numbers, categories, dates and flags, with labels.
+    """A table with clients, columns of any kind, and labels.
 
     What each column is, is found in its cells and shown; --as decides otherwise.
     """

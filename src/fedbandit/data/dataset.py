@@ -208,10 +208,23 @@ class FederatedDataset:
         return words
 
 
+def _how_to_import(path: Path) -> str:
+    """The command that makes a data set of a file."""
+    columns = "--client COLUMN --labels COLUMN"
+    table = f"table {path} {columns}"
+    kinds = {
+        ".csv": table, ".tsv": table, ".txt": table, ".parquet": table, ".pq": table,
+        ".npz": f"arrays {path} --clients ARRAY --labels ARRAY --features ARRAY",
+        ".dsjson": f"dsjson {path} --client FEATURE",
+    }  # fmt: skip
+    known = kinds.get(path.suffix.lower())
+    return f"fedbandit data import {known} --out FOLDER" if known else "fedbandit data import"
+
+
 def _read_header(door: Door) -> Header:
     path = door.folder
     if not path.is_dir() and path.exists():
-        raise DataError(f"{path}: is a file, not a data set folder; `fedbandit data import` makes one of it")
+        raise DataError(f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it")
     if not (path / "header.json").exists():
         raise DataError(f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one")
     fields = door.json("header.json")

@@ -130,7 +130,7 @@ def test_a_deployment_takes_the_columns_of_a_data_set(tickets, model):
     }  # fmt: skip
     deployment = build_deployment(values, tickets.path)
     assert deployment.space == model.space  # its devices' logs and models mean the same
-    with pytest.raises(ConfigError, match="deployment.encoder: goes with a vocabulary"):
+    with pytest.raises(ConfigError, match=r"deployment\.encoder: goes with a vocabulary"):
         build_deployment({**values, "deployment": {**values["deployment"], "vocabulary": None}}, tickets.path)
     wrong = {**values, "deployment": {**values["deployment"], "encoder": "checksums.json"}}
     with pytest.raises(ConfigError, match="not the header of a table's data"):

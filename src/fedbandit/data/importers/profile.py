@@ -261,10 +261,10 @@ class Profile:
         log = kind == "log" or (kind == "number" and numbers.plain.low >= 0 and numbers.plain.skewness > _SKEWED)
         used = numbers.logs if log and scaled else numbers.plain
         if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
-            if self.wish is None or self.wish.kind == "number":
+            if self.wish is None:
                 same = self.present == self.rows
                 return Reading(self.name, "ignore", note="always the same" if same else "always the same or missing")
-            raise DataError(f"is always {used.mean:g}; it cannot be scaled")
+            log = scaled = False  # nothing to scale by
         mean, deviation = (used.mean, used.deviation) if scaled else (0.0, 1.0)
         wrong = self.present - numbers.plain.count
         return self._read("number", wrong, written, log=log and scaled, scaled=scaled, mean=mean, deviation=deviation)
