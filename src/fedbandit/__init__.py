@@ -14,6 +14,8 @@ _HOMES = {
     "preset": "fedbandit.presets",
     "open_dataset": "fedbandit.data",
     "FederatedDataset": "fedbandit.data",
+    "import_frame": "fedbandit.data",
+    "import_log": "fedbandit.data",
     "run": "fedbandit.runs.run",
     "simulate": "fedbandit.simulation.simulate",
     "sweep": "fedbandit.studies.sweeps",
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from fedbandit import privacy as privacy
     from fedbandit.config import Config as Config
     from fedbandit.data import FederatedDataset as FederatedDataset
+    from fedbandit.data import import_frame as import_frame
+    from fedbandit.data import import_log as import_log
     from fedbandit.data import open_dataset as open_dataset
     from fedbandit.deploy import Agent as Agent
     from fedbandit.models import DataSpec as DataSpec

@@ -56,7 +56,7 @@ def test_importing_and_looking_at_a_table(tmp_path):
     done = fedbandit(*table_arguments(tmp_path), "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "4 actions" in done.stdout
-    assert "Counting words and labels" in done.stderr  # progress, as plain lines when piped
+    assert "Looking at the columns" in done.stderr  # progress, as plain lines when piped
     assert "\x1b" not in done.stderr
     looked = fedbandit("info", tmp_path / "out")
     assert looked.returncode == 0, looked.stderr

@@ -10,6 +10,7 @@ from published import image
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
+from fedbandit.data.importers.common import importing
 from fedbandit.data.importers.images import import_leaf
 from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
 from fedbandit.data.text import EMNIST_ACTIONS
@@ -77,6 +78,28 @@ def test_float_features_and_a_single_channel(tmp_path):
     assert dataset.header.shape == (28, 28)
     order = np.argsort(arrays["writers"], kind="stable")
     np.testing.assert_allclose(dataset.train.features, 1 - floats[order, ..., 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_arrays_stored_by_columns_are_read(tmp_path, compressed, monkeypatch):
+    monkeypatch.setattr("fedbandit.data.formats.binary._BLOCK_BYTES", 10_000)  # several blocks
+    arrays = handwriting(50)
+    labels = np.eye(50, 5, dtype=np.int64)
+    turned = {**arrays, "images": np.asfortranarray(arrays["images"]), "labels": np.asfortranarray(labels)}
+    made = []
+    for name, columns in (("rows", {**arrays, "labels": labels}), ("columns", turned)):
+        path = save(tmp_path / f"{name}.npz", compressed, **columns)
+        made.append(FederatedDataset.open(import_arrays(path, tmp_path / name, ArrayOptions(**ARRAYS))))
+    np.testing.assert_array_equal(made[0].train.features, made[1].train.features)
+    np.testing.assert_array_equal(made[0].train.labels.ids, made[1].train.labels.ids)
+
+
+def test_messages_never_name_what_is_written_on_the_way(tmp_path):
+    for error in (OSError(5, "Input/output error", str(tmp_path / ".out.partial" / "train.spool" / "features")),
+                  OSError(28, "No space left", str(tmp_path / ".out.unpacked"))):  # fmt: skip
+        with pytest.raises(DataError) as caught, importing(tmp_path / "out"):
+            raise error
+        assert str(caught.value).startswith(f"{tmp_path / 'out'}: ")
 
 
 BAD_ARRAYS = {

@@ -42,7 +42,8 @@ def here(tmp_path, monkeypatch):
 )
 def test_a_table_in_place_of_a_data_set_leads_to_the_import(here, words):
     result = in_this_process(*words)
-    fails_with_one_line(result, "questions.csv", "is a file, not a data set folder", IMPORT)
+    how = "fedbandit data import table questions.csv --client COLUMN --labels COLUMN --out FOLDER"
+    fails_with_one_line(result, "questions.csv", "is a file, not a data set folder", how)
     assert "Errno" not in result.stderr
 
 

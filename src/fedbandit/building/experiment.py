@@ -277,21 +277,28 @@ def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
 
 def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> range:
     """The clients of the bandit phase: everybody but the initial ones."""
-    pool = range(pretrained, dataset.train.num_clients)
-    if pretrained and not pool:
-        there = dataset.train.num_clients
-        share = f"{pretrained} of the {there} clients that {dataset.header.name} has leave none for the bandit phase"
-        fewer = f"--set pretraining.clients={there // 2} --set clients_per_round={max(1, there // 4)}"
-        raise ConfigError(f"pretraining.clients: {share}; set fewer, for example {fewer}")
+    there = dataset.train.num_clients
+    pool = range(pretrained, there)
+    name = dataset.header.name
     if pretrained and (asked := pretraining_cohort(config)) > pretrained:
-        raise ConfigError(f"clients_per_round: {asked} is more than the {pretrained} pre-training clients")
-    if config.clients_per_round > len(pool):
-        beside = f" beside the {pretrained} of pre-training" if pretrained else ""
         raise ConfigError(
-            f"clients_per_round: {config.clients_per_round} is more than the {max(0, len(pool))} clients"
-            f" that {dataset.header.name} has{beside}"
+            f"clients_per_round: {asked} is more than the {pretrained} pre-training clients; {_fewer(there)}"
         )
+    if (asked := config.clients_per_round) > len(pool):
+        if pretrained:
+            of = f"{pretrained} of the {there} clients of {name} leave {max(0, len(pool))} for the bandit phase"
+            raise ConfigError(f"pretraining.clients: {of}, and a round takes {asked}; {_fewer(there)}")
+        works = f"set at most {there}, for example --set clients_per_round={max(1, there // 2)}"
+        raise ConfigError(f"clients_per_round: {asked} is more than the {there} clients that {name} has; {works}")
     return pool
+
+
+def _fewer(there: int) -> str:
+    """Values with which a run with pre-training works on so many clients."""
+    if there < 2:
+        return "pre-training and the bandit phase need two clients at least"
+    half = there // 2
+    return f"set fewer, for example --set pretraining.clients={half} --set clients_per_round={max(1, half // 2)}"
 
 
 def _visits(config: Config) -> VisitPlan:

@@ -1,5 +1,6 @@
 """`fedbandit data`: import, generate and inspect data sets. A thin layer over `fedbandit.data`."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,48 +21,99 @@ Vocabulary = Annotated[int, typer.Option(help="Number of words to keep, the most
 Actions = Annotated[int, typer.Option(help="Number of tags that become actions, the most frequent first.")]
 DropUnlabelled = Annotated[bool, typer.Option("--drop-unlabelled", help="Skip examples without any action.")]
 Client = Annotated[str, typer.Option(help="The column with the client id.")]
-Text = Annotated[list[str], typer.Option(help="A text column; repeatable.")]
-FeatureColumns = Annotated[list[str], typer.Option(help="Feature columns: a,b,c or a pattern such as 'x_*'.")]
+Text = Annotated[list[str], typer.Option(help="A text column; repeatable. Other columns are then left out.")]
+FeatureColumns = Annotated[
+    list[str],
+    typer.Option(help="Columns of numbers: a,b,c or a pattern such as 'x_*'; alone they become a dense array."),
+]
 SplitColumn = Annotated[str | None, typer.Option(help="A column that says train or test.")]
+Treat = Annotated[
+    list[str],
+    typer.Option(
+        "--as",
+        metavar="COLUMN=KIND",
+        help="Decide what a column is: text, number, log, raw, category, hashed, date, flag or ignore; repeatable.",
+    ),
+]
+Categories = Annotated[int, typer.Option(help="Values of a category with a feature each; with more it is hashed.")]
+Scale = Annotated[str, typer.Option(help="How numbers are scaled: standard or none.")]
+Dense = Annotated[
+    bool | None, typer.Option(help="Whether contexts are a dense array.", show_default="if --features alone is given")
+]
+MissingWords = Annotated[list[str], typer.Option(help="A cell that means that the value is missing; repeatable.")]
+Encoding = Annotated[str | None, typer.Option(help="The encoding of a CSV file.", show_default="found in the file")]
+Delimiter = Annotated[
+    str | None, typer.Option(help="The delimiter of a CSV file, or tab.", show_default="found in the file")
+]
+Like = Annotated[
+    str | None, typer.Option(help="A data set whose words, columns, scaling and actions are used.", metavar="DATASET")
+]
+OutUnlessDry = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be made of the columns; write nothing.")]
 
 
 @import_app.command()
 def table(
     path: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file.")],
-    out: Out,
     client: Client,
-    labels: Annotated[str, typer.Option(help="The column with the label or labels.")],
+    labels: Annotated[list[str], typer.Option(help="The column with the label or labels; repeatable, or a,b,c.")],
+    out: OutUnlessDry = None,
     text: Text = [],  # noqa: B006 - typer's way to say "repeatable"
     features: FeatureColumns = [],  # noqa: B006
-    label_separator: Annotated[str, typer.Option(help="The separator between labels in a cell.")] = "|",
+    treat: Treat = [],  # noqa: B006
+    label_separator: Annotated[
+        str | None,
+        typer.Option(help="The separator between labels in a cell, or none.", show_default="found in the cells"),
+    ] = None,
     vocabulary: Vocabulary = 10_000,
     actions: Annotated[
         int | None,
         typer.Option(
             help="Number of labels that become actions, the most frequent first.",
-            show_default="50 for text, otherwise all",
+            show_default="50 where there is text, otherwise all",
         ),
     ] = None,
-    drop_unlabelled: DropUnlabelled = False,
+    categories: Categories = 100,
+    scale: Scale = "standard",
+    dense: Dense = None,
+    missing: MissingWords = [],  # noqa: B006
+    drop_unlabelled: Annotated[
+        bool, typer.Option("--drop-unlabelled/--keep-unlabelled", help="Skip rows without any action.")
+    ] = True,
     split: SplitColumn = None,
     test_fraction: TestFraction = 0.1,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    like: Like = None,
+    dry_run: DryRun = False,
 ) -> None:
-    """A table with client ids, text or features, and labels."""
-    from fedbandit.data.importers.table import TableOptions, import_table
+    """A table with clients, columns of any kind, and labels.
+
+    What each column is, is found in its cells and shown; --as decides otherwise.
+    """
+    from fedbandit.data.importers.table import TableOptions, import_table, preview_table
 
     options = TableOptions(
         client=client,
         labels=labels,
         text=text,
         features=features,
+        treat=treat,
         split=split,
         label_separator=label_separator,
         vocabulary=vocabulary,
         actions=actions,
+        categories=categories,
+        scale=scale,
+        dense=dense,
+        missing=missing,
         drop_unlabelled=drop_unlabelled,
         test_fraction=test_fraction,
+        encoding=encoding,
+        delimiter=delimiter,
+        like=like,
     )
-    _run(out, import_table, path, out, options)
+    _run_or_preview(path, out, options, import_table, preview_table, dry_run)
 
 
 @import_app.command()
@@ -185,13 +237,14 @@ def stackexchange(
 @import_app.command()
 def logged(
     path: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file.")],
-    out: Out,
     client: Client,
     action: Annotated[str, typer.Option(help="The column with the action that was taken.")],
     reward: Annotated[str, typer.Option(help="The column with its reward.")],
     propensity: Annotated[str, typer.Option(help="The column with the probability of that action.")],
+    out: OutUnlessDry = None,
     text: Text = [],  # noqa: B006
     features: FeatureColumns = [],  # noqa: B006
+    treat: Treat = [],  # noqa: B006
     available: Annotated[str | None, typer.Option(help="The column with the available actions.")] = None,
     separator: Annotated[str, typer.Option(help="The separator between available actions in a cell.")] = "|",
     vocabulary: Vocabulary = 10_000,
@@ -199,10 +252,18 @@ def logged(
         int | None,
         typer.Option(help="Number N of actions, which are named 0 to N-1.", show_default="the names in the file"),
     ] = None,
-    test_fraction: Annotated[float, typer.Option(help="Share of clients to hold out for evaluation.")] = 0.1,
+    categories: Categories = 100,
+    scale: Scale = "standard",
+    dense: Dense = None,
+    missing: MissingWords = [],  # noqa: B006
+    test_fraction: TestFraction = 0.1,
+    encoding: Encoding = None,
+    delimiter: Delimiter = None,
+    like: Like = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Logged bandit feedback: context, action, reward, propensity."""
-    from fedbandit.data.importers.logged import LoggedOptions, import_logged
+    from fedbandit.data.importers.logged import LoggedOptions, import_logged, preview_logged
 
     options = LoggedOptions(
         client=client,
@@ -211,13 +272,101 @@ def logged(
         propensity=propensity,
         text=text,
         features=features,
+        treat=treat,
         available=available,
         separator=separator,
         vocabulary=vocabulary,
         actions=actions,
+        categories=categories,
+        scale=scale,
+        dense=dense,
+        missing=missing,
         test_fraction=test_fraction,
+        encoding=encoding,
+        delimiter=delimiter,
+        like=like,
     )
-    _run(out, import_logged, path, out, options)
+    _run_or_preview(path, out, options, import_logged, preview_logged, dry_run)
+
+
+@import_app.command()
+def dsjson(
+    path: Annotated[Path, typer.Argument(help="A file with one JSON object a line.")],
+    client: Annotated[str, typer.Option(help="The feature that says whose decision it was, such as User.id.")],
+    out: OutUnlessDry = None,
+    action_name: Annotated[
+        str | None,
+        typer.Option(help="The feature that names an action.", show_default="its tag, id or name, or all its features"),
+    ] = None,
+    treat: Treat = [],  # noqa: B006
+    vocabulary: Vocabulary = 10_000,
+    categories: Categories = 100,
+    scale: Scale = "standard",
+    missing: MissingWords = [],  # noqa: B006
+    test_fraction: TestFraction = 0.1,
+    like: Like = None,
+    dry_run: DryRun = False,
+) -> None:
+    """A log in Vowpal Wabbit's DSJSON."""
+    from functools import partial
+
+    from fedbandit.data.importers.contexts import ColumnOptions
+    from fedbandit.data.importers.decisions import dsjson_options, import_dsjson, preview_dsjson
+
+    columns = ColumnOptions(
+        treat=treat, vocabulary=vocabulary, categories=categories, scale=scale, missing=missing, like=like
+    )
+    options = dsjson_options(client, columns, test_fraction)
+    importer, preview = (partial(one, action_name=action_name) for one in (import_dsjson, preview_dsjson))
+    _run_or_preview(path, out, options, importer, preview, dry_run)
+
+
+@import_app.command()
+def openbandit(
+    path: Annotated[
+        Path, typer.Argument(help="A campaign's CSV file in the Open Bandit Dataset's layout, or its folder.")
+    ],
+    out: OutUnlessDry = None,
+    client: Annotated[
+        str | None, typer.Option(help="The column with the client id.", show_default="users with the same features")
+    ] = None,
+    treat: Treat = [],  # noqa: B006
+    categories: Categories = 100,
+    scale: Scale = "standard",
+    test_fraction: TestFraction = 0.1,
+    like: Like = None,
+    dry_run: DryRun = False,
+) -> None:
+    """A log in the layout of the Open Bandit Dataset."""
+    from fedbandit.data.importers.contexts import ColumnOptions
+    from fedbandit.data.importers.decisions import import_open_bandit, open_bandit_options, preview_open_bandit
+
+    columns = ColumnOptions(treat=treat, categories=categories, scale=scale, like=like)
+    options = open_bandit_options(path, columns, client, test_fraction)
+    _run_or_preview(path, out, options, import_open_bandit, preview_open_bandit, dry_run)
+
+
+class Layout(StrEnum):
+    """What a log can be exported to."""
+
+    DSJSON = "dsjson"
+    OPENBANDIT = "openbandit"
+
+
+@app.command()
+def export(
+    source: Annotated[str, typer.Argument(help="A data set of logged decisions.")],
+    to: Annotated[Layout, typer.Option(help="The layout.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file (dsjson) or folder (openbandit) to create.")],
+    split: Annotated[str, typer.Option(help="The part to export: train or test.")] = "train",
+) -> None:
+    """Write logged decisions in the layout of another tool."""
+    from fedbandit.core.progress import to_stderr
+    from fedbandit.data import open_dataset
+    from fedbandit.data.export import export_dsjson, export_open_bandit
+
+    exporter = export_dsjson if to is Layout.DSJSON else export_open_bandit
+    typer.echo(f"written: {exporter(open_dataset(source), out, split, to_stderr())}")
 
 
 @app.command()
@@ -289,6 +438,23 @@ def statistics(
 
     for line in describe(open_dataset(source), difficulty=not no_difficulty):
         typer.echo(line)
+
+
+def _run_or_preview(path: Path, out: Path | None, options: Any, importer: Any, preview: Any, dry_run: bool) -> None:
+    """Import a table and show what was made of it, or only show that."""
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.core.progress import to_stderr
+
+    if dry_run:
+        typer.echo(preview(path, options, progress=to_stderr()))
+        return
+    if out is None:
+        raise ConfigError("out: name the folder to create (--out), or only look (--dry-run)")
+
+    def importing(progress: Any) -> None:
+        importer(path, out, options, progress=progress, say=typer.echo)
+
+    _run(out, importing)
 
 
 def _run(out: Path, importer: Any, *arguments: Any) -> None:

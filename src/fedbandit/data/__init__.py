@@ -2,14 +2,16 @@
 
 import importlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.verification import cache_folder
 
 EMBEDDED = {"glyphs": 1, "topics": 1}  # name -> version; a new version when what it generates changes
-__all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "open_dataset"]
+__all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "import_frame", "import_log", "open_dataset"]
 
 
 def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDataset:
@@ -27,6 +29,59 @@ def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDatase
     if not Path(source).exists():
         raise DataError(f"data.source: {source} is neither a folder nor an embedded data set ({', '.join(EMBEDDED)})")
     return FederatedDataset.open(source, verify=verify)
+
+
+def import_frame(
+    frame: Any, out: str | Path, *, client: str, labels: str | Sequence[str], **options: Any
+) -> FederatedDataset:
+    """Make a data set of a table with labels: a pandas or polars frame, an Arrow table, or a file's name.
+
+    A data set of Hugging Face's `datasets` is taken, too. Its options are those of `fedbandit data import table`, with
+    `treat` for `--as`. What is made of each column is printed by `fedbandit data info`, and shown beforehand by
+    `fedbandit.data.importers.table.preview_table`.
+
+    Examples:
+        >>> import pandas as pd
+        >>> visits = pd.DataFrame({
+        ...     "visitor": ["ann", "ann", "bob", "cyd"], "age": [31, 31, None, 52],
+        ...     "device": ["phone", "tv", "tv", "tv"], "clicked": ["news", "films", "films", None],
+        ... })
+        >>> shop = import_frame(visits, "shop", client="visitor", labels="clicked", test_fraction=0)
+        >>> shop.header.encoder.features()
+        ['age', 'age is missing', 'device=phone', 'device=tv']
+        >>> shop.train.num_examples, shop.header.actions
+        (3, ('films', 'news'))
+    """
+    from fedbandit.data.importers.common import importing
+    from fedbandit.data.importers.table import TableOptions, import_table
+
+    with importing(out):
+        chosen = TableOptions(client=client, labels=labels, **options)
+        return FederatedDataset.open(import_table(frame, out, chosen))
+
+
+def import_log(
+    frame: Any, out: str | Path, *, client: str, action: str, reward: str, propensity: str, **options: Any
+) -> FederatedDataset:
+    """Make a data set of logged decisions; `frame` is what `import_frame` takes, the options those of `import logged`.
+
+    Examples:
+        >>> import pandas as pd
+        >>> shown = pd.DataFrame({
+        ...     "user": ["ann", "bob", "cyd"], "hour": [8, 12, 20], "did": ["call", "mail", "mail"],
+        ...     "answered": [0, 1, 1], "p": [0.5, 0.5, 0.5],
+        ... })
+        >>> columns = {"client": "user", "action": "did", "reward": "answered", "propensity": "p"}
+        >>> log = import_log(shown, "calls", **columns, test_fraction=0)
+        >>> log.train.log.actions.tolist(), log.header.actions
+        ([0, 1, 1], ('call', 'mail'))
+    """
+    from fedbandit.data.importers.common import importing
+    from fedbandit.data.importers.logged import LoggedOptions, import_logged
+
+    with importing(out):
+        chosen = LoggedOptions(client=client, action=action, reward=reward, propensity=propensity, **options)
+        return FederatedDataset.open(import_logged(frame, out, chosen))
 
 
 def _embedded(name: str) -> Path:

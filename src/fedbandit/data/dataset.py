@@ -28,13 +28,14 @@ from fedbandit.data.door import (
     below,
     checked_fields,
 )
+from fedbandit.data.encoder import Encoder
 from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
 VERSION = 2
 WITHOUT_CHECKSUMS = 1  # the version that 0.1 wrote
 Contexts = np.ndarray | Ragged
-"""What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word, value) for sparse text."""
+"""What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other feature, value) for sparse."""
 
 
 def contexts_at(contexts: Contexts, rows: np.ndarray) -> Contexts:
@@ -53,7 +54,7 @@ class Header:
 
     name: str
     kind: Literal["dense", "sparse"]
-    shape: tuple[int, ...]  # of one context; for sparse text (words,)
+    shape: tuple[int, ...]  # of one context; for sparse ones (features,)
     actions: tuple[str, ...]  # their names, in the order of the model's outputs
     action_counts: tuple[int, ...]  # how many training examples carry each as a label
     multilabel: bool = False
@@ -63,6 +64,7 @@ class Header:
     source: Mapping[str, Any] = field(default_factory=dict)  # how it was made
     fingerprint: str = ""  # identifies the contents; part of a run's identity
     published_counts: tuple[int, ...] = ()  # how frequent each action is, where the source itself says so
+    encoder: Encoder | None = None  # how a row of a table becomes a context; None: words alone, or as it was given
 
     @property
     def num_actions(self) -> int:
@@ -76,6 +78,10 @@ class Header:
     def to_json(self) -> dict[str, Any]:
         fields = dict(vars(self))
         fields["lower_case"] = sorted(self.lower_case.items())
+        if self.encoder is None:
+            del fields["encoder"]
+        else:
+            fields["encoder"] = self.encoder.to_json()
         return {"format": FORMAT, "version": VERSION, **fields}
 
     @classmethod
@@ -195,16 +201,30 @@ class FederatedDataset:
             words = (self.path / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path / 'vocabulary.txt'}: cannot be read: {error}") from None
-        if len(words) != self.header.shape[0]:
-            counts = f"{len(words):,} words, contexts have {self.header.shape[0]:,}"
+        expected = self.header.shape[0] if self.header.encoder is None else self.header.encoder.words
+        if len(words) != expected:
+            counts = f"{len(words):,} words, contexts have {expected:,}"
             raise DataError(f"{self.path / 'vocabulary.txt'}: {counts}; {AGAIN}")
         return words
+
+
+def _how_to_import(path: Path) -> str:
+    """The command that makes a data set of a file."""
+    columns = "--client COLUMN --labels COLUMN"
+    table = f"table {path} {columns}"
+    kinds = {
+        ".csv": table, ".tsv": table, ".txt": table, ".parquet": table, ".pq": table,
+        ".npz": f"arrays {path} --clients ARRAY --labels ARRAY --features ARRAY",
+        ".dsjson": f"dsjson {path} --client FEATURE",
+    }  # fmt: skip
+    known = kinds.get(path.suffix.lower())
+    return f"fedbandit data import {known} --out FOLDER" if known else "fedbandit data import"
 
 
 def _read_header(door: Door) -> Header:
     path = door.folder
     if not path.is_dir() and path.exists():
-        raise DataError(f"{path}: is a file, not a data set folder; `fedbandit data import` makes one of it")
+        raise DataError(f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it")
     if not (path / "header.json").exists():
         raise DataError(f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one")
     fields = door.json("header.json")

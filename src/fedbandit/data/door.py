@@ -18,6 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
+from fedbandit.data.encoder import Encoder
 
 _MOST_ENTRIES = 2**62
 
@@ -34,13 +35,13 @@ _TYPES: dict[str, type] = {
 _LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
 
 
-_LATER: dict[str, Any] = {"published_counts": []}  # fields that the first headers did not have
+_LATER: dict[str, Any] = {"published_counts": [], "encoder": None}  # fields that the first headers did not have
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a `Header`; `ValueError` names the field that is wrong."""
     found = {**_LATER, **fields}
-    needed = {*_TYPES, *_LISTS, "kind", "scale"}
+    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder"}
     if wrong := sorted(needed ^ found.keys()):
         raise ValueError(f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}")
     for name, kind in _TYPES.items():
@@ -65,8 +66,11 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     pairs = found["lower_case"]
     if not all(isinstance(pair, list) and len(pair) == 2 and _whole(pair, len(actions) - 1) for pair in pairs):
         raise ValueError("lower_case are not pairs of actions")
+    encoder = None if found["encoder"] is None else Encoder.from_json(found["encoder"])
+    if encoder is not None and (shape != [encoder.width] or encoder.dense != (found["kind"] == "dense")):
+        raise ValueError("encoder does not make contexts of this kind and shape")
     sequences = {name: tuple(found[name]) for name in ("shape", "actions", "action_counts", "published_counts")}
-    return {**found, **sequences, "lower_case": dict(pairs)}
+    return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder}
 
 
 def _whole(numbers: list[Any], largest: int = _MOST_ENTRIES) -> bool:

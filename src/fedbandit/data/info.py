@@ -11,6 +11,7 @@ _DROPPED = {
     "dropped_clients": "clients without examples",
     "dropped_rows_without_client": "rows without a client",
     "dropped_rows_without_label": "rows without a label",
+    "dropped_rows_of_other_labels": "rows whose labels are no action",
 }
 
 
@@ -37,6 +38,10 @@ def describe(dataset: FederatedDataset, top: int = 10) -> str:
     shown = ", ".join(f"{header.actions[i]} {counts[i]:,}" for i in order)
     more = f" and {header.num_actions - len(order):,} more" if header.num_actions > len(order) else ""
     lines.append(f"actions: {header.num_actions:,}; most frequent in train: {shown}{more}")
+    if header.encoder is not None:
+        text, width = header.encoder.text, max(len(column.name) for column in header.encoder.columns)
+        lines += [f"  words of {', '.join(text)}: {header.encoder.words:,}"] if text else []
+        lines += [f"  {column.name:<{width}}  {column.describe()}" for column in header.encoder.columns]
     if header.lower_case:
         lines.append(f"case map: {len(header.lower_case)} upper-case actions know their lower-case version")
     if left_out := _left_out(dataset):

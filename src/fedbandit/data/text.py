@@ -3,7 +3,7 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import AnyStr, Generic
 
 import numpy as np
@@ -28,8 +28,13 @@ class FrequencyCounter:
         self._most_distinct = most_distinct
         self._floor = 0
 
-    def add(self, items: Iterable[str]) -> None:
-        """Count every item once for each time it occurs."""
+    @property
+    def distinct(self) -> int:
+        """How many different items it holds; once some were forgotten, one more than it can hold."""
+        return len(self._counts) if self._floor == 0 else self._most_distinct + 1
+
+    def add(self, items: Iterable[str] | Mapping[str, int]) -> None:
+        """Count every item once for each time it occurs, or as often as a mapping says."""
         self._counts.update(items)
         while len(self._counts) > self._most_distinct:
             self._floor += 1
@@ -39,6 +44,10 @@ class FrequencyCounter:
         """The `limit` most frequent items, most frequent first."""
         ranked = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
         return [item for item, _ in ranked[:limit]]
+
+    def counts(self) -> Mapping[str, int]:
+        """How often each item occurred."""
+        return self._counts
 
 
 class BagOfWords(Generic[AnyStr]):

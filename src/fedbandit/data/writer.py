@@ -18,6 +18,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header, Log
+from fedbandit.data.encoder import Encoder
 from fedbandit.data.spool import Spool
 from fedbandit.data.verification import write_checksums
 
@@ -68,6 +69,7 @@ class DatasetWriter:
         vocabulary: Iterable[str] | None = None,
         source: Mapping[str, Any] | None = None,
         published_counts: Iterable[int] | None = None,
+        encoder: Encoder | None = None,
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
@@ -82,6 +84,8 @@ class DatasetWriter:
         }
         if published_counts is not None:  # they change rewards, so they are part of the fingerprint
             self._header["published_counts"] = tuple(published_counts)
+        if encoder is not None:
+            self._header["encoder"] = encoder
         self.source = dict(source or {})  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
@@ -157,7 +161,7 @@ class DatasetWriter:
         train = self._spools.get("train")
         if train is None or train.examples == 0:
             raise DataError(f"{self.out.name}: no client has a training example; nothing was written")
-        digest = hashlib.sha256(json.dumps(self._header, default=str, sort_keys=True).encode())
+        digest = hashlib.sha256(json.dumps(self._header, default=Encoder.to_json, sort_keys=True).encode())
         sums: dict[str, str] = {}
         size = sum(spool.size for spool in self._spools.values())
         with progress.task("Grouping by client", size, unit="B") as advance:

@@ -1,4 +1,4 @@
-"""The built-in models: linear on dense features or sparse text, the FedAvg CNN, and a small MLP."""
+"""The built-in models: linear on dense or sparse features (text, tables), the FedAvg CNN, and a small MLP."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from fedbandit.models.base import DataSpec, Model, Params, glorot_normal, glorot
 
 
 def linear(data: DataSpec) -> Model:
-    """A score per action, linear in the context: L2-normalised dense features (zero at first) or sparse text."""
+    """A score per action, linear in the context: L2-normalised dense features (zero at first) or sparse ones."""
     return _sparse(data) if data.kind == "sparse" else _dense(data)
 
 
@@ -117,7 +117,9 @@ def cnn(data: DataSpec) -> Model:
 def mlp(data: DataSpec, hidden: int = 128) -> Model:
     """One hidden layer of relu units on dense features."""
     if data.kind != "dense":
-        raise ConfigError("model.name: the mlp needs dense features; use linear for sparse text")
+        raise ConfigError(
+            "model.name: the mlp needs dense features, as `data import table --dense` makes them; use linear here"
+        )
     if hidden < 1:
         raise ConfigError(f"model.hidden: must be at least 1, not {hidden}")
     features = int(np.prod(data.shape))

@@ -4,6 +4,7 @@ Both know how much a file may ask for: generous for data that people have; more 
 """
 
 import math
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
@@ -67,7 +68,7 @@ class Npz:
 
     def header(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
         """The shape and type of an array, without reading it."""
-        with self._member(name) as (shape, dtype, _):
+        with self._member(name) as (shape, dtype, *_):
             return shape, dtype
 
     def array(self, name: str) -> np.ndarray:
@@ -76,17 +77,36 @@ class Npz:
 
     def blocks(self, name: str) -> Iterator[np.ndarray]:
         """An array as consecutive blocks of rows."""
-        with self._member(name) as (shape, dtype, file):
+        with self._member(name) as (shape, dtype, file, by_columns):
             if not shape:
                 raise DataError(f"{self.path}: {name} is a single number, not an array of rows")
             row = dtype.itemsize * math.prod(shape[1:])
             step = max(_BLOCK_BYTES // max(row, 1), 1)
             if not shape[0]:
                 yield np.empty(shape, dtype)
+            elif by_columns:
+                yield from self._turned(name, file, shape, dtype, step)
+                return
             for start in range(0, shape[0], step):
                 rows = min(step, shape[0] - start)
                 data = self._read(name, file, rows * row)
                 yield np.frombuffer(data, dtype).reshape(rows, *shape[1:])
+
+    def _turned(
+        self, name: str, file: zipfile.ZipExtFile, shape: tuple[int, ...], dtype: np.dtype, step: int
+    ) -> Iterator[np.ndarray]:
+        """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of memory."""
+        with tempfile.TemporaryFile() as copy:
+            left = dtype.itemsize * math.prod(shape)
+            while left:
+                data = self._read(name, file, min(left, _BLOCK_BYTES))
+                copy.write(data)
+                left -= len(data)
+            copy.flush()
+            for start in range(0, shape[0], step):
+                # Mapped anew for every block, so that pages which were read stop counting as this process's memory.
+                columns = np.memmap(copy, dtype, "r", shape=shape, order="F")
+                yield np.ascontiguousarray(columns[start : start + step])
 
     def _read(self, name: str, file: zipfile.ZipExtFile, size: int) -> bytes:
         try:
@@ -109,7 +129,7 @@ class _Member:
     def __init__(self, path: Path, archive: zipfile.ZipFile, name: str) -> None:
         self._path, self._archive, self._name = path, archive, name
 
-    def __enter__(self) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile]:
+    def __enter__(self) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
         inside = f"{self._name}.npy"
         try:
             self._file: zipfile.ZipExtFile = self._archive.open(inside)  # type: ignore[assignment]
@@ -121,7 +141,7 @@ class _Member:
             self._file.close()
             raise
 
-    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile]:
+    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
         where = f"{self._path}: {self._name}"
         check_unpacked(where, member.file_size, member.compress_size, "if it is right, save it by np.savez, unpacked")
         try:
@@ -139,14 +159,12 @@ class _Member:
             raise DataError(
                 f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
             )
-        if fortran and len(shape) > 1:
-            raise DataError(f"{where} is stored by columns; save np.ascontiguousarray of it")
         size, there = math.prod(shape) * dtype.itemsize, member.file_size - self._file.tell()
         if min(shape, default=0) < 0 or size > there:
             raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
         if size < there or (shape and not size and shape[0]):
             raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
-        return shape, dtype, self._file
+        return shape, dtype, self._file, fortran and len(shape) > 1
 
     def __exit__(self, *error: object) -> None:
         self._file.close()

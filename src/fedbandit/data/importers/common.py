@@ -83,15 +83,22 @@ class Dropped:
     def __init__(self, clients: Iterable[str] = ()) -> None:
         self._seen = set(clients)  # a source may list clients that have no rows at all
         self._kept: set[str] = set()
-        self._anonymous = self._unlabelled = 0
+        self._anonymous = self._unlabelled = self._others = 0
 
-    def choose(self, clients: Sequence[str], labels: Ragged, drop_unlabelled: bool) -> np.ndarray:
-        """The rows to keep: int64 [kept]. A row without a client is never kept."""
+    def choose(
+        self, clients: Sequence[str], labels: Ragged, drop_unlabelled: bool, named: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The rows to keep: int64 [kept]. A row without a client is never kept.
+
+        `named`, bool [rows], says which rows have labels at all, be they actions or not.
+        """
         owned = np.array([bool(client) for client in clients], bool)
         labelled = (np.diff(labels.offsets) > 0) | (not drop_unlabelled)
         keep = np.flatnonzero(owned & labelled)
         self._anonymous += int((~owned).sum())
-        self._unlabelled += int((owned & ~labelled).sum())
+        other = np.zeros(len(owned), bool) if named is None else named
+        self._unlabelled += int((owned & ~labelled & ~other).sum())
+        self._others += int((owned & ~labelled & other).sum())
         self._seen.update(client for client in clients if client)
         self._kept.update(clients[row] for row in keep.tolist())
         return keep
@@ -102,6 +109,7 @@ class Dropped:
             "dropped_clients": len(self._seen - self._kept),
             "dropped_rows_without_client": self._anonymous,
             "dropped_rows_without_label": self._unlabelled,
+            "dropped_rows_of_other_labels": self._others,
         }
         return {name: count for name, count in counts.items() if count}
 
@@ -115,23 +123,10 @@ def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
         raise ConfigError(f"actions: must be at most {MOST_ACTIONS:,}, got {actions}")
 
 
-def check_table_options(
-    *,
-    text: Sequence[str],
-    features: Sequence[str],
-    vocabulary: int,
-    actions: int | None,
-    test_fraction: float,
-    **separators: str,
-) -> None:
-    """Refuse what no table can be read with; a separator is named as its option is."""
-    if bool(text) == bool(features):
-        raise ConfigError("text, features: give one of them")
-    check_counts(actions=actions, vocabulary=vocabulary)
-    for name, separator in separators.items():
-        if not separator:
-            raise ConfigError(f"{name.replace('_', '-')}: may not be empty")
-    HoldOut(test_fraction, by_client=True)
+def check_separator(name: str, separator: str | None) -> None:
+    """Refuse an empty separator; it is named as its option is."""
+    if separator == "":
+        raise ConfigError(f"{name}: may not be empty")
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -146,7 +141,10 @@ def importing(out: Path | str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            where = f"{error.filename}: " if error.filename else f"{out}: "
+            named = str(error.filename or "")
+            # What is written on the way is the data set to whoever reads the message.
+            staged = any(part.startswith(f".{out.name}.") for part in Path(named).parts)
+            where = f"{named}: " if named and not staged else f"{out}: "
             if error.errno in _FULL:
                 raise DataError(f"{where}no space left on the disk; nothing was written") from None
             raise DataError(f"{where}{error.strerror or error}; nothing was written") from None

@@ -3,134 +3,214 @@
 Rewards must be finite and propensities in (0, 1]: off-policy evaluation divides by them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from fedbandit.core.errors import DataError
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
 from fedbandit.data.formats.columns import Table, TableBatch
-from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_table_options, take_log
-from fedbandit.data.text import BagOfWords, FrequencyCounter, in_natural_order, split_labels, tokenise
+from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts, check_separator, take_log
+from fedbandit.data.importers.contexts import ColumnOptions, Plan, Survey, summary
+from fedbandit.data.importers.profile import Profile, Reading, Wish
+from fedbandit.data.text import in_natural_order, split_labels
 from fedbandit.data.writer import DatasetWriter, check_target
+
+_MANY = 20  # clients from which whole clients are held out; of fewer, a part of each
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedOptions:
+class LoggedOptions(ColumnOptions):
     """Which columns mean what; the names are those of the command line's options."""
 
     client: str
     action: str
     reward: str
     propensity: str
-    text: Sequence[str] = ()
-    features: Sequence[str] = ()
     available: str | None = None
     separator: str = "|"
-    vocabulary: int = 10_000
     actions: int | None = None  # whole-number actions 0..N-1; None: the names that occur
     test_fraction: float = 0.1
 
     def __post_init__(self) -> None:
-        check_table_options(
-            text=self.text,
-            features=self.features,
-            vocabulary=self.vocabulary,
-            actions=self.actions,
-            test_fraction=self.test_fraction,
-            separator=self.separator,
-        )
+        super().__post_init__()
+        check_counts(actions=self.actions)
+        check_separator("separator", self.separator)
+        HoldOut(self.test_fraction, by_client=True)
+        if self.like is not None and self.actions is not None:
+            raise ConfigError("like: the other data set names the actions; leave out actions")
+
+    @property
+    def roles(self) -> list[str]:
+        """The columns that are no part of a context."""
+        own = [self.client, self.action, self.reward, self.propensity]
+        return [*own, *([self.available] if self.available else [])]
 
 
-def import_logged(path: Path | str, out: Path | str, options: LoggedOptions, progress: Progress = SILENT) -> Path:
-    """Import a CSV or Parquet file of logged decisions; clients are held out whole."""
+def import_logged(
+    source: Any,
+    out: Path | str,
+    options: LoggedOptions,
+    progress: Progress = SILENT,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Import a CSV or Parquet file or a frame of logged decisions; of many clients whole ones are held out."""
     check_target(out)
-    table = Table(path)
-    features = table.matching(options.features)
-    texts = [*options.text, options.client, options.action, *([options.available] if options.available else [])]
-    numbers = [*features, options.reward, options.propensity]
-    table.require([*texts, *numbers])
-    words, actions = _count(table, options, texts, progress)
-    bag, codes = BagOfWords(words), {name: code for code, name in enumerate(actions)}
-    hold_out, dropped = HoldOut(options.test_fraction, by_client=True), Dropped()
+    found = _Found.of(source, options, progress)
+    say(found.summary(options))
+    table, plan = found.table, found.plan
+    encode = plan.encoding()
+    hold_out, dropped = HoldOut(options.test_fraction, by_client=found.clients >= _MANY), Dropped()
     with DatasetWriter(
         out,
         name=Path(out).name,
-        kind="dense" if features else "sparse",
-        shape=(len(features) if features else len(words),),
-        actions=actions,
+        actions=found.actions,
         logged=True,
-        vocabulary=None if features else words,
-        source={"importer": "logged", "file": table.path.name, "columns": features or list(options.text)},
+        source={"importer": "logged", "file": table.source.file, "columns": plan.names},
+        **plan.header(),
     ) as writer:
-        for batch in table.batches(texts, numbers, progress=progress, what="Writing decisions"):
-            log = _log(batch, options, codes)
-            clients = batch.texts(options.client)
+        for batch in table.batches([*plan.names, *options.roles], progress=progress, what="Writing decisions"):
+            clients = batch.names(options.client)
             no_labels = Ragged(np.zeros(len(batch) + 1, np.int64), np.empty(0, np.int32))
             keep = dropped.choose(clients, no_labels, drop_unlabelled=False)
-            owners = [clients[row] for row in keep]
-            if features:
-                contexts: np.ndarray | Ragged = batch.numbers(features)[keep]
-            else:
-                sentences = batch.joined(options.text)
-                contexts = bag.encode([tokenise(sentences[row]) for row in keep])
-            add_rows(writer, owners, contexts, no_labels.take(keep), hold_out.is_test(owners), take_log(log, keep))
+            log = take_log(found.log(batch, options), keep)
+            owners = [clients[row] for row in keep.tolist()]
+            add_rows(writer, owners, encode(batch, keep), no_labels.take(keep), hold_out.is_test(owners), log)
         writer.source |= dropped.report()
         return writer.finish()
 
 
-def _count(table: Table, options: LoggedOptions, texts: list[str], progress: Progress) -> tuple[list[str], list[str]]:
-    """The first pass: the most frequent words, and the names of all actions."""
-    words = FrequencyCounter()
-    names: set[str] = set()
-    for batch in table.batches(texts, progress=progress, what="Counting words and actions"):
-        for text in batch.joined(options.text):
-            words.add(tokenise(text))
-        names.update(name.strip() for name in batch.texts(options.action))
+def preview_logged(source: Any, options: LoggedOptions, progress: Progress = SILENT) -> str:
+    """What `import_logged` would make of a file or a frame, in words; nothing is written."""
+    return _Found.of(source, options, progress).summary(options)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """All that the first passes have found."""
+
+    table: Table
+    plan: Plan
+    actions: list[str]
+    codes: dict[str, int]
+    reward: Reading
+    propensity: Reading
+    clients: int
+    rows: int
+    like: str = ""
+
+    @classmethod
+    def of(cls, source: Any, options: LoggedOptions, progress: Progress) -> "_Found":
+        table = options.table(source)
+        table.require(options.roles)
+        survey = Survey(table, options, options.roles)
+        profiles = [Profile(name, Wish("raw")) for name in (options.reward, options.propensity)]
+        names: set[str] = set()
+        clients: set[str] = set()
+        rows = 0
+        for batch in table.batches([*options.roles, *survey.names], progress=progress, what="Looking at the columns"):
+            clients.update(batch.names(options.client))
+            rows += len(batch)
+            names.update(batch.names(options.action))
+            if options.available:
+                names.update(name for row in _sets(batch, options) for name in row)
+            for profile in profiles:
+                profile.add(batch)
+            survey.add(batch)
+        plan = survey.decide(progress)
+        names.discard("")
+        if not names:
+            raise DataError(f"{table.column(options.action)}: names no action")
+        actions = in_natural_order(names)
+        if options.actions is not None:
+            actions = [str(code) for code in range(options.actions)]
+        like = survey.like
+        if like is not None:
+            actions = list(like.header.actions)
+        reward, propensity = (_reading(profile, table) for profile in profiles)
+        codes = {name: code for code, name in enumerate(actions)}
+        known = "" if like is None else like.header.name
+        return cls(table, plan, actions, codes, reward, propensity, len(clients - {""}), rows, known)
+
+    def summary(self, options: LoggedOptions) -> str:
+        """What was found and decided, for people."""
+        roles = [
+            (options.client, f"the client: {self.clients:,} of them"),
+            (options.action, f"the action that was taken: {len(self.actions):,} of them"),
+            (options.reward, "its reward"),
+            (options.propensity, "its probability"),
+        ]
         if options.available:
-            for cell in batch.texts(options.available):
-                names.update(split_labels(cell, options.separator))
-    if options.actions is not None:
-        return words.top(options.vocabulary), [str(code) for code in range(options.actions)]
-    names.discard("")
-    if not names:
-        raise DataError(f"{table.path}: column {options.action} names no action")
-    return words.top(options.vocabulary), in_natural_order(names)
+            roles.append((options.available, "the actions that could be taken"))
+        return summary(self.table, roles, self.plan, [f"rows: {self.rows:,}"])
+
+    def log(self, batch: TableBatch, options: LoggedOptions) -> Log:
+        """The feedback of a batch."""
+        actions = np.empty(len(batch), np.int32)
+        for row, name in enumerate(batch.names(options.action)):
+            actions[row] = self._code(name, batch, options.action, row)
+        rewards = _numbers(batch, self.reward)
+        propensities = _numbers(batch, self.propensity)
+        bad = np.flatnonzero(~((propensities.astype(np.float32) > 0) & (propensities <= 1)))
+        if len(bad):
+            where = batch.place(options.propensity, int(bad[0]))
+            raise DataError(f"{where}: a propensity must be above 0 and at most 1, found {propensities[bad[0]]}")
+        available = self._available(batch, options, actions)
+        return Log(actions, rewards.astype(np.float32), propensities.astype(np.float32), available)
+
+    def _available(self, batch: TableBatch, options: LoggedOptions, actions: np.ndarray) -> Ragged | None:
+        """The sets of available actions; an empty cell means that every action was."""
+        if not options.available:
+            return None
+        everything = list(range(len(self.codes)))
+        column, sets = options.available, []
+        for row, names in enumerate(_sets(batch, options)):
+            chosen = sorted({self._code(name, batch, column, row) for name in names}) or everything
+            if int(actions[row]) not in chosen:
+                raise DataError(
+                    f"{batch.place(column, row)}: the action that was taken is not among the available ones"
+                )
+            sets.append(chosen)
+        return Ragged.from_rows(sets)
+
+    def _code(self, name: str, batch: TableBatch, column: str, row: int) -> int:
+        if name not in self.codes:
+            of = f" among those of {self.like}" if self.like else ""
+            raise DataError(
+                f"{batch.place(column, row)}: {f'no action called {name!r}{of}' if name else 'the action is missing'}"
+            )
+        return self.codes[name]
 
 
-def _log(batch: TableBatch, options: LoggedOptions, codes: dict[str, int]) -> Log:
-    actions = np.empty(len(batch), np.int32)
-    for row, cell in enumerate(batch.texts(options.action)):
-        actions[row] = _code(cell.strip(), codes, batch.place(options.action, row))
-    propensities = batch.exact(options.propensity)
-    bad = np.flatnonzero(~((propensities.astype(np.float32) > 0) & (propensities <= 1)))
-    if len(bad):
-        where = batch.place(options.propensity, int(bad[0]))
-        raise DataError(f"{where}: a propensity must be above 0 and at most 1, found {propensities[bad[0]]}")
-    rewards = batch.exact(options.reward).astype(np.float32)
-    return Log(actions, rewards, propensities.astype(np.float32), _available(batch, options, codes, actions))
+def _sets(batch: TableBatch, options: LoggedOptions) -> list[list[str]]:
+    """The names in the column of available actions: a list, or a cell with a separator."""
+    assert options.available is not None
+    array = batch.array(options.available)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return [[str(one).strip() for one in found or [] if one is not None] for found in array.to_pylist()]
+    return [split_labels(cell, options.separator) for cell in batch.names(options.available)]
 
 
-def _available(batch: TableBatch, options: LoggedOptions, codes: dict[str, int], actions: np.ndarray) -> Ragged | None:
-    """The sets of available actions; an empty cell means that every action was."""
-    if not options.available:
-        return None
-    everything = list(range(len(codes)))
-    sets = []
-    for row, cell in enumerate(batch.texts(options.available)):
-        where = batch.place(options.available, row)
-        chosen = sorted({_code(name, codes, where) for name in split_labels(cell, options.separator)}) or everything
-        if int(actions[row]) not in chosen:
-            raise DataError(f"{where}: the action that was taken is not among the available ones")
-        sets.append(chosen)
-    return Ragged.from_rows(sets)
+def _reading(profile: Profile, table: Table) -> Reading:
+    """Numbers, or what is true and false."""
+    try:
+        return profile.decide(categories=2, scale="none")
+    except DataError:
+        flags = profile.decide_flags()
+        if flags is None:
+            raise DataError(f"{table.column(profile.name)}: holds no numbers") from None
+        return flags
 
 
-def _code(name: str, codes: dict[str, int], where: str) -> int:
-    if name not in codes:
-        raise DataError(f"{where}: {f'no action called {name!r}' if name else 'the action is missing'}")
-    return codes[name]
+def _numbers(batch: TableBatch, reading: Reading) -> np.ndarray:
+    """A column without gaps: float64 [rows]."""
+    found = reading.cells(batch)
+    assert isinstance(found, np.ndarray)
+    batch.check_finite(reading.name, found)
+    return found

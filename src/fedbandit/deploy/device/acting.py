@@ -13,6 +13,7 @@ from fedbandit import policies
 from fedbandit.core.errors import DataError, FedbanditError, needing
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
+from fedbandit.data.encoder import Encoder
 from fedbandit.data.text import tokenise
 from fedbandit.deploy.device.model_files import DeviceModel, shapes_of
 from fedbandit.policies import Policy, check_probabilities, make_policy
@@ -45,6 +46,21 @@ def text(context: object, index: Mapping[str, int] | None, words: int) -> Contex
     if isinstance(context, Sequence) and all(isinstance(word, str) for word in context):
         return bag_of_words(context, index)
     raise ValueError(f"context: expected a text, a list of words or (word ids, values), got {type(context).__name__}")
+
+
+def columns(context: Mapping[str, object], encoder: Encoder, index: Mapping[str, int] | None) -> Context:
+    """What an app knows of one row of a table, by column; what it leaves out is missing."""
+    words, cells = encoder.cells(context)
+    if encoder.dense:
+        return Context(encoder.matrix(cells)[0])
+    bags = None
+    if index is not None:
+        bag = bag_of_words(tokenise(words), index)
+        assert bag.ids is not None
+        bags = Ragged(np.array([0, len(bag.ids)], np.int64), bag.ids, bag.values)
+    row = encoder.sparse(bags, cells)
+    assert row.values is not None
+    return Context(row.values, row.ids)
 
 
 def dense(context: object, shape: tuple[int, ...]) -> Context:
@@ -97,6 +113,11 @@ class Actor:
 
     def encode(self, context: object) -> Context:
         """The context as the model's features; what does not fit raises `ValueError`."""
+        encoder = self.model.encoder
+        if encoder is not None and isinstance(context, Mapping):
+            return columns(context, encoder, self.model.word_index)
+        if encoder is not None and not isinstance(context, tuple) and self.model.kind == "sparse":
+            raise ValueError(f"context: expected its columns by name, got {type(context).__name__}")
         if self.model.kind == "sparse":
             return text(context, self.model.word_index, self.model.shape[0])
         return dense(context, self.model.shape)

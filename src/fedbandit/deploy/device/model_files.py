@@ -18,6 +18,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import pack, unpack, write_bytes
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import alone_in
+from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.card import make_private, make_private_folder
 from fedbandit.policies import describe, rule_at
 
@@ -67,7 +68,12 @@ def read_model_file(payload: bytes, where: str) -> dict[str, Any]:
     if problem := _facts_problem(facts) or _weights_problem(weights, facts["model"]["name"]):
         raise DataError(f"{where}: damaged: {problem}")
     words = facts["vocabulary"]
+    try:
+        encoder = None if facts.get("encoder") is None else Encoder.from_json(facts["encoder"])
+    except ValueError as error:
+        raise DataError(f"{where}: damaged: {error}"[:300]) from None
     return {
+        "encoder": encoder,
         **{name: facts[name] for name in ("version", "kind", "policy", "model")},
         "weights": weights,
         "actions": tuple(facts["actions"]),
@@ -169,19 +175,25 @@ class DeviceModel:
     weights: Mapping[str, np.ndarray]
     actions: tuple[str, ...]
     kind: Literal["dense", "sparse"]
-    shape: tuple[int, ...]  # of one context; for sparse text (words,)
+    shape: tuple[int, ...]  # of one context; for sparse ones (features,)
     policy: Mapping[str, Any]  # {"name": "softmax", "beta": 0.05}
     model: Mapping[str, Any] = field(default_factory=lambda: {"name": "linear"})  # a name and its parameters
     vocabulary: tuple[str, ...] | None = None
     trained_on: str | None = None  # the digest of the data and the split, where one data set was all of it
+    encoder: Encoder | None = None  # how the columns of a table become a context; None: words alone, or features
 
     def __post_init__(self) -> None:
         if self.version < 0:
             raise DataError(f"model version {self.version}: must not be negative")
         if len(self.actions) < 1 or len(set(self.actions)) != len(self.actions):
             raise DataError(f"model {self.version}: the names of the actions must be there and differ")
-        if self.vocabulary is not None and (self.kind, self.shape) != ("sparse", (len(self.vocabulary),)):
-            raise DataError(f"model {self.version}: {len(self.vocabulary)} words do not fit {self.kind} {self.shape}")
+        words = None if self.vocabulary is None else len(self.vocabulary)
+        if self.encoder is not None:
+            made = ("dense" if self.encoder.dense else "sparse", (self.encoder.width,))
+            if made != (self.kind, self.shape) or self.encoder.words != (words or 0):
+                raise DataError(f"model {self.version}: its columns and words do not fit {self.kind} {self.shape}")
+        elif words is not None and (self.kind, self.shape) != ("sparse", (words,)):
+            raise DataError(f"model {self.version}: {words} words do not fit {self.kind} {self.shape}")
         for name, array in self.weights.items():
             if not np.isfinite(array).all():
                 raise DataError(f"model {self.version}: {name} is not finite")
@@ -207,7 +219,9 @@ class DeviceModel:
     @cached_property
     def space(self) -> str:
         """Names what contexts and actions mean; events of another space cannot train this model."""
-        meaning = [self.kind, self.shape, self.actions, self.vocabulary]
+        meaning: list[Any] = [self.kind, self.shape, self.actions, self.vocabulary]
+        if self.encoder is not None:
+            meaning.append(self.encoder.to_json())
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
 
     def to_bytes(self) -> bytes:
@@ -215,6 +229,8 @@ class DeviceModel:
         facts = {name: getattr(self, name) for name in _FACTS}
         if self.trained_on is not None:
             facts["trained_on"] = self.trained_on
+        if self.encoder is not None:
+            facts["encoder"] = self.encoder.to_json()
         text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION, **facts})
         return pack(self.weights, {"model": text})
 
@@ -232,7 +248,8 @@ class DeviceModel:
         policy = experiment.bandit.work.policy
         rule = rule_at(policy, progress or Progress(version=version, actions=header.num_actions))
         vocabulary = None
-        if header.kind == "sparse" and experiment.dataset.path is not None:
+        has_words = header.kind == "sparse" if header.encoder is None else header.encoder.words > 0
+        if has_words and experiment.dataset.path is not None:
             vocabulary = tuple(experiment.dataset.vocabulary())
         return cls(
             version=version,
@@ -243,6 +260,7 @@ class DeviceModel:
             policy=config.policy.model_dump() if rule is policy else describe(rule),
             model=config.model.described,
             vocabulary=vocabulary,
+            encoder=header.encoder,
         )
 
 

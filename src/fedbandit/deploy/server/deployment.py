@@ -3,6 +3,7 @@
 Whatever does not fit together, or has no meaning on real devices, is refused here with the path of its key.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from fedbandit.building.parts import (
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
+from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, ReportBounds
 from fedbandit.evaluation.gate import why_impossible
@@ -54,6 +56,7 @@ class Rules(BaseModel):
     state: str  # folder of checkpoints, metrics and models
     actions: tuple[str, ...] | str  # their names, or a text file with one a line
     vocabulary: str | None = None  # a text file with one word a line, for contexts that are texts
+    encoder: str | None = None  # the header.json of a data set made from a table, for contexts by column
     shape: tuple[Count, ...] | None = None  # of contexts that are dense features
     initial: str | None = None  # a model file to start from
     population: Count | None = None  # devices that may ever take part: what the privacy accounting counts on
@@ -89,6 +92,7 @@ class Deployment:
     actions: tuple[str, ...]
     data: DataSpec
     vocabulary: tuple[str, ...] | None
+    encoder: Encoder | None
     learning: dict[str, Any]  # what devices receive about how to train
     ledger: Ledger | None
     initial: np.ndarray
@@ -111,6 +115,7 @@ class Deployment:
             policy=self.config.policy.model_dump() if rule is policy else describe(rule),
             model=self.config.model.described,
             vocabulary=self.vocabulary,
+            encoder=self.encoder,
         )
 
     @cached_property
@@ -227,9 +232,17 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         raise ConfigError(f"{where}clipping.enabled: without a clip norm one device could move the model at will")
     actions = _lines("deployment.actions", rules.actions, base) if isinstance(rules.actions, str) else rules.actions
     vocabulary = None if rules.vocabulary is None else _lines("deployment.vocabulary", rules.vocabulary, base)
-    if (vocabulary is None) == (rules.shape is None):
+    encoder = None if rules.encoder is None else _encoder(rules.encoder, base, where)
+    if encoder is not None:
+        if rules.shape is not None or (vocabulary is None) == (encoder.words > 0):
+            raise ConfigError(
+                f"{where}deployment.encoder: goes with a vocabulary where it has words, and never a shape"
+            )
+    elif (vocabulary is None) == (rules.shape is None):
         raise ConfigError(f"{where}deployment.shape: give it for dense contexts, or deployment.vocabulary for texts")
-    if vocabulary is not None:
+    if encoder is not None:
+        data = DataSpec("dense" if encoder.dense else "sparse", (encoder.width,), len(actions))
+    elif vocabulary is not None:
         data = DataSpec("sparse", (len(vocabulary),), len(actions))
     else:
         assert rules.shape is not None
@@ -249,6 +262,7 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         actions=tuple(actions),
         data=data,
         vocabulary=vocabulary,
+        encoder=encoder,
         learning=_learning(config, len(actions)),
         ledger=ledger,
         initial=_initial(rules, base, trainable, config),
@@ -258,6 +272,20 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     _ = deployment.rule  # refused now and not in round 1
     assert deployment.space  # makes a model for devices, which checks names, shapes and weights
     return deployment
+
+
+def _encoder(name: str, base: Path, where: str) -> Encoder:
+    """The encoder in the header of a data set."""
+    try:
+        found = json.loads((base / name).read_bytes())
+        return Encoder.from_json(found.get("encoder") if isinstance(found, dict) else None)
+    except OSError as error:
+        raise ConfigError(f"{where}deployment.encoder: {base / name}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        said = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"{where}deployment.encoder: {base / name}: not the header of a table's data: {said}"
+        ) from None
 
 
 def _rules(values: Mapping[str, Any], where: str) -> Rules:

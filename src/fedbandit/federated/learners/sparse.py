@@ -1,4 +1,4 @@
-"""Linear models on sparse text: predictions and training that touch only what a client's words reach, nothing dense.
+"""Linear models on sparse rows (words, columns of a table): work that touches only what a client's rows reach.
 
 What a client reaches is gathered into a compact working copy that stays in the core's cache.
 """

@@ -1,0 +1,143 @@
+"""Logged data sets in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset's CSV files."""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fedbandit.core.errors import DataError
+from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.ragged import Ragged
+from fedbandit.data.dataset import FederatedDataset, Split
+
+_ROWS = 4096
+_MOST_COLUMNS = 1000
+
+
+def export_dsjson(
+    dataset: FederatedDataset, out: Path | str, split: str = "train", progress: Progress = SILENT
+) -> Path:
+    """Write a split of logged decisions as DSJSON, one a line.
+
+    A data set keeps the propensity of the action taken; the others share the rest equally in `p`.
+    """
+    out, part = Path(out), _logged(dataset, split)
+    features, actions = _feature_names(dataset), dataset.header.actions
+    with _writing(out) as file:
+        for first, row, names in _rows(part, features, progress):
+            file.write(json.dumps(_event(part, first, row, names, actions), ensure_ascii=False) + "\n")
+    return out
+
+
+def _event(part: Split, at: int, features: dict[str, float], client: str, actions: tuple[str, ...]) -> dict[str, Any]:
+    assert part.log is not None
+    log, everything = part.log, list(range(len(actions)))
+    could = everything if log.available is None else log.available.slice(at, at + 1).ids.tolist()
+    chosen, probability = could.index(int(log.actions[at])), float(log.propensities[at])
+    ranked = [chosen, *(place for place in range(len(could)) if place != chosen)]
+    rest = (1 - probability) / max(len(could) - 1, 1)
+    return {
+        "_label_cost": 0.0 - float(log.rewards[at]),
+        "_label_probability": probability,
+        "_label_Action": chosen + 1,
+        "_labelIndex": chosen,
+        "Version": "1",
+        "EventId": f"{client}/{at}",
+        "a": [place + 1 for place in ranked],
+        "p": [probability, *[rest] * (len(could) - 1)],
+        "c": {"client": {"id": client}, "context": features, "_multi": [{"action": {"id": actions[a]}} for a in could]},
+    }
+
+
+def export_open_bandit(
+    dataset: FederatedDataset, out: Path | str, split: str = "train", progress: Progress = SILENT
+) -> Path:
+    """Write a split of logged decisions as a folder in the layout of the Open Bandit Dataset.
+
+    It has a column for each feature of a context, and one more for the client. `timestamp` counts the rows, since a
+    data set keeps no time.
+    """
+    out, part = Path(out), _logged(dataset, split)
+    assert part.log is not None
+    if part.log.available is not None:
+        raise DataError(f"{dataset.header.name}: Open Bandit's layout has no sets of available actions; use dsjson")
+    features = _feature_names(dataset)
+    if len(features) > _MOST_COLUMNS:
+        raise DataError(f"{dataset.header.name}: {len(features):,} features; as columns {_MOST_COLUMNS:,} are the most")
+    if out.exists():
+        raise DataError(f"{out}: already exists; nothing was overwritten")
+    out.mkdir(parents=True)
+    columns = [f"user_feature_{place}" for place in range(len(features))]
+    with _writing(out / f"{split}.csv") as file:
+        table = csv.writer(file)
+        table.writerow(["", "timestamp", "item_id", "position", "click", "propensity_score", *columns, "client"])
+        for at, row, client in _rows(part, features, progress):
+            log = part.log
+            facts = [at, at, int(log.actions[at]), 1, float(log.rewards[at]), repr(float(log.propensities[at]))]
+            table.writerow([*facts, *(row.get(name, 0.0) for name in features), client])
+    with _writing(out / "item_context.csv") as file:
+        table = csv.writer(file)
+        table.writerow(["item_id", "item_name"])
+        table.writerows(enumerate(dataset.header.actions))
+    return out
+
+
+def _logged(dataset: FederatedDataset, split: str) -> Split:
+    part = {"train": dataset.train, "test": dataset.test}.get(split)
+    if part is None:
+        raise DataError(f"{dataset.header.name}: has no split {split!r}")
+    if part.log is None:
+        raise DataError(f"{dataset.header.name}: holds labels, not logged decisions; there is nothing to export")
+    return part
+
+
+def _feature_names(dataset: FederatedDataset) -> list[str]:
+    header = dataset.header
+    if header.encoder is not None:
+        return header.encoder.features(dataset.vocabulary() if header.encoder.words else ())
+    if header.kind == "sparse":
+        return dataset.vocabulary()
+    return [f"x{place}" for place in range(int(np.prod(header.shape)))]
+
+
+def _rows(part: Split, names: list[str], progress: Progress) -> Iterator[tuple[int, dict[str, float], str]]:
+    """Each row's number, its features that are not zero, and its client."""
+    owners = np.repeat(np.arange(part.num_clients), part.sizes())
+    with progress.task("Writing decisions", part.num_examples) as advance:
+        for start in range(0, part.num_examples, _ROWS):
+            rows = np.arange(start, min(start + _ROWS, part.num_examples))
+            contexts = part.contexts(rows)
+            for place, at in enumerate(rows.tolist()):
+                if isinstance(contexts, Ragged):
+                    one = contexts.slice(place, place + 1)
+                    assert one.values is not None
+                    ids, values = one.ids, one.values
+                else:
+                    flat = contexts[place].reshape(-1)
+                    ids = np.flatnonzero(flat)
+                    values = flat[ids]
+                found = {names[i]: float(value) for i, value in zip(ids.tolist(), values.tolist(), strict=True)}
+                yield at, found, part.client_id(int(owners[at]))
+            advance(len(rows))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[IO[str]]:
+    """A new text file that appears only when it is complete."""
+    if path.exists():
+        raise DataError(f"{path}: already exists; nothing was overwritten")
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(partial, path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; nothing was written") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,288 @@
+"""From the columns of a table to contexts: which columns, what each becomes, and the words of those that are text.
+
+What tables with labels and logs share. One pass decides; a second one counts words where text was found by the first.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.progress import Progress
+from fedbandit.core.ragged import Ragged
+from fedbandit.data.dataset import FederatedDataset
+from fedbandit.data.encoder import Encoder
+from fedbandit.data.formats.columns import Table, TableBatch
+from fedbandit.data.importers.common import check_counts
+from fedbandit.data.importers.profile import Profile, Reading, Wish
+from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
+
+_MOST_FEATURES = 10_000_000
+Rows = Callable[[TableBatch], np.ndarray | None]
+"""The rows of a batch that count: bool [rows], or None for all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnOptions:
+    """Which columns decide, and what is made of them; the names are those of the command line's options."""
+
+    text: Sequence[str] = ()
+    features: Sequence[str] = ()  # numbers; alone they become a dense array
+    treat: Sequence[str] = ()  # COLUMN=KIND: what is said in place of what would be found
+    vocabulary: int = 10_000
+    categories: int = 100  # the most values of a category with a feature for each; more are hashed
+    scale: str = "standard"  # or none
+    dense: bool | None = None
+    missing: Sequence[str] = ()  # cells that hold nothing, beside the usual ones
+    encoding: str | None = None
+    delimiter: str | None = None
+    like: Path | str | None = None  # a data set whose words, columns, scaling and actions are used
+
+    def __post_init__(self) -> None:
+        check_counts(actions=None, vocabulary=self.vocabulary)
+        if not 2 <= self.categories <= 10_000:
+            raise ConfigError(f"categories: must be from 2 to 10,000, got {self.categories}")
+        if self.scale not in ("standard", "none"):
+            raise ConfigError(f"scale: must be standard or none, got {self.scale!r}")
+        if self.dense and self.text:
+            raise ConfigError("dense: words are never dense; leave out text or dense")
+        for one in self.treat:
+            name, _, kind = one.rpartition("=")
+            if not name:
+                raise ConfigError(f"as: expected COLUMN=KIND, got {one!r}")
+            Wish.parse(kind)
+        if self.like is not None and (self.features or self.treat):
+            raise ConfigError("like: the other data set decides the columns; leave out features and as")
+
+    def table(self, source: Any) -> Table:
+        """The file or frame, opened as the options say."""
+        return Table(source, encoding=self.encoding, delimiter=self.delimiter, missing=self.missing)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the columns: how each is read here, and how it is encoded here and everywhere."""
+
+    readings: tuple[Reading, ...]
+    words: tuple[str, ...]
+    encoder: Encoder | None  # None: text alone
+
+    @property
+    def kind(self) -> Literal["dense", "sparse"]:
+        return "dense" if self.encoder is not None and self.encoder.dense else "sparse"
+
+    @property
+    def width(self) -> int:
+        """The number of features of a context."""
+        return len(self.words) if self.encoder is None else self.encoder.width
+
+    @property
+    def text(self) -> list[str]:
+        """The columns that are text."""
+        return [reading.name for reading in self.readings if reading.kind == "text"]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are used."""
+        return [reading.name for reading in self.readings if reading.kind != "ignore"]
+
+    def header(self) -> dict[str, Any]:
+        """What the writer of a data set has to know of it."""
+        return {
+            "kind": self.kind,
+            "shape": (self.width,),
+            "vocabulary": self.words if self.words else None,
+            "encoder": self.encoder,
+        }
+
+    def encoding(self) -> Callable[[TableBatch, np.ndarray], np.ndarray | Ragged]:
+        """Makes the contexts of some rows of a batch."""
+        bag = BagOfWords(self.words)
+        text, encoder = self.text, self.encoder
+
+        def contexts(batch: TableBatch, rows: np.ndarray) -> np.ndarray | Ragged:
+            bags = None
+            if text:
+                sentences = batch.joined(text)
+                bags = bag.encode([tokenise(sentences[row]) for row in rows.tolist()])
+            if encoder is None:
+                assert bags is not None
+                return bags
+            cells = {}
+            for reading in self.readings:
+                if reading.column is not None:
+                    found = reading.cells(batch)
+                    chosen = found[rows] if isinstance(found, np.ndarray) else [found[row] for row in rows.tolist()]
+                    cells[reading.name] = chosen
+            return encoder.matrix(cells) if encoder.dense else encoder.sparse(bags, cells)
+
+        return contexts
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """For each column its name, what it becomes, its number of features, and what is missing."""
+        lines = []
+        for reading in self.readings:
+            if reading.kind == "ignore":
+                lines.append((reading.name, f"left out: {reading.note}", "", ""))
+                continue
+            width, becomes, gone = "", f"text: {len(self.words):,} words", []
+            if reading.column is not None:
+                width, becomes = f"{reading.column.width:,}", reading.column.describe()
+            elif reading.name == self.text[0]:
+                width = f"{len(self.words):,}"
+            else:
+                becomes = f"text: counted with {self.text[0]}"
+            if reading.written not in ("", "1234.5", "year-month-day"):
+                becomes += f", written as {reading.written}"
+            if reading.missing:
+                gone.append(f"{reading.missing:,} missing")
+            if reading.wrong:
+                gone.append(f"{reading.wrong:,} not a {reading.kind}")
+            lines.append((reading.name, becomes, width, ", ".join(gone)))
+        return lines
+
+    def describe(self) -> str:
+        """The contexts in one line."""
+        if self.kind == "dense":
+            return f"contexts: {self.width:,} dense features"
+        if self.encoder is None:
+            return f"contexts: {self.width:,} words"
+        hybrid = f"{len(self.words):,} words and {self.width - len(self.words):,} others" if self.words else "sparse"
+        return f"contexts: {self.width:,} features, {hybrid}"
+
+
+class Survey:
+    """Looks at the columns in one pass over a table, and then decides."""
+
+    def __init__(self, table: Table, options: ColumnOptions, roles: Iterable[str]) -> None:
+        self._table, self._options = table, options
+        self.like = None if options.like is None else _like(options.like)
+        self._wishes = self._read_wishes(roles)
+        if self.like is not None:
+            self._check_like(self.like)
+        self._profiles = {
+            name: Profile(name, wish) for name, wish in self._wishes.items() if not wish or wish.kind != "text"
+        }
+        known = [name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"]
+        # Words are counted at once where nobody has to find out first what is text.
+        self._text = known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
+        self._words = FrequencyCounter()
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to look at."""
+        ignored = [name for name, wish in self._wishes.items() if wish is not None and wish.kind == "ignore"]
+        return [*(name for name in self._profiles if name not in ignored), *self._text]
+
+    def add(self, batch: TableBatch, rows: np.ndarray | None = None) -> None:
+        """Look at a batch, or at some of its rows: bool [rows]."""
+        for _name, profile in self._profiles.items():
+            if profile.wish is None or profile.wish.kind != "ignore":
+                profile.add(batch, rows)
+        if self._text:
+            _count(self._words, batch.joined(self._text), rows)
+
+    def decide(self, progress: Progress, extra: Sequence[str] = (), rows: Rows = lambda batch: None) -> Plan:
+        """What the columns become; reads the table again where it has found text."""
+        if self.like is not None:
+            return self._decided_by(self.like)
+        readings = tuple(self._reading(name) for name in self._wishes)
+        text = [reading.name for reading in readings if reading.kind == "text"]
+        if text and text != self._text:
+            self._words = FrequencyCounter()
+            for batch in self._table.batches([*text, *extra], progress=progress, what="Counting words"):
+                _count(self._words, batch.joined(text), rows(batch))
+        words = tuple(self._words.top(self._options.vocabulary)) if text else ()
+        columns = tuple(reading.column for reading in readings if reading.column is not None)
+        if not columns and not words:
+            reasons = "; ".join(f"{one.name}: {one.note or 'no words'}" for one in readings[:5])
+            raise DataError(
+                f"{self._table.label}: no column is left to decide from{f' ({reasons})' if reasons else ''}"
+            )
+        encoder = None
+        if columns:
+            dense = self._options.dense
+            if dense is None:
+                dense = bool(self._options.features) and all(one.kind in ("number", "flag") for one in columns)
+            if dense and words:
+                raise ConfigError(f"dense: words are never dense, and {text[0]} is text; --as '{text[0]}=ignore'")
+            encoder = Encoder(columns, tuple(text) if words else (), len(words), dense and not words)
+            if encoder.width > _MOST_FEATURES:
+                raise DataError(f"{self._table.label}: {encoder.width:,} features; {_MOST_FEATURES:,} are the most")
+        return Plan(readings, words, encoder)
+
+    def _reading(self, name: str) -> Reading:
+        if name not in self._profiles:
+            return Reading(name, "text")
+        try:
+            return self._profiles[name].decide(categories=self._options.categories, scale=self._options.scale)
+        except DataError as error:
+            raise DataError(f"{self._table.column(name)}: {error}") from None
+
+    def _read_wishes(self, roles: Iterable[str]) -> dict[str, Wish | None]:
+        """The columns that decide, in the table's order, and what the options say about each."""
+        table, options, taken = self._table, self._options, set(roles)
+        wishes: dict[str, Wish | None] = {}
+        for name in table.matching(options.features):
+            wishes[name] = Wish("number")
+        text = [options.text] if isinstance(options.text, str) else list(options.text)
+        if self.like is not None and not text:
+            encoder = self.like.header.encoder
+            text = list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))
+        table.require(text)
+        wishes |= {name: Wish("text") for name in text}
+        if self.like is not None and self.like.header.encoder is not None:
+            names = [column.name for column in self.like.header.encoder.columns]
+            table.require(names)
+            return {**wishes, **dict.fromkeys(names)}
+        for one in options.treat:
+            pattern, _, kind = one.rpartition("=")
+            wishes |= {name: Wish.parse(kind) for name in table.matching([pattern])}
+        if not options.text and not options.features and self.like is None:
+            wishes |= {name: None for name in table.names if name not in wishes and name not in taken}
+        return {name: wishes[name] for name in table.names if name in wishes}
+
+    def _check_like(self, like: FederatedDataset) -> None:
+        encoder = like.header.encoder
+        if encoder is not None and self._options.text and list(self._options.text) != list(encoder.text):
+            raise ConfigError(f"like: {like.header.name} has its text in {', '.join(encoder.text) or 'no column'}")
+        if encoder is None and (like.header.kind != "sparse" or not self._wishes):
+            raise ConfigError(f"like: {like.header.name} has no columns of a table, nor text; name what is text")
+
+    def _decided_by(self, like: FederatedDataset) -> Plan:
+        encoder = like.header.encoder
+        text = encoder.text if encoder is not None else tuple(self._wishes)
+        readings = [Reading(name, "text") for name in text]
+        for column in encoder.columns if encoder is not None else ():
+            readings.append(self._profiles[column.name].read_as(column))
+        words = tuple(like.vocabulary()) if text else ()
+        order = {name: place for place, name in enumerate(self._table.names)}
+        return Plan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
+
+
+def _like(source: Path | str) -> FederatedDataset:
+    from fedbandit.data import open_dataset
+
+    return open_dataset(source)
+
+
+def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -> None:
+    for row in range(len(texts)) if rows is None else np.flatnonzero(rows).tolist():
+        words.add(tokenise(texts[row]))
+
+
+def summary(table: Table, roles: Sequence[tuple[str, str]], plan: Plan, facts: Sequence[str]) -> str:
+    """What was found and decided, as a table for people; `roles` says what the other columns are."""
+    rows = [(name, what, "", "") for name, what in roles] + plan.rows()
+    order = {name: place for place, name in enumerate(table.names)}
+    rows.sort(key=lambda row: order.get(row[0], len(order)))
+    head = ("column", "becomes", "features", "missing")
+    widths = [min(max(len(row[place]) for row in [head, *rows]), 72) for place in range(4)]
+    lines = [f"{table.label}: {len(table.names)} columns; {table.source.describe()}"]
+    for name, what, features, missing in [head, *rows]:
+        line = f"  {name:<{widths[0]}}  {what:<{widths[1]}}  {features:>{widths[2]}}  {missing}"
+        lines.append(line.rstrip())
+    return "\n".join([*lines, plan.describe(), *facts])

@@ -1,0 +1,324 @@
+"""What each column of a table is: decided from its cells in one pass, unless an option says it.
+
+Keeps counts and moments, never cells. Knows nothing of clients, labels or data sets.
+"""
+
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.data.encoder import Cells, Column
+from fedbandit.data.formats import cells
+from fedbandit.data.formats.columns import TableBatch
+from fedbandit.data.text import FrequencyCounter, in_natural_order
+
+_MOST = 0.95  # of a column's cells: so many must be numbers or dates; the others count as missing
+_MOST_DISTINCT = 20_000
+_TRIES = 1000  # cells after which a column that holds few numbers is not read as numbers any more
+_SKEWED = 3.0  # skewness from which numbers that are never negative are scaled by their logarithm
+_FEW = 20  # sentences that are the values of a category if each occurs often
+_BUCKETS = (64, 1024)
+_SEASONS = 120 * 86_400  # seconds that dates must span before the time of the year says anything
+_WRITTEN = {
+    "point": "1234.5", "comma": "1.234,5",
+    "ymd": "year-month-day", "mdy": "month/day/year", "dmy": "day.month.year",
+}  # fmt: skip
+KINDS = ("text", "number", "log", "raw", "category", "hashed", "date", "flag", "ignore")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What an option says about a column: `COLUMN=KIND` or `COLUMN=KIND:DETAIL`."""
+
+    kind: str
+    buckets: int | None = None
+    written: str | None = None
+
+    @classmethod
+    def parse(cls, given: str) -> "Wish":
+        """From KIND or KIND:DETAIL; `ConfigError` says what is possible."""
+        kind, _, detail = given.partition(":")
+        if kind not in KINDS:
+            raise ConfigError(f"as: {kind!r} is not a kind of column; one of {', '.join(KINDS)}")
+        if not detail:
+            return cls(kind)
+        if kind == "hashed" and detail.isdigit() and 1 <= int(detail) <= 2**20:
+            return cls(kind, buckets=int(detail))
+        possible = {"date": ("ymd", "mdy", "dmy"), **dict.fromkeys(("number", "log", "raw"), ("point", "comma"))}
+        if detail in possible.get(kind, ()):
+            return cls(kind, written=_WRITTEN[detail])
+        raise ConfigError(f"as: {given!r}: possible are hashed:1 to hashed:{2**20}, date:dmy (ymd, mdy), number:comma")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a column of this very file is read, and what it becomes."""
+
+    name: str
+    kind: str  # text, ignore, or the kind of the column
+    column: Column | None = None
+    written: str = ""  # how its numbers or dates are written
+    note: str = ""  # why it is left out
+    missing: int = 0
+    wrong: int = 0  # cells that are no number or date; they count as missing
+
+    def cells(self, batch: TableBatch) -> Cells:
+        """The column's cells in a batch, as its encoder wants them."""
+        array = batch.array(self.name)
+        try:
+            if self.kind == "number":
+                return cells.numbers(array, self.written)
+            if self.kind == "date":
+                return cells.dates(array, self.written)
+            if self.kind == "flag":
+                return cells.flags(array)
+        except DataError as error:
+            raise DataError(f"{batch.table.column(self.name)}: {error}") from None
+        return batch.names(self.name)
+
+
+@dataclass
+class _Moments:
+    """Mean, spread and skewness of numbers that come in blocks."""
+
+    count: int = 0
+    mean: float = 0.0
+    second: float = 0.0
+    third: float = 0.0
+    low: float = np.inf
+    high: float = -np.inf
+
+    def add(self, block: np.ndarray) -> None:
+        if not len(block):
+            return
+        a, b, mean = self.count, len(block), float(block.mean())
+        apart = block - mean
+        second, third = float((apart**2).sum()), float((apart**3).sum())
+        delta, n = mean - self.mean, a + b
+        self.third += third + delta**3 * a * b * (a - b) / n**2 + 3 * delta * (a * second - b * self.second) / n
+        self.second += second + delta**2 * a * b / n
+        self.mean += delta * b / n
+        self.count = n
+        self.low, self.high = min(self.low, float(block.min())), max(self.high, float(block.max()))
+
+    @property
+    def deviation(self) -> float:
+        return sqrt(self.second / self.count) if self.count else 0.0
+
+    @property
+    def skewness(self) -> float:
+        return self.third / self.count / self.deviation**3 if self.deviation > 0 else 0.0
+
+
+@dataclass
+class _Numbers:
+    plain: _Moments = field(default_factory=_Moments)
+    logs: _Moments = field(default_factory=_Moments)
+
+    def add(self, found: np.ndarray) -> None:
+        found = found[~np.isnan(found)]
+        self.plain.add(found)
+        self.logs.add(np.log1p(np.maximum(found, 0.0)))
+
+
+class Profile:
+    """What has been seen of one column."""
+
+    def __init__(self, name: str, wish: Wish | None = None) -> None:
+        self.name, self.wish = name, wish
+        self.rows = self._before = self.named = self.present = self._words = self._flags = 0
+        self._type = ""
+        self._distinct = FrequencyCounter(_MOST_DISTINCT)
+        self._numbers = {written: _Numbers() for written in cells.NUMBERS}
+        self._dates = {written: _Moments() for written in cells.DATES}
+        self._clock = dict.fromkeys(cells.DATES, False)
+        self._slashes = self._counts_rows = False
+        self._last: float | None = None
+
+    def add(self, batch: TableBatch, rows: np.ndarray | None = None) -> None:
+        """Look at the cells of a batch, or of some of its rows: bool [rows]."""
+        array = batch.array(self.name)
+        if rows is not None:
+            array = array.filter(pa.array(rows))
+        if not len(array):
+            return
+        self.rows += len(array)
+        self.present += int(cells.present(array, cells.NO_VALUE).sum())
+        named = cells.present(array, cells.MISSING)
+        self._before = self.named
+        self.named += int(named.sum())
+        array = array.filter(pa.array(named))
+        if not len(array):
+            return
+        kind = array.type
+        self._type = "list" if pa.types.is_nested(kind) else str(kind)
+        if pa.types.is_string(kind):
+            self._add_strings(array)
+        elif pa.types.is_timestamp(kind):
+            self._add_dates("year-month-day", cells.dates(array))
+        elif self._type != "list":
+            self._add_numbers(array)
+
+    def _add_strings(self, array: Any) -> None:
+        trimmed = pc.utf8_trim_whitespace(array)
+        found = pc.value_counts(trimmed)
+        values, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
+        self._distinct.add(dict(zip(values, counts, strict=True)))
+        self._words += int(pc.sum(pc.add(pc.count_substring_regex(trimmed, r"\s+"), 1)).as_py() or 0)
+        self._flags += int(np.isfinite(cells.flags(trimmed)).sum())
+        for written, numbers in self._numbers.items():
+            if self._hopeful(numbers.plain.count, "number", "log", "raw"):
+                read = cells.numbers(trimmed, written)
+                numbers.add(read)
+                if written == "1234.5":
+                    self._follow(read)
+        for written in self._dates:
+            if self._hopeful(self._dates[written].count, "date"):
+                self._add_dates(written, cells.dates(trimmed, written))
+        self._slashes |= bool(pc.any(pc.match_substring(trimmed, "/")).as_py())
+
+    def _hopeful(self, found: int, *kinds: str) -> bool:
+        wished = self.wish is not None and self.wish.kind in kinds
+        return wished or self._before < _TRIES or found * 2 >= self._before
+
+    def _add_dates(self, written: str, seconds: np.ndarray) -> None:
+        seconds = seconds[~np.isnan(seconds)]
+        self._dates[written].add(seconds)
+        self._clock[written] |= bool((seconds % 86_400 != 0).any())
+
+    def _add_numbers(self, array: Any) -> None:
+        found = cells.numbers(array)
+        self._numbers["1234.5"].add(found)
+        self._flags += int(np.isin(found, (0, 1)).sum())
+        self._follow(found)
+        values, counts = np.unique(found[np.isfinite(found)], return_counts=True)
+        names = [str(int(value)) if value.is_integer() else repr(value) for value in values.tolist()]
+        self._distinct.add(dict(zip(names, counts.tolist(), strict=True)))
+
+    def _follow(self, found: np.ndarray) -> None:
+        """Whether the column counts rows, as an exported index does."""
+        before = found[:1] - 1 if self._last is None else np.array([self._last])
+        self._counts_rows = bool((np.diff(np.concatenate([before, found])) == 1).all()) and (
+            self._last is None or self._counts_rows
+        )
+        self._last = float(found[-1])
+
+    def decide(self, *, categories: int, scale: str) -> Reading:
+        """What the column is, by its cells or by the wish about it."""
+        kind = self.wish.kind if self.wish is not None else self._kind(categories)
+        if kind.startswith("ignore"):
+            return Reading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")
+        if self._type == "list" or not self.present:
+            what = "holds lists" if self._type == "list" else "is empty"
+            raise DataError(f"{what}, and cannot be read as {kind}")
+        if kind == "text":
+            return Reading(self.name, "text", missing=self.rows - self.named)
+        if kind in ("number", "log", "raw"):
+            return self._number(kind, scale)
+        if kind == "date":
+            return self._date()
+        if kind == "flag":
+            wrong = self.present - self._flags
+            if not self._flags:
+                raise DataError("holds no true or false, yes or no, 1 or 0")
+            return self._read("flag", wrong)
+        return self._category(kind, categories)
+
+    def decide_flags(self) -> Reading | None:
+        """The column as true and false, if that is what all its cells are."""
+        return self._read("flag", 0) if self._flags == self.present > 0 else None
+
+    def _kind(self, categories: int) -> str:
+        present, distinct = self.present, self._distinct.distinct
+        if not present or self._type == "list":
+            return "ignore:holds lists" if self._type == "list" else "ignore:is empty"
+        if self._type in ("bool",) or (self._flags == present and distinct <= 2 and self.named == present):
+            return "flag" if distinct > 1 or self._type == "bool" else "ignore:always the same"
+        if max(self._dates.values(), key=lambda one: one.count).count >= _MOST * present:
+            return "date"
+        if distinct == 1 and self.named == self.rows:
+            return "ignore:always the same"
+        if max(self._numbers.values(), key=lambda one: one.plain.count).plain.count >= _MOST * present:
+            return "ignore:counts the rows" if self._counts_rows and self.named == self.rows > 2 else "number"
+        words = self._words / self.named
+        repeated = distinct <= min(_FEW, self.named / 5)  # sentences to choose from, not to write
+        if (words >= 2.5 and not repeated) or (words >= 1.5 and distinct > categories):
+            return "text"
+        if distinct > 0.9 * self.named and self.named > 20:
+            return "ignore:a different value in nearly every row"
+        return "category" if distinct <= categories else "hashed"
+
+    def _number(self, kind: str, scale: str) -> Reading:
+        written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
+        numbers = self._numbers[written]
+        self._enough(numbers.plain.count, "numbers")
+        scaled = kind != "raw" and (scale == "standard" or kind == "log")
+        log = kind == "log" or (kind == "number" and numbers.plain.low >= 0 and numbers.plain.skewness > _SKEWED)
+        used = numbers.logs if log and scaled else numbers.plain
+        if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
+            if self.wish is None:
+                same = self.present == self.rows
+                return Reading(self.name, "ignore", note="always the same" if same else "always the same or missing")
+            log = scaled = False  # nothing to scale by
+        mean, deviation = (used.mean, used.deviation) if scaled else (0.0, 1.0)
+        wrong = self.present - numbers.plain.count
+        return self._read("number", wrong, written, log=log and scaled, scaled=scaled, mean=mean, deviation=deviation)
+
+    def _date(self) -> Reading:
+        # Of 03/04/2024 alone nobody knows; with slashes the month comes first, as where most such files come from.
+        order = ["year-month-day", *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes)]
+        written = self._written(lambda way: self._dates[way].count, order)
+        found = self._dates[written]
+        self._enough(found.count, "dates")
+        parts = ["weekday", *(["hour"] if self._clock[written] else [])]
+        parts += ["year"] if found.high - found.low >= _SEASONS else []
+        return self._read("date", self.present - found.count, written, parts=tuple(parts))
+
+    def _enough(self, found: int, what: str) -> None:
+        """Refuse a column that an option takes for something that most of its cells are not."""
+        if found * 2 < self.present:
+            shown = next((name for name in self._distinct.top() if name), "")[:40]
+            raise DataError(f"{found:,} of {self.present:,} cells are {what}; the most frequent is {shown!r}")
+
+    def _written(self, count: Any, ways: list[str]) -> str:
+        if self.wish is not None and self.wish.written is not None:
+            return self.wish.written
+        return max(ways, key=count)  # of equals the first
+
+    def _category(self, kind: str, categories: int) -> Reading:
+        missing = self.rows - self.named
+        if kind == "hashed":
+            least, most = _BUCKETS
+            enough = 1 << max(self._distinct.distinct - 1, 1).bit_length()
+            buckets = (self.wish.buckets if self.wish else None) or min(max(enough, least), most)
+            return Reading(
+                self.name, "hashed", Column(name=self.name, kind="hashed", missing=missing > 0, buckets=buckets),
+                missing=missing,
+            )  # fmt: skip
+        values = in_natural_order(self._distinct.top(categories))
+        column = Column(name=self.name, kind="category", missing=missing > 0, values=tuple(values))
+        return Reading(self.name, "category", column, missing=missing)
+
+    def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> Reading:
+        missing = self.rows - self.present
+        column = Column(name=self.name, kind=kind, missing=missing + wrong > 0, **how)
+        return Reading(self.name, kind, column, written, missing=missing, wrong=wrong)
+
+    def read_as(self, column: Column) -> Reading:
+        """The reading of this file's column for a column that another table decided."""
+        if column.kind == "number":
+            written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
+            found = self._numbers[written].plain.count
+        elif column.kind == "date":
+            order = ["year-month-day", *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes)]
+            written = self._written(lambda way: self._dates[way].count, order)
+            found = self._dates[written].count
+        else:
+            written, found = "", self._flags if column.kind == "flag" else self.named
+        there = self.named if column.kind in ("category", "hashed") else self.present
+        return Reading(self.name, column.kind, column, written, missing=self.rows - there, wrong=there - found)
