@@ -143,7 +143,7 @@ def test_a_finished_run_says_so_and_what_to_do(here):
     assert "already finished" not in first.stdout
     again = in_this_process(*command)
     assert again.returncode == 0
-    assert again.stdout.startswith("already finished; for another run use another folder\n")
+    assert again.stdout.startswith("already finished; more --rounds extend it; for another run use another folder\n")
     assert again.stdout.endswith(first.stdout)
 
 
