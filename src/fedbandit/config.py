@@ -326,7 +326,7 @@ def _nothing() -> None:
 
 
 def _line_of(key: str, text: str) -> int | None:
-    """Where a dotted key is set in a TOML file: in its section, or in a table on one line; None if that is not plain."""
+    """Where a dotted key is set in a TOML file: in its section, or in a table on one line; None if it is not plain."""
     section, last = "", key.rpartition(".")[2]
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):

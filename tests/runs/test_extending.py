@@ -57,9 +57,10 @@ def test_killed_while_it_is_extended_a_run_is_still_whole(tmp_path, monkeypatch)
     def killed(*arguments):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(run_folder, "write_text", killed)
-        run(small_config(rounds=8), tmp_path / "run", dataset=data)
+        with pytest.raises(KeyboardInterrupt):
+            run(small_config(rounds=8), tmp_path / "run", dataset=data)
     assert run(small_config(rounds=4), tmp_path / "run", dataset=data)["reward"].shape == (4,)
     assert run(small_config(rounds=8), tmp_path / "run", dataset=data)["reward"].shape == (8,)
 
