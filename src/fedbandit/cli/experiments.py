@@ -164,6 +164,7 @@ def drift(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable.")
     ] = [],  # noqa: B006
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")] = Path("drift.png"),
+    workers: Workers = None,
 ) -> None:
     """Measure how each policy recovers after a sudden change.
 
@@ -173,8 +174,10 @@ def drift(
 
     from fedbandit.config import parse_settings
     from fedbandit.core.errors import ConfigError
+    from fedbandit.core.progress import to_stderr
     from fedbandit.data import open_dataset
     from fedbandit.results.plots import require_picture
+    from fedbandit.runs.local_runner import LocalRunner
     from fedbandit.studies.comparison import telling
     from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
     from fedbandit.studies.sweeps import name_of
@@ -204,6 +207,7 @@ def drift(
     outcomes = run_study(
         study,
         lambda policy, seed: runs / names[policy] / f"seed-{seed}",
+        runner=LocalRunner(workers, to_stderr()),
         on_end=telling(lambda text: typer.echo(text, err=True)),
     )
     typer.echo(table(study, outcomes))

@@ -17,11 +17,13 @@ from fedbandit import __version__
 from fedbandit.config import Config
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_text
+from fedbandit.core.progress import to_stderr
 from fedbandit.presets import preset
 from fedbandit.report import tables
 from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
+from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.comparison import compare, table
 
 _CHARTS = {
@@ -171,6 +173,7 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
         members(),
         SEEDS,
         lambda label, seed: out / "runs" / label / f"seed-{seed}",
+        runner=LocalRunner(progress=to_stderr()),
         on_end=lambda label, seed, ended: say(f"  {label}, seed {seed}"),
     )
     picture = draw_curves(
