@@ -186,12 +186,13 @@ def _print_profile(seconds: dict[str, float]) -> None:
         print(f"{name:<12} {value:8.2f} s  {100 * value / total:5.1f}%")
 
 
-app.command(section=Section.SIMULATE)(cli_experiments.figure)
-app.command(section=Section.SIMULATE)(cli_experiments.sweep)
-app.command(section=Section.SIMULATE)(cli_experiments.advise)
-app.command(section=Section.SIMULATE)(cli_experiments.drift)
-app.command(section=Section.SIMULATE)(cli_experiments.report)
 app.command(section=Section.SIMULATE)(cli_experiments.watch)
+app.command(section=Section.SIMULATE)(cli_experiments.report)
+app.command(section=Section.STUDY)(cli_experiments.compare)
+app.command(section=Section.STUDY)(cli_experiments.sweep)
+app.command(section=Section.STUDY)(cli_experiments.advise)
+app.command(section=Section.STUDY)(cli_experiments.figure)
+app.command(section=Section.STUDY)(cli_experiments.drift)
 app.add_typer(cli_data.app, name="data", rich_help_panel=Section.DATA)
 app.command(section=Section.LOGS)(cli_evaluate.evaluate)
 app.command("train-offline", section=Section.LOGS)(cli_evaluate.train_offline)

@@ -1,4 +1,4 @@
-"""Commands about many runs: figure, sweep, advise, drift, report, watch."""
+"""Commands about many runs: compare, sweep, advise, figure, drift, report, watch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -82,6 +82,50 @@ def sweep(
     winner = out / "winner.toml"
     typer.echo(f"table: {' and '.join(map(str, written))}")
     typer.echo(f"winner: {winner}" if winner.exists() else "no winner: every member diverged")
+
+
+def compare(
+    configurations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME_OR_TOML...",
+            help="Presets or TOML files; changes may stand behind one: 'so-scratch-softmax policy.beta=0.5'.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for runs, picture and tables; use it again to resume.")
+    ] = Path("comparison"),
+    seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
+    against: Annotated[
+        str | None, typer.Option(help="The configuration to compare with, as the table names it.", show_default="best")
+    ] = None,
+    settings: Settings = [],  # noqa: B006
+    workers: Workers = None,
+    engine: Engine = "threads",
+    ray_address: RayAddress = None,
+) -> None:
+    """Run configurations with the same seeds and compare rewards.
+
+    Prints a table with paired differences and their intervals, and writes a picture and a report.
+    """
+    from fedbandit.config import parse_settings
+    from fedbandit.report.report import write_report
+    from fedbandit.runs.ray_runner import runner_of
+    from fedbandit.studies.comparing import members_of, run_comparison, seeds_of
+    from fedbandit.studies.comparison import telling
+    from fedbandit.studies.sweeps import write_table
+
+    members, every = members_of(configurations, parse_settings(settings)), seeds_of(seeds)
+    with runner_of(engine, ray_address, workers) as runner:
+        results = run_comparison(members, every, out, runner, telling(_note))
+    found = results.differences(against=against)
+    results.plot(path=out / "comparison.png")
+    tables = write_table(found.rows(), out / "comparison")
+    page = write_report([out / name for name in members], out / "report.html")
+    typer.echo(f"{found}\n\n{found.in_words()}\n")
+    for problem in results.problems:
+        typer.echo(f"note: {problem}")
+    typer.echo(f"picture: {out / 'comparison.png'}; table: {' and '.join(map(str, tables))}; report: {page}")
 
 
 def report(
