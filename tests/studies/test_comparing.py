@@ -1,4 +1,4 @@
-"""`fedbandit compare`: a few configurations over the same seeds, in folders that a person finds, resumed and extended."""
+"""`fedbandit compare`: configurations over the same seeds, in folders that a person finds, resumed and extended."""
 
 import csv
 
