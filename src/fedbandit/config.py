@@ -4,6 +4,7 @@ The names are the ones users type, in TOML and with `--set`.
 """
 
 import importlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -274,6 +275,18 @@ class Config(_Section):
         except ValidationError as error:
             raise ConfigError(f"{where}{_first_problem(error)}") from None
 
+    @classmethod
+    def from_toml(cls, path: Path) -> "Config":
+        """The configuration in a TOML file; what is wrong in it is refused with the file and the line."""
+        values = read_toml(path)
+        try:
+            config = cls.build(values)
+            _check_parts(config, set(values))
+        except ConfigError as error:
+            line = _line_of(str(error).partition(":")[0], path.read_text(encoding="utf-8"))
+            raise ConfigError(f"{path}{'' if line is None else f', line {line}'}: {error}") from None
+        return config
+
     def with_values(self, settings: Mapping[str, Any]) -> "Config":
         """A copy with dotted keys set, in any order: `config.with_values({"policy.beta": 0.1})`."""
         if all(settings.get(f"clipping.{way}") is not None for way in ("norm", "quantile")):
@@ -309,11 +322,35 @@ def _check_parts(config: Config, sections: set[str]) -> None:
             continue
         chosen = getattr(config, section)
         name = getattr(chosen, key)
-        if ":" in name or (section, name) == ("compression", "none"):  # who builds it imports a user's module
+        if ":" in name:  # who builds it imports a user's module
             continue
-        make = resolve(f"{section}.{key}", name, importlib.import_module(module).BUILT_IN)
+        built_in = {
+            **({"none": _nothing} if section == "compression" else {}),
+            **importlib.import_module(module).BUILT_IN,
+        }
+        make = resolve(f"{section}.{key}", name, built_in)
         floor = ("floor",) if section == "policy" else ()  # goes with every built-in rule
-        check_keys(section, make, {k: v for k, v in chosen.parameters.items() if k not in floor}, leading)
+        given = [parameter for parameter in chosen.parameters if parameter not in floor]
+        check_keys(section, make, given, leading, beside=[*type(chosen).model_fields, *floor], others=built_in)
+
+
+def _nothing() -> None:
+    """What "none" makes, and it takes no parameters."""
+
+
+def _line_of(key: str, text: str) -> int | None:
+    """Where a dotted key is set in a TOML file: in its section, or in a table on one line; None if it is not plain."""
+    section, last = "", key.rpartition(".")[2]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
+            section = header.group(1)
+            if section == key:
+                return number
+        elif named := re.match(r"\s*([\w.-]+)\s*=", line):
+            path = f"{section}.{named.group(1)}".lstrip(".")
+            if path == key or (key.startswith(f"{path}.") and re.search(rf"\b{re.escape(last)}\s*=", line)):
+                return number
+    return None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -367,6 +404,8 @@ def _first_problem(error: ValidationError) -> str:
         return f"{path}: unknown key{nearest(path.rpartition('.')[2], _keys_beside(first['loc']))}"
     if first["type"] == "model_type":
         return f"{path}: should be a section with keys of its own, not {first['input']!r}"
+    if first["type"] in ("tuple_type", "list_type"):
+        return f"{path}: should be a list, such as {[first['input']]!r}, not {first['input']!r}"
     if first["type"] == "value_error":
         return f"{path}: ".removeprefix(": ") + first["msg"].removeprefix("Value error, ")  # of the whole: no path
     alike = dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)

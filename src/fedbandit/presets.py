@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedbandit.config import Config, read_toml
+from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
 
@@ -168,7 +168,7 @@ def describe(config: Config) -> str:
 def load(what: str) -> Config:
     """The preset of that name, or the configuration in a TOML file."""
     if what.endswith(".toml") or Path(what).is_file():
-        return Config.build(read_toml(Path(what)), where=f"{what}: ")
+        return Config.from_toml(Path(what))
     return preset(what)
 
 

@@ -33,7 +33,7 @@ def help_of(path):
 def test_a_help_page_has_no_markup_and_fits_a_terminal(path):
     text = help_of(path)
     assert "\\" not in text
-    assert "..." not in re.sub(r"\[ARGS\]\.\.\.|(RUNS|FOLDERS)\.\.\.|fig1a \.\.\. fig4d", "", text)
+    assert "..." not in re.sub(r"\[ARGS\]\.\.\.|(RUNS|FOLDERS|NAME_OR_TOML)\.\.\.|fig1a \.\.\. fig4d", "", text)
     assert max(map(len, text.splitlines())) <= 78
 
 
@@ -62,7 +62,14 @@ def test_what_is_required_and_what_is_the_default_stand_in_brackets():
 def test_commands_stand_in_sections_by_what_they_are_for():
     page = help_of(("fedbandit",))
     headings = [line for line in page.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
-    assert headings == ["Options:", "Simulate:", "Data:", "Logs and theory:", "Privacy and devices:"]
+    assert headings == [
+        "Options:",
+        "Simulate:",
+        "Compare and choose:",
+        "Data:",
+        "Logs and theory:",
+        "Privacy and devices:",
+    ]
     assert all(f"\n  {path[1]} " in page for path in EVERY if len(path) == 2)
 
 

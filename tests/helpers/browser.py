@@ -63,6 +63,41 @@ def sideways_scroll(page: object) -> int:
     return page.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
+def dark(page: object, wanted: bool = True) -> None:
+    """Have the page think that its reader prefers dark pages, or light ones."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+
+def clipped(page: object) -> list[str]:
+    """The texts of visible cells that lie in part outside of the window."""
+    return page.execute_script(
+        "return [...document.querySelectorAll('td, th')].filter(c => c.offsetParent !== null && c.clientHeight > 1 &&"
+        " c.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map(c => c.textContent)"
+    )
+
+
+def contrast(page: object, selector: str) -> float:
+    """By how much what the selector finds stands out from the page's paper: the ratio that WCAG defines."""
+    return page.execute_script(
+        """
+        const luminance = (text) => {
+          const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+          canvas.fillStyle = text;
+          canvas.fillRect(0, 0, 1, 1);
+          const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].map((v) => v / 255)
+            .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+          return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+        };
+        const found = [...document.querySelectorAll(arguments[0])].map((element) => getComputedStyle(element));
+        const own = found.map((style) => luminance(style.stroke !== "none" ? style.stroke : style.color));
+        const paper = luminance(getComputedStyle(document.body).backgroundColor);
+        return Math.min(...own.map((one) => (Math.max(one, paper) + 0.05) / (Math.min(one, paper) + 0.05)));
+        """,
+        selector,
+    )
+
+
 def full_screenshot(page: object, path: Path) -> None:
     """The whole page as a picture, for somebody to look at."""
     import base64

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import chromium, complaints, full_screenshot, requested, sideways_scroll
+from browser import chromium, clipped, complaints, contrast, dark, full_screenshot, requested, sideways_scroll
 from builders import random_text
 from small_runs import make_run, small_config, three_policies
 
@@ -92,3 +92,96 @@ def _until(holds, seconds: float = 60.0) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """Ten configurations with long labels: two rates that differ beside the policy's own parameter."""
+    folder = tmp_path_factory.mktemp("many") / "runs"
+    for number in range(10):
+        rates = {"client__learning_rate": 0.1 + number % 2 / 10, "server__learning_rate": 0.01 + number % 3 / 100}
+        make_run(folder / f"run-{number}", policy__beta=0.1 + number // 6 / 100, rounds=6, **rates)
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", ["phone", "desktop"])
+def test_a_report_tells_who_won_on_its_first_screen_and_clips_nothing(many, tmp_path, width, scheme):
+    report = write_report([many], tmp_path / "report.html")
+    with chromium(tmp_path / "profile", width) as page:
+        dark(page, scheme == "dark")
+        page.get(report.as_uri())
+        box = page.execute_script(
+            "const b = document.querySelector('.headline').getBoundingClientRect(); return b.bottom"
+        )
+        assert box < page.execute_script("return innerHeight")
+        assert clipped(page) == []
+        assert sideways_scroll(page) == 0
+        axis = page.find_elements("css selector", "figure:first-of-type .axis text[text-anchor=end]")
+        assert len(axis) >= 4  # three values and the name of the axis below
+        paper = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(22, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
+        assert contrast(page, "body, .soft, h1, td") > 4.5
+        assert contrast(page, "figure:first-of-type .line, th .line") > 3
+        full_screenshot(page, tmp_path / f"report-{width}-{scheme}.png")
+
+        first = page.find_element("css selector", "#running_reward")
+        assert len(first.find_elements("css selector", "polyline")) == 8
+        hidden = first.find_elements("css selector", "option")[1].get_attribute("value")
+        picker = first.find_element("css selector", "select")
+        pick = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))"
+        page.execute_script(pick, picker, hidden)
+        assert hidden in [button.text for button in first.find_elements("css selector", ".legend button")]
+        assert len(first.find_elements("css selector", "polyline")) == 8
+        assert complaints(page) == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", ["phone", "desktop"])
+def test_the_live_page_sorts_filters_and_compares(many, tmp_path, width, scheme):
+    with make_server(many) as server:
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        with chromium(tmp_path / "profile", width) as page:
+            dark(page, scheme == "dark")
+            page.get(f"http://127.0.0.1:{server.server_address[1]}/")
+            _until(lambda: "10 finished" in _state(page))
+            assert len(page.find_elements("css selector", "#reward polyline")) == 8
+            assert contrast(page, "body, .soft, td") > 4.5
+            assert contrast(page, "#reward .line") > 3
+
+            order = (
+                "const o = document.getElementById('order'); o.value = 'running'; o.dispatchEvent(new Event('change'))"
+            )
+            page.execute_script(order)
+            shown = [
+                float(cell.text.split("\n")[-1]) for cell in page.find_elements("css selector", "#runs td:nth-child(6)")
+            ]
+            assert shown == sorted(shown, reverse=True)
+            assert page.execute_script("return document.querySelector('[aria-sort]').ariaSort") == "descending"
+
+            search = page.find_element("id", "search")
+            search.send_keys("policy.beta=0.11")
+            assert len(page.find_elements("css selector", "#runs tr")) == 4
+            search.clear()
+            search.send_keys("run-7")
+            assert [
+                row.text.split("\n")[0].split(" ")[0] for row in page.find_elements("css selector", "#runs tr")
+            ] == ["run-7"]
+            page.execute_script("document.querySelector('#search').value = ''")
+            search.send_keys(" ")
+
+            for name in ("run-1", "run-8"):
+                box = page.find_element("xpath", f"//label[normalize-space()='{name}']/input")
+                page.execute_script("arguments[0].click()", box)
+            _until(lambda: len(page.find_elements("css selector", "#compared-runs tr")) == 2)
+            assert len(page.find_elements("css selector", "#reward polyline")) == 2
+            assert "policy.\u200bbeta" in page.find_element("id", "compared-heads").get_attribute("textContent")
+            assert clipped(page) == []
+            assert sideways_scroll(page) == 0
+            full_screenshot(page, tmp_path / f"watch-{width}-{scheme}.png")
+            page.execute_script("document.getElementById('forget').click()")
+            _until(lambda: len(page.find_elements("css selector", "#reward polyline")) == 8)
+            assert complaints(page) == []
+        server.shutdown()
+        serving.join()

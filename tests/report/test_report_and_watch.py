@@ -44,10 +44,10 @@ def test_labels_say_no_more_than_sets_configurations_apart(tmp_path):
     make_run(tmp_path / "d", policy__beta=0.5, client__learning_rate=0.3, objective__name="weighted-regression")
     labels = [group.label for group in grouped(list(find_runs([tmp_path])))]
     assert labels == [
-        "softmax regression beta=0.1 client.rate=0.1",
-        "softmax regression beta=0.5 client.rate=0.2",
-        "softmax regression beta=0.5 client.rate=0.3",
-        "softmax weighted-regression beta=0.5 client.rate=0.3",
+        "softmax beta=0.1, regression, client.rate=0.1",
+        "softmax beta=0.5, regression, client.rate=0.2",
+        "softmax beta=0.5, regression, client.rate=0.3",
+        "softmax beta=0.5, weighted-regression, client.rate=0.3",
     ]
 
 
@@ -178,10 +178,10 @@ def test_many_configurations_are_shown_in_part(tmp_path):
     for number in range(14):
         make_run(tmp_path / f"run-{number:02d}", policy__beta=0.1 + number / 100, rounds=4)
     now = Watcher(tmp_path).now()
-    assert (now["configurations"], now["shown"], len(now["runs"])) == (14, 12, 14)
+    assert (now["configurations"], now["shown"], len(now["runs"])) == (14, 8, 14)
     shown = now["charts"]["reward"]["series"]
     worst = min(now["runs"], key=lambda run: run["running_reward"])
-    assert len(shown) == 12
+    assert len(shown) == 8
     assert all(series["mean"][-1] > worst["running_reward"] for series in shown)
 
 
@@ -241,3 +241,89 @@ def test_the_server_refuses_folders_that_are_not_there_and_taken_ports(runs, tmp
         make_server(tmp_path / "nowhere")
     with make_server(runs) as server, pytest.raises(ConfigError, match="--port"):
         make_server(runs, server.server_address[1])
+
+
+def test_labels_and_tables_say_what_is_not_set_and_what_is_not_private(tmp_path):
+    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "privacy__delta": 1e-3}
+    make_run(tmp_path / "default", policy={"name": "softmax"}, rounds=2)
+    make_run(tmp_path / "beta", policy__beta=0.3, rounds=2)
+    make_run(tmp_path / "private", policy__beta=0.3, rounds=2, clipping__norm=0.5, **private)
+    groups = grouped(list(find_runs([tmp_path])))
+    assert sorted(group.label for group in groups) == [
+        "softmax beta=0.3, dp-fedavg",
+        "softmax beta=0.3, not private",
+        "softmax default beta, not private",
+    ]
+    page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "beta=-" not in page
+    assert "±" not in page.split('class="headline"')[1].split("</div>")[0]  # of one seed nothing is known
+    assert "one seed cannot tell whether that is chance" in page
+
+
+def test_the_first_thing_a_report_says_is_who_came_first(runs, tmp_path):
+    page = write_report([runs], tmp_path / "report.html").read_text(encoding="utf-8")
+    final = {
+        group.label: [run.last["running_reward"] for run in group.runs] for group in grouped(list(find_runs([runs])))
+    }
+    best = max(final, key=lambda label: sum(final[label]))
+    first = page.split('class="headline"')[1].split("</div>")[0]
+    assert best in first
+    assert f"{sum(final[best]) / 2:.4f} ± " in first
+    assert "shared seeds" in first
+    assert page.index('class="headline"') < page.index("<table")
+
+
+def test_a_report_of_many_configurations_gives_eight_a_colour(tmp_path):
+    for number in range(10):
+        make_run(tmp_path / f"run-{number}", policy__beta=0.1 + number / 100, rounds=3)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    series = data["charts"]["running_reward"]["series"]
+    assert [one["colour"] is not None for one in series] == [True] * 8 + [False] * 2
+    assert len({(one["colour"], one["dashed"]) for one in series[:8]}) == 8
+    assert [one["mean"][-1] for one in series] == sorted((one["mean"][-1] for one in series), reverse=True)
+
+
+def test_rows_have_what_differs_and_chosen_runs_are_compared(tmp_path):
+    for beta in (0.1, 0.4):
+        for seed in range(2):
+            make_run(tmp_path / f"{beta}-{seed}", policy__beta=beta, seed=seed, rounds=3)
+    watcher = Watcher(tmp_path)
+    now = watcher.now()
+    assert now["parameters"] == ["policy.beta", "seed"]
+    assert [run["values"] for run in now["runs"]] == [[0.1, 0], [0.1, 1], [0.4, 0], [0.4, 1]]
+    assert now["comparison"]["rows"] == []
+    chosen = watcher.now(["0.1-0", "0.4-0", "../../etc/passwd"])
+    assert chosen["comparison"]["keys"] == ["policy.beta"]
+    assert [one["name"] for one in chosen["comparison"]["rows"]] == ["0.1-0", "0.4-0"]
+    assert [one["label"] for one in chosen["charts"]["reward"]["series"]] == ["0.1-0", "0.4-0"]
+    with _serving(tmp_path) as port:
+        answer, body = _get(port, "/runs.json?run=0.4-1&run=0.1-1")
+        assert answer.status == 200
+        assert len(json.loads(body)["comparison"]["rows"]) == 2
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_are_read_once_and_answered_in_bounded_memory(tmp_path):
+    make_run(tmp_path / "run-0000", rounds=3)
+    text = (tmp_path / "run-0000" / "config.toml").read_text(encoding="utf-8")
+    for number in range(1, 1000):
+        folder = tmp_path / f"run-{number:04d}"
+        folder.mkdir()
+        for name in ("environment.json", "summary.json", "metrics.jsonl", "timings.jsonl"):
+            os.link(tmp_path / "run-0000" / name, folder / name)
+        changed = text.replace("beta = 0.1", f"beta = {0.1 + number % 40 / 100}").replace(
+            "seed = 0", f"seed = {number}"
+        )
+        (folder / "config.toml").write_text(changed, encoding="utf-8")
+    watcher = Watcher(tmp_path)
+    now = watcher.now()
+    assert len(now["runs"]) == 1000
+    assert now["shown"] == len(now["charts"]["reward"]["series"]) == 8
+    assert len(watcher._files) <= 8 * 16  # whole files are read for the curves alone
+    assert len(json.dumps(now)) < 1_000_000
+    before = watcher._reader._known
+    configs = {path: kept[1] for path, kept in before.items() if path.name == "config.toml"}
+    again = watcher.now()
+    assert again["runs"] == now["runs"]
+    assert all(watcher._reader._known[path][1] is config for path, config in configs.items())  # none is parsed again

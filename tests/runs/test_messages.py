@@ -85,11 +85,39 @@ def test_a_file_for_a_folder_and_a_folder_for_a_file_are_called_that(here, words
         ({"model.name": "mlp", "model.hiden": 5}, "model.hiden: unknown key; did you mean hidden"),
         ({"server.momentun": 0.9}, "server.momentun: unknown key"),
         ({"server.optimizer": "adamm"}, "server.optimizer: unknown name 'adamm'; did you mean adam"),
+        ({"model.freez": ["w"]}, r"model.freez: unknown key; did you mean freeze\?"),
+        ({"model.freeze": "w"}, r"model.freeze: should be a list, such as \['w'\], not 'w'"),
+        ({"algorithm.mu": 0.1}, "algorithm.mu: unknown key of fedavg; fedprox takes it"),
+        ({"compression.bits": 4}, "compression.bits: unknown key of none; quantize takes it"),
     ],
 )
 def test_a_parameter_that_a_built_in_part_does_not_have_is_refused_when_it_is_set(settings, words):
     with pytest.raises(ConfigError, match=words):
         Config().with_values(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rounds = 3\n\n[model]\nfreez = ['x']\n", "mine.toml, line 4: model.freez: unknown key; did you mean freeze?"),
+        (
+            "rounds = 3\npolicy = {name = 'softmax', bta = 1}\n",
+            "mine.toml, line 2: policy.bta: unknown key; did you mean",
+        ),
+        (
+            "[client]\nlearning_rate = 'x'\n",
+            "mine.toml, line 2: client.learning_rate: should be a valid number, not 'x'",
+        ),
+        ("client.learning_rate = 0\n", "mine.toml, line 1: client.learning_rate: should be greater than 0, not 0"),
+        ("roundz = 3\n", "mine.toml, line 1: roundz: unknown key; did you mean rounds?"),
+        ("[clipping]\nnorm = 1.0\nquantile = 0.5\n", "mine.toml, line 1: clipping: "),
+        ("rounds = 3\n[policy\n", "mine.toml: Expected ']' at the end of a table declaration (at line 2, column 8)"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_refused_with_its_line(here, text, said):
+    (here / "mine.toml").write_text(text, encoding="utf-8")
+    fails_with_one_line(in_this_process("run", "mine.toml", "-o", "out"), said)
+    assert not (here / "out").exists()
 
 
 def test_parameters_of_a_users_own_part_are_left_to_that_part():
@@ -144,7 +172,7 @@ def test_a_finished_run_says_so_and_what_to_do(here):
     assert "already finished" not in first.stdout
     again = in_this_process(*command)
     assert again.returncode == 0
-    assert again.stdout.startswith("already finished; for another run use another folder\n")
+    assert again.stdout.startswith("already finished; more --rounds extend it; for another run use another folder\n")
     assert again.stdout.endswith(first.stdout)
 
 

@@ -141,7 +141,7 @@ def test_a_stop_while_several_runs_wait_for_their_start_keeps_what_there_is(tmp_
 
 
 def test_runs_that_a_stop_kept_from_beginning_are_interrupted_and_not_out_of_time(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(many, "prepare", lambda jobs, stopping: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(many, "prepare", lambda jobs, stopping, progress: signal.raise_signal(signal.SIGINT))
     jobs = [Job(CONFIG.with_values({"seed": seed}), tmp_path / str(seed)) for seed in range(2)]
     assert [end.status for end in LocalRunner(2).run(jobs, deadline=1e12)] == ["interrupted"] * 2
 

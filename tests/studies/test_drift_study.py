@@ -12,10 +12,16 @@ SHORT = {"rounds": 24, "deploy_every": 4, "seeds": 2}
 SETTINGS = {"clients_per_round": 8, "client.max_examples": 8}
 
 
-def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(drift.run_study, "__kwdefaults__", {**drift.run_study.__kwdefaults__, "runner": LocalRunner(1)})
+def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, capsys):
     settings = [f"{key}={value}" for key, value in SETTINGS.items()]
-    words = {**SHORT, "data": str(tiny_text), "at": "12", "policies": "greedy,softmax", "settings": settings}
+    words = {
+        **SHORT,
+        "data": str(tiny_text),
+        "at": "12",
+        "policies": "greedy,softmax",
+        "settings": settings,
+        "workers": 1,
+    }
     command(**words, out=tmp_path / "drift.png")
     said = capsys.readouterr()
     assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")

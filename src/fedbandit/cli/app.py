@@ -83,7 +83,7 @@ def run(
     what: Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The run folder; use the same one again to resume.")],
     data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of bandit rounds.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of bandit rounds; more extend a finished run.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of the bandit phase.")] = None,
     threads: Annotated[int | None, typer.Option(help="Worker threads; results do not depend on their number.")] = None,
     engine: Annotated[str | None, typer.Option(help="Where clients are computed: threads or ray.")] = None,
@@ -101,7 +101,8 @@ def run(
 ) -> None:
     """Run a simulation into a folder, or resume it.
 
-    Ctrl-C stops after the current round. Run the same command again to resume.
+    Ctrl-C stops after the current round. Run the same command again to resume, or with more --rounds to extend a
+    finished run (not a private one).
     """
     from contextlib import closing
 
@@ -134,7 +135,8 @@ def run(
         print(f"stopped after {stopped}; run the same command again to resume")
         raise typer.Exit(130)
     if outcome.finished_before:
-        print("already finished; for another run use another folder")
+        longer = "" if config.privacy.mechanism != "none" else "more --rounds extend it; "
+        print(f"already finished; {longer}for another run use another folder")
     reward = _number(outcome.summary["running_reward"])
     print(f"running average reward {reward} after {outcome.summary['rounds']} rounds")
     for key, value in outcome.summary.items():
@@ -184,13 +186,14 @@ def _print_profile(seconds: dict[str, float]) -> None:
         print(f"{name:<12} {value:8.2f} s  {100 * value / total:5.1f}%")
 
 
-app.command(section=Section.SIMULATE)(cli_experiments.figure)
-app.command(section=Section.SIMULATE)(cli_experiments.gallery)
-app.command(section=Section.SIMULATE)(cli_experiments.sweep)
-app.command(section=Section.SIMULATE)(cli_experiments.advise)
-app.command(section=Section.SIMULATE)(cli_experiments.drift)
-app.command(section=Section.SIMULATE)(cli_experiments.report)
 app.command(section=Section.SIMULATE)(cli_experiments.watch)
+app.command(section=Section.SIMULATE)(cli_experiments.report)
+app.command(section=Section.STUDY)(cli_experiments.compare)
+app.command(section=Section.STUDY)(cli_experiments.sweep)
+app.command(section=Section.STUDY)(cli_experiments.advise)
+app.command(section=Section.STUDY)(cli_experiments.figure)
+app.command(section=Section.STUDY)(cli_experiments.gallery)
+app.command(section=Section.STUDY)(cli_experiments.drift)
 app.add_typer(cli_data.app, name="data", rich_help_panel=Section.DATA)
 app.command(section=Section.LOGS)(cli_evaluate.evaluate)
 app.command("train-offline", section=Section.LOGS)(cli_evaluate.train_offline)

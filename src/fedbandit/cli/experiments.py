@@ -1,4 +1,4 @@
-"""Commands about many runs: figure, sweep, advise, drift, report, watch."""
+"""Commands about many runs: compare, sweep, advise, figure, drift, report, watch."""
 
 from pathlib import Path
 from typing import Annotated
@@ -99,6 +99,50 @@ def sweep(
     typer.echo(f"winner: {winner}" if winner.exists() else "no winner: every member diverged")
 
 
+def compare(
+    configurations: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME_OR_TOML...",
+            help="Presets or TOML files; changes may stand behind one: 'so-scratch-softmax policy.beta=0.5'.",
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for runs, picture and tables; use it again to resume.")
+    ] = Path("comparison"),
+    seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
+    against: Annotated[
+        str | None, typer.Option(help="The configuration to compare with, as the table names it.", show_default="best")
+    ] = None,
+    settings: Settings = [],  # noqa: B006
+    workers: Workers = None,
+    engine: Engine = "threads",
+    ray_address: RayAddress = None,
+) -> None:
+    """Run configurations with the same seeds and compare rewards.
+
+    Prints a table with paired differences and their intervals, and writes a picture and a report.
+    """
+    from fedbandit.config import parse_settings
+    from fedbandit.report.report import write_report
+    from fedbandit.runs.ray_runner import runner_of
+    from fedbandit.studies.comparing import members_of, run_comparison, seeds_of
+    from fedbandit.studies.comparison import telling
+    from fedbandit.studies.sweeps import write_table
+
+    members, every = members_of(configurations, parse_settings(settings)), seeds_of(seeds)
+    with runner_of(engine, ray_address, workers) as runner:
+        results = run_comparison(members, every, out, runner, telling(_note))
+    found = results.differences(against=against)
+    results.plot(path=out / "comparison.png")
+    tables = write_table(found.rows(), out / "comparison")
+    page = write_report([out / name for name in members], out / "report.html")
+    typer.echo(f"{found}\n\n{found.in_words()}\n")
+    for problem in results.problems:
+        typer.echo(f"note: {problem}")
+    typer.echo(f"picture: {out / 'comparison.png'}; table: {' and '.join(map(str, tables))}; report: {page}")
+
+
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain runs.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
@@ -183,6 +227,7 @@ def drift(
         list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable.")
     ] = [],  # noqa: B006
     out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")] = Path("drift.png"),
+    workers: Workers = None,
 ) -> None:
     """Measure how each policy recovers after a sudden change.
 
@@ -192,8 +237,10 @@ def drift(
 
     from fedbandit.config import parse_settings
     from fedbandit.core.errors import ConfigError
+    from fedbandit.core.progress import to_stderr
     from fedbandit.data import open_dataset
     from fedbandit.results.plots import require_picture
+    from fedbandit.runs.local_runner import LocalRunner
     from fedbandit.studies.comparison import telling
     from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
     from fedbandit.studies.sweeps import name_of
@@ -223,6 +270,7 @@ def drift(
     outcomes = run_study(
         study,
         lambda policy, seed: runs / names[policy] / f"seed-{seed}",
+        runner=LocalRunner(workers, to_stderr()),
         on_end=telling(lambda text: typer.echo(text, err=True)),
     )
     typer.echo(table(study, outcomes))

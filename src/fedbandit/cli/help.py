@@ -20,6 +20,7 @@ class Section(StrEnum):
     """The sections of the program's help, in their order."""
 
     SIMULATE = "Simulate"
+    STUDY = "Compare and choose"
     DATA = "Data"
     LOGS = "Logs and theory"
     PROTECT = "Privacy and devices"

@@ -48,16 +48,37 @@ def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any]
         raise ConfigError(f"{path}.{error}" if named else f"{path}: {error}") from None
 
 
-def check_keys(path: str, make: Callable[..., Any], parameters: Iterable[str], leading: int = 0) -> list[str]:
-    """Refuse parameters that `make` does not take behind its `leading` ones; those that it does take."""
+def check_keys(
+    path: str,
+    make: Callable[..., Any],
+    parameters: Iterable[str],
+    leading: int = 0,
+    *,
+    beside: Iterable[str] = (),
+    others: Mapping[str, Callable[..., Any]] | None = None,
+) -> list[str]:
+    """Refuse parameters that `make` does not take behind its `leading` ones; those that it does take.
+
+    The message names what may have been meant: a parameter, a key that stands `beside` them, or one of the `others`
+    that takes it.
+    """
     try:
         accepted = list(inspect.signature(make).parameters)[leading:]
     except (TypeError, ValueError):
         raise ConfigError(f"{path}: {make!r} cannot be made with parameters") from None
     for key in parameters:
         if key not in accepted:
-            raise ConfigError(f"{path}.{key}: unknown key{nearest(key, accepted)}")
+            raise ConfigError(f"{path}.{key}: unknown key{_meant(key, make, [*accepted, *beside], others or {})}")
     return accepted
+
+
+def _meant(key: str, make: Any, known: Iterable[str], others: Mapping[str, Any]) -> str:
+    """A hint for an unknown key: which other part takes it, or the nearest names."""
+    takers = [name for name, other in others.items() if key in inspect.signature(other).parameters]
+    if not takers:
+        return nearest(key, list(dict.fromkeys(known)))
+    chosen = next((f" of {name}" for name, other in others.items() if other is make), "")
+    return f"{chosen}; {' and '.join(takers)} take{'s' * (len(takers) == 1)} it"
 
 
 def with_defaults(make: Callable[..., Any], parameters: Mapping[str, Any], leading: int = 0) -> dict[str, Any]:

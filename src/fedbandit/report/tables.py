@@ -15,13 +15,14 @@ import numpy as np
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.files import object_in, open_regular
-from fedbandit.core.parts import flatten, in_short
+from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.data.info import describe
-from fedbandit.results.plots import styles_of
+from fedbandit.results.differences import Difference, Differences, differences
+from fedbandit.results.plots import styles_of_best
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.index import Problem, RunGroup
-from fedbandit.studies.comparison import standard_error
+from fedbandit.studies.comparison import standard_error, with_error
 
 Columns = Mapping[str, np.ndarray]  # values by name, one a round; NaN where a round has none
 
@@ -152,12 +153,12 @@ _POINTS = 400  # more than a chart can show
 def chart(
     title: str, name: str, groups: Mapping[str, Sequence[Columns]], deploy_every: int | None = None
 ) -> dict[str, Any] | None:
-    """One chart of a column, a curve per group of seeds; None if no run has it."""
-    curves, styles = [], styles_of(list(groups))
+    """One chart of a column, a curve per group of seeds in the order given; None if no run has it."""
+    curves, styles = [], styles_of_best(list(groups))
     for label, runs in groups.items():
         values = [run[name] for run in runs if name in run and np.isfinite(run[name]).any()]
         if values:
-            curves.append(_curve(label, *styles[label], values))
+            curves.append(_curve(label, *(styles[label] or (None, False)), values))
     if not curves:
         return None
     longest = max(int(curve["x"][-1]) for curve in curves)
@@ -165,7 +166,7 @@ def chart(
     return {"title": title, "series": curves, "marks": marks}
 
 
-def _curve(label: str, colour: str, dashed: bool, values: Sequence[np.ndarray]) -> dict[str, Any]:
+def _curve(label: str, colour: str | None, dashed: bool, values: Sequence[np.ndarray]) -> dict[str, Any]:
     """The mean over seeds ± one standard deviation, as far as all of them have come where they still run."""
     length = min(len(run) for run in values)
     stacked = np.stack([run[:length] for run in values])
@@ -191,22 +192,65 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def outcomes(groups: Sequence[RunGroup]) -> str:
-    """Final running average of each configuration over its finished runs, best first, and what their summaries say."""
+    """Final running average of each configuration over its finished runs, in the order given (`ranked`), how far it
+    is behind the first, and what the summaries say."""
     extra = list(dict.fromkeys(key for group in groups for run in group.finished for key in beside_reward(run.summary)))
-    heads = ["configuration", "running average", "± s.e.", "std", "seeds", "rounds", *(_in_words(key) for key in extra)]
+    beside = {one.configuration: one.difference for one in standing(groups).outcomes}
+    heads = ["configuration", "running average ± s.e.", "behind the best", "95% interval", "seeds", "rounds"]
     rows = []
     names = _names(groups)
     for group in groups:
         ended = group.finished
         final = np.array([_reward(run.last) for run in ended], float)
-        spread = final.std(ddof=1) if len(final) > 1 else np.nan
+        mean = _shown(final.mean() if len(final) else np.nan)
+        gap = beside.get(group.label)
+        behind = ["–", "–"] if gap is None else [f"{-gap.mean:.4f}", _reversed(gap)]
         extras = [_mean([beside_reward(run.summary).get(key) for run in ended]) for key in extra]
-        numbers = [final.mean() if len(final) else np.nan, standard_error(final), spread]
-        shown = str(ended[0].rounds) if ended else "–"
-        cells = [*map(_shown, numbers), str(len(ended)), shown, *map(_shown, extras)]
-        rows.append((numbers[0], names[group.label], cells))
-    rows.sort(key=lambda row: -np.nan_to_num(row[0], nan=-np.inf))
-    return _table(heads, [(name, cells) for _, name, cells in rows])
+        counts = [str(len(ended)), str(ended[0].rounds) if ended else "–"]
+        rows.append(
+            (names[group.label], [with_error(mean, standard_error(final)), *behind, *counts, *map(_shown, extras)])
+        )
+    return _table([*heads, *(_in_words(key) for key in extra)], rows)
+
+
+def _reversed(gap: Difference) -> str:
+    return "–" if gap.low is None or gap.high is None else f"{-gap.high:.4f} to {-gap.low:.4f}"
+
+
+def standing(groups: Sequence[RunGroup]) -> Differences:
+    """What the finished runs of each configuration came to beside the best, paired by seed."""
+    rewards = {
+        group.label: {run.config.seed: value for run in group.finished if not np.isnan(value := _reward(run.last))}
+        for group in groups
+    }
+    return differences(rewards)
+
+
+def ranked(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups, best first: those with finished runs, then the others by how well they do so far."""
+
+    def rank(group: RunGroup) -> tuple[bool, float]:
+        chosen = group.finished or group.runs
+        rewards = [value for run in chosen if not np.isnan(value := _reward(run.last))]
+        return bool(group.finished), float(np.mean(rewards)) if rewards else -np.inf
+
+    return sorted(groups, key=rank, reverse=True)
+
+
+def headline(groups: Sequence[RunGroup]) -> str:
+    """Who came first, with how much, and whether that may be chance; nothing where no run has finished."""
+    found = standing(groups)
+    if not found.outcomes:
+        return ""
+    best = next(group for group in groups if group.label == found.outcomes[0].configuration)
+    final = np.array([_reward(run.last) for run in best.finished], float)
+    reward = with_error(f"{found.outcomes[0].reward:.4f}", standard_error(final))
+    over = f"{counted(len(best.finished), 'seed')}, {best.finished[0].rounds} rounds"
+    verdict = f"<p>{escape(found.in_words())}.</p>" if len(found.outcomes) > 1 else ""
+    return (
+        '<div class="headline"><p class="soft">Highest running average reward</p>'
+        f'<p class="winner">{escape(best.label)} <b>{reward}</b></p><p class="soft">{over}</p>{verdict}</div>'
+    )
 
 
 def apart(groups: Sequence[RunGroup]) -> str:
@@ -229,12 +273,17 @@ def left_out(problems: Sequence[Problem]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Rows of a head, which is HTML, and cells, which are texts."""
+    """Rows of a head, which is HTML, and cells, which are texts; each knows its column, for a phone shows it beside."""
     head = "".join(f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>' for i, text in enumerate(heads))
     body = "".join(
-        f"<tr>{name}{''.join(f'<td class=number>{escape(cell)}</td>' for cell in cells)}</tr>" for name, cells in rows
+        f"<tr>{name}{''.join(_cell(column, cell) for column, cell in zip(heads[1:], cells, strict=True))}</tr>"
+        for name, cells in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll"><table class="cards"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(column: str, text: str) -> str:
+    return f'<td class="number" data-head="{escape(column)}">{escape(text)}</td>'
 
 
 def failures(groups: Sequence[RunGroup]) -> str:
@@ -257,18 +306,17 @@ def parameters(groups: Sequence[RunGroup]) -> str:
     parts = []
     names = _names(groups)
     if differing:
-        head = "".join(f'<th scope="col">{escape(key)}</th>' for key in differing)
-        rows = "".join(
-            f"<tr>{names[group.label]}"
-            f"{''.join(f'<td>{escape(in_short(values.get(key)))}</td>' for key in differing)}</tr>"
+        rows = [
+            (names[group.label], [_value(values.get(key)) for key in differing])
             for group, values in zip(groups, flat, strict=True)
-        )
-        parts.append(
-            f'<div class="scroll"><table><thead><tr><th scope="col">configuration</th>{head}</tr></thead>'
-            f"<tbody>{rows}</tbody></table></div>"
-        )
+        ]
+        parts.append(_table(["configuration", *differing], rows))
     parts.append(f"<details><summary>What all of them share</summary><pre>{escape(shared)}</pre></details>")
     return "".join(parts)
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else in_short(value)
 
 
 def data_facts(groups: Sequence[RunGroup]) -> str:
@@ -311,12 +359,15 @@ def commands(groups: Sequence[RunGroup]) -> str:
 def _names(groups: Sequence[RunGroup]) -> dict[str, str]:
     """The head of each configuration's row: its label behind a piece of its line."""
     heads = {}
-    for label, (colour, dashed) in styles_of([group.label for group in groups]).items():
-        dash = ' stroke-dasharray="5 3"' if dashed else ""
-        line = f'<path d="M0 4H22" stroke="{colour}" stroke-width="4"{dash}/>'
-        heads[label] = (
-            f'<th scope="row"><svg width="22" height="8" aria-hidden="true">{line}</svg> {escape(label)}</th>'
-        )
+    for label, style in styles_of_best([group.label for group in groups]).items():
+        line = ""
+        if style is not None:
+            dash = ' stroke-dasharray="5 3"' if style[1] else ""
+            line = (
+                f'<svg width="22" height="8" aria-hidden="true"><path class="line" data-colour="{style[0]}"'
+                f' d="M0 4H22" stroke="{style[0]}" stroke-width="4"{dash}/></svg> '
+            )
+        heads[label] = f'<th scope="row">{line}{escape(label)}</th>'
     return heads
 
 

@@ -6,11 +6,13 @@ A request never names a path: the page receives what is there and cannot ask for
 
 import math
 import threading
+from collections.abc import Collection
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import numpy as np
 
@@ -18,14 +20,16 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import last_lines, object_in, to_json
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, MetricsFile, chart
-from fedbandit.results.reading import require_folder
+from fedbandit.results.plots import MOST_CURVES
+from fedbandit.results.reading import differing, require_folder, settings_of
 from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 
 _METRICS = "metrics.jsonl"
 _MOST_BYTES = 16_000_000  # of metrics that one look reads; a page is answered in about a second
 _EMPTY = {"title": "no runs", "series": [], "marks": []}
 _RECENT = 50  # rounds whose pace predicts the time left
-_MOST_CURVES = 12
+_MOST_SEEDS = 16  # that one curve is the mean of; a page shows curves, it does not settle anything
+_MOST_COLUMNS = 6  # of parameters that differ
 _READ = ("config.toml", "environment.json", "summary.json", "error.json", "metrics.jsonl", "timings.jsonl")
 _ASSETS = {
     "/": ("watch.html", "text/html"),
@@ -53,23 +57,33 @@ class Watcher:
         self._reader = RunReader()
         self._files: dict[Path, MetricsFile] = {}
         self._groups: tuple[list[object], list[list[int]], list[str]] = ([], [], [])
+        self._parameters: list[str] = []
+        self._values: dict[Path, list[Any]] = {}
         self._lock = threading.Lock()
 
-    def now(self) -> dict[str, Any]:
-        """Everything that the page shows."""
+    def now(self, chosen: Collection[str] = ()) -> dict[str, Any]:
+        """Everything that the page shows; with the names of some runs, their curves and how they differ."""
         with self._lock:
             folders = [self.folder] if self.folder.is_dir() else []
             runs, problems = self._reader.read(folders, self._inside)
             groups = self._grouped(runs)
-            shown = _worth_showing(groups)
+            picked = [run for run in runs if run.name in chosen][:MOST_CURVES]
+            shown = [RunGroup(run.name, [run]) for run in picked] or _worth_showing(groups)
             members = self._members(shown)
             damaged = {path: file.problem for path, file in self._files.items() if file.problem is not None}
             problems += [Problem(run.name, damaged[run.path]) for run in runs if run.path in damaged]
+            labels = {run.path: group.label for group in groups for run in group.runs}
             return {
                 "folder": self.folder.resolve().name,
                 "configurations": len(groups),
                 "shown": len(shown),
-                "runs": [_row(run) for run in runs if run.path not in damaged],
+                "parameters": self._parameters,
+                "runs": [
+                    {**_row(run), "configuration": labels[run.path], "values": self._values[run.path]}
+                    for run in runs
+                    if run.path not in damaged
+                ],
+                "comparison": _comparison(picked),
                 "problems": [{"name": one.name, "reason": one.reason} for one in problems],
                 "charts": {
                     "reward": chart("Running average reward", "running_reward", members) or _EMPTY,
@@ -79,7 +93,10 @@ class Watcher:
 
     def _members(self, groups: list[RunGroup]) -> dict[str, list[Columns]]:
         """The columns of the runs that each curve is the mean of: the finished ones, or where none is, all."""
-        chosen = {group.label: group.finished or [run for run in group.apart if run.rounds] for group in groups}
+        chosen = {
+            group.label: (group.finished or [run for run in group.apart if run.rounds])[:_MOST_SEEDS]
+            for group in groups
+        }
         wanted = [run for runs in chosen.values() for run in runs]
         self._files = {run.path: self._files.get(run.path) or MetricsFile(run.path / _METRICS) for run in wanted}
         left = self._most
@@ -101,8 +118,17 @@ class Watcher:
             groups, place = grouped(runs), {run.path: i for i, run in enumerate(runs)}
             members = [[place[run.path] for run in group.runs] for group in groups]
             self._groups = (list(known), members, [group.label for group in groups])
+            self._tell_apart(runs)
         _, members, labels = self._groups
         return [RunGroup(label, [runs[i] for i in own]) for label, own in zip(labels, members, strict=True)]
+
+    def _tell_apart(self, runs: list[Run]) -> None:
+        """Which parameters differ, those first that a reader thinks of first, and their values in each run."""
+        settings = {run.path: settings_of(run.config.model_dump()) for run in runs}
+        found = [key for key in differing(list(settings.values())) if key != "rounds"]
+        found.sort(key=lambda key: 0 if key.startswith("policy.") else 1 if key == "seed" else 2)
+        self._parameters = found[:_MOST_COLUMNS]
+        self._values = {path: [own.get(key) for key in self._parameters] for path, own in settings.items()}
 
     def _inside(self, path: Path) -> bool:
         """Whether all that would be read lies in the folder; a link may lead out of it."""
@@ -119,8 +145,19 @@ def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:
         rewards = [float(run.last.get("running_reward") or 0.0) for run in runs]
         return any(run.status == "running" for run in runs), max(rewards, default=0.0)
 
-    best = set(sorted(range(len(groups)), key=rank, reverse=True)[:_MOST_CURVES])
-    return [group for i, group in enumerate(groups) if i in best]
+    best = sorted(range(len(groups)), key=rank, reverse=True)[:MOST_CURVES]
+    return [groups[i] for i in sorted(best)]
+
+
+def _comparison(runs: list[Run]) -> dict[str, Any]:
+    """What sets the chosen runs apart: the keys, and each run's values."""
+    settings = [settings_of(run.config.model_dump()) for run in runs]
+    keys = differing(settings)
+    rows = [
+        {"name": run.name, "running_reward": run.last.get("running_reward"), "values": [own.get(key) for key in keys]}
+        for run, own in zip(runs, settings, strict=True)
+    ]
+    return {"keys": keys, "rows": rows}
 
 
 def _row(run: Run) -> dict[str, Any]:
@@ -156,8 +193,9 @@ class _Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "").rsplit(":", 1)[0]
         if host not in ("127.0.0.1", "localhost"):  # a foreign name that points here is a foreign site's doing
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for this machine")
-        elif self.path == "/runs.json":
-            self._answer(HTTPStatus.OK, "application/json", to_json(self.watcher.now()))
+        elif self.path.partition("?")[0] == "/runs.json":
+            chosen = parse_qs(self.path.partition("?")[2]).get("run", [])  # names, which are only looked up
+            self._answer(HTTPStatus.OK, "application/json", to_json(self.watcher.now(chosen)))
         elif self.path in _ASSETS:
             name, kind = _ASSETS[self.path]
             self._answer(HTTPStatus.OK, kind, asset(name))

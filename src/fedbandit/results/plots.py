@@ -21,6 +21,7 @@ COLOURS = {
 # All have a contrast of 3:1 or more on white, as thin lines need, and differ to colour-blind eyes from those above too.
 OTHER_COLOURS = ("#7700FF", "#662200", "#000000", "#8C6D31", "#330088")
 _DASHED = ("baseline",)
+MOST_CURVES = 8  # in one chart of a page
 _TITLE_WIDTH, _NOTE_WIDTH = 75, 105  # characters a line
 _PICTURES = (".png", ".svg")
 
@@ -56,6 +57,11 @@ def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
             styles[label] = (OTHER_COLOURS[others % len(OTHER_COLOURS)], (others // len(OTHER_COLOURS)) % 2 == 1)
             others += 1
     return styles
+
+
+def styles_of_best(ranked: Sequence[str]) -> dict[str, tuple[str, bool] | None]:
+    """Styles of the first eight, which can be told apart; the others have none until one of those makes room."""
+    return {**dict.fromkeys(ranked), **styles_of(ranked[:MOST_CURVES])}
 
 
 def draw_curves(curves: Mapping[str, np.ndarray], path: Path, **shown: Any) -> Path:

@@ -107,15 +107,19 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         name: _telling_apart([values for other, values in zip(names, settings, strict=True) if other == name])
         for name in set(names)
     }
-    labels = [
-        " ".join([name, *(_said(key, values.get(key)) for key in keys[name])])
-        for name, values in zip(names, settings, strict=True)
-    ]
+    labels = [_label(name, keys[name], values) for name, values in zip(names, settings, strict=True)]
     # Of the same settings on other data under the same name nothing but a number is left to say.
     return [
         label if labels.count(label) == 1 else f"{label} ({labels[: i + 1].count(label)})"
         for i, label in enumerate(labels)
     ]
+
+
+def _label(name: str, keys: Sequence[str], values: Mapping[str, Any]) -> str:
+    """The rule with its own parameters, then whatever else sets it apart: `softmax beta=0.1, not private`."""
+    own = [_said(key, values.get(key)) for key in keys if key.startswith("policy.")]
+    others = [_said(key, values.get(key)) for key in keys if not key.startswith("policy.")]
+    return ", ".join([" ".join([name, *own]), *others])
 
 
 def _telling_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -135,11 +139,15 @@ def _place(key: str) -> int:
     return next((place for place, start in enumerate(_TELLING) if key.startswith(start)), len(_TELLING))
 
 
+_NONE = {"privacy.mechanism": "not private", "compression.name": "not compressed"}  # what "none" of something is
+
+
 def _said(key: str, value: Any) -> str:
     """A name says what it is; a number does not."""
     if isinstance(value, str):
-        return value
-    return f"{key.removeprefix('policy.').replace('learning_rate', 'rate')}={in_short(value)}"
+        return _NONE.get(key, value) if value == "none" else value
+    name = key.removeprefix("policy.").replace("learning_rate", "rate")
+    return f"default {name}" if value is None else f"{name}={in_short(value)}"
 
 
 @dataclass(frozen=True)

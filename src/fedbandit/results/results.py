@@ -12,6 +12,7 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import flatten, nearest
 from fedbandit.results import reading as labels
+from fedbandit.results.differences import Differences, differences
 from fedbandit.results.plots import curves_figure, require_picture, save_picture
 from fedbandit.results.reading import RunRecord, arrow_table, needed, read_record, run_folders
 
@@ -233,6 +234,27 @@ class Results:
         """
         rows = [_summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()]
         return Summary(rows, self.problems)
+
+    def differences(self, metric: str = "running_reward", against: str | None = None) -> Differences:
+        """The last value of a metric beside that of one configuration: paired by seed, with a 95% interval.
+
+        `against` is a configuration as `summary()` names it, by default the best one. Only finished runs count.
+
+        Examples:
+            >>> from fedbandit import preset, simulate
+            >>> config = preset("so-scratch-greedy").with_values({"rounds": 2, "clients_per_round": 4})
+            >>> results = Results.concat(simulate(config.with_values({"seed": seed})).collect() for seed in range(3))
+            >>> results.differences().in_words()
+            'greedy alone: nothing to compare it with'
+        """
+        self._require(metric)
+        if against is not None and against not in self._groups:
+            raise ConfigError(f"against: no configuration is called {against!r}{nearest(against, self._groups)}")
+        rewards = {}
+        for label, of in self._groups.items():
+            last = {run.seed: _last(run, metric) for run in _comparable([self.runs[i] for i in of])}
+            rewards[label] = {seed: value for seed, value in last.items() if not math.isnan(value)}
+        return differences(rewards, against)
 
     @cached_property
     def _groups(self) -> dict[str, list[int]]:

@@ -53,13 +53,24 @@ def environment_of(config: Config, header: Header) -> dict[str, Any]:
 
 
 def refuse_another(path: Path, config: Config, header: Header, finished: bool) -> None:
-    """Refuse a folder that holds another run than the one that these make; it is only read."""
+    """Refuse a folder that holds another run than the one that these make, or extend by rounds; it is only read."""
     made = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
     kept = _kept_environment(path / "environment.json")
     there = {**made.identity(), "data": kept.get("data_fingerprint")}
     here = {**config.identity(), "data": header.fingerprint}
+    lengths = there.pop("rounds"), here.pop("rounds")
     if difference := _first_difference("", there, here):
         raise ConfigError(f"{path}: made by another configuration ({difference}); nothing was overwritten")
+    if lengths[1] < lengths[0]:
+        raise ConfigError(
+            f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was overwritten: for a shorter run"
+            " use another folder"
+        )
+    if lengths[1] > lengths[0] and config.privacy.mechanism != "none":
+        raise ConfigError(
+            f"{path}: a private run cannot be extended from {lengths[0]} to {lengths[1]} rounds: its noise and its"
+            " epsilon were planned for its length; nothing was overwritten: use another folder"
+        )
     before = "already finished; " if finished else ""
     if (results := kept.get("results", 1)) != RESULTS:  # folders without the number are older than it
         raise ConfigError(
@@ -142,6 +153,10 @@ class RunFolder:
         self._files: dict[str, IO[str]] = {}
         self._flushed_at = 0.0
         self.seconds = 0.0  # of all rounds so far, over every time the run was started
+        with contextlib.ExitStack() as opened:
+            opened.callback(self.close)
+            self._extend()
+            opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -259,6 +274,16 @@ class RunFolder:
                 raise ConfigError(f"{self.path}: holds other files ({strangers[0]}, ...); nothing was overwritten")
             return
         refuse_another(self.path, self.config, self.header, self.finished)
+
+    def _extend(self) -> None:
+        """Give a run that was to have fewer rounds its new length.
+
+        The summary goes first: killed in between, the run is unfinished at its old length, and is extended again.
+        """
+        path = self.path / "config.toml"
+        if path.exists() and read_toml(path).get("rounds") != self.config.rounds:
+            (self.path / "summary.json").unlink(missing_ok=True)
+            write_text(path, self.config.to_toml())
 
     @property
     def finished(self) -> bool:

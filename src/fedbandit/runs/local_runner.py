@@ -23,10 +23,12 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
 from fedbandit.core.process import handling
+from fedbandit.core.progress import SILENT, Advance, Progress
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores
 from fedbandit.federated.round import Engine
+from fedbandit.runs.reporting import showing_runs
 from fedbandit.runs.run import execute
 from fedbandit.simulation.pretraining import Pretraining, pretrained_file
 
@@ -77,34 +79,43 @@ class LocalRunner:
     """
 
     workers: int | None = None
+    progress: Progress = SILENT  # where it says how far the runs have come, and the time left
 
     def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
         """Run every job on this machine, in separate processes if several run at a time."""
         workers = min(self.workers or usable_cores(), len(jobs))
         if workers <= 1:
-            return _one_after_another(jobs, deadline, on_end)
-        return _side_by_side(jobs, workers, deadline, on_end)
+            return _one_after_another(jobs, deadline, on_end, self.progress)
+        return _side_by_side(jobs, workers, deadline, on_end, self.progress)
 
 
 HERE = LocalRunner()
 
 
-def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEnd) -> list[Ended]:
+def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
+    """How many rounds each folder is to have when its job has ended."""
+    return {job.folder: min(job.config.rounds, job.until or job.config.rounds) for job in jobs}
+
+
+def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: Progress) -> list[Ended]:
     results: list[Ended] = []
-    engine = ThreadEngine()
-    try:
+    with interrupts() as interrupted:
+        prepare(jobs, interrupted, progress)
+    if interrupted.is_set():
+        return [Ended("interrupted")] * len(jobs)
+    with contextlib.closing(ThreadEngine()) as engine, showing_runs(lengths_of(jobs), progress):
         for job in jobs:
             if _stopped(results) or (deadline is not None and time.monotonic() > deadline):
                 results.append(Ended("not run"))
                 continue
             results.append(run_one(job, engine, dataset_of(job)))
             on_end(job, results[-1])
-    finally:
-        engine.close()
     return results
 
 
-def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd) -> list[Ended]:
+def _side_by_side(
+    jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd, progress: Progress
+) -> list[Ended]:
     """One process a worker; each holds one thread, and stops cleanly when this process is asked to stop, or dies."""
     results = [Ended("not run")] * len(jobs)
     waiting = iter(enumerate(jobs))
@@ -114,7 +125,7 @@ def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_
         ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent) as pool,
         interrupts(lambda: [process.pid for process in list(pool._processes.values())]) as interrupted,
     ):
-        prepare(jobs, interrupted)
+        prepare(jobs, interrupted, progress)
 
         def start(count: int) -> None:
             for position, job in _first(waiting, count):
@@ -122,14 +133,15 @@ def _side_by_side(jobs: Sequence[Job], workers: int, deadline: float | None, on_
                     running[pool.submit(_play_alone, job)] = position
 
         start(workers)
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                position = running.pop(future)
-                results[position] = _result(future, jobs[position], interrupted)
-                on_end(jobs[position], results[position])
-                if results[position].status == "interrupted":
-                    interrupted.set()
-                start(1)
+        with showing_runs(lengths_of(jobs), progress):
+            while running:
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    position = running.pop(future)
+                    results[position] = _result(future, jobs[position], interrupted)
+                    on_end(jobs[position], results[position])
+                    if results[position].status == "interrupted":
+                        interrupted.set()
+                    start(1)
     if interrupted.is_set():  # what was not begun must not look as if there had been no time for it
         results = [Ended("interrupted") if result.status == "not run" else result for result in results]
     return results
@@ -179,7 +191,7 @@ def _dataset(source: str) -> FederatedDataset:
     return open_dataset(source)
 
 
-def prepare(jobs: Iterable[Job], stopping: threading.Event) -> dict[str, Path]:
+def prepare(jobs: Iterable[Job], stopping: threading.Event, progress: Progress = SILENT) -> dict[str, Path]:
     """Make what runs share, embedded data and pre-trained models, once before they start side by side.
 
     The files of the pre-trained models, by `shared_start`. A request to stop ends it after the round.
@@ -192,13 +204,25 @@ def prepare(jobs: Iterable[Job], stopping: threading.Event) -> dict[str, Path]:
             if (file := pretrained_file(experiment)) is None:
                 continue
             pretraining = Pretraining(experiment, engine)
-            with contextlib.suppress(Diverged):  # the run itself will say so, and be a loser
+            with (
+                contextlib.suppress(Diverged),  # the run itself will say so, and be a loser
+                _showing_pretraining(pretraining, progress) as advance,
+            ):
                 for _ in pretraining:
+                    advance(1)
                     if stopping.is_set():
                         pretraining.keep()
                         return made
                 made[key] = file
     return made
+
+
+@contextmanager
+def _showing_pretraining(pretraining: Pretraining, progress: Progress) -> Iterator[Advance]:
+    done, total = pretraining.state.round, pretraining.rounds
+    shown = progress if done < total else SILENT
+    with shown.task("pre-training", total, unit="rounds", done=done) as advance:
+        yield advance
 
 
 def _past_start(folder: Path) -> bool:

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from fedbandit.building.experiment import open_same_data
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
+from fedbandit.core.progress import SILENT, Progress, to_stderr
 from fedbandit.data import FederatedDataset, cache_folder
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.ray import cores_of, join, load_ray, original
@@ -30,11 +31,13 @@ from fedbandit.runs.local_runner import (
     Runner,
     dataset_of,
     interrupts,
+    lengths_of,
     nobody,
     prepare,
     run_one,
     shared_start,
 )
+from fedbandit.runs.reporting import showing_runs
 
 _MOST_ATTEMPTS = 4  # a run that has killed this many workers is not retried
 _LOOK_SECONDS = 1.0  # how often the driver looks for interrupts and for machines that came or went
@@ -90,14 +93,14 @@ class _Waiting:
 class RayRunner:
     """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same bytes."""
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(self, address: str | None = None, workers: int | None = None, progress: Progress = SILENT) -> None:
         """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
 
         One run per core of the cluster, at most `workers` at a time.
         """
         self._ray = load_ray()
         self._owns_cluster = join(self._ray, address, workers)
-        self._workers = workers
+        self._workers, self._progress = workers, progress
         # Attempts are counted here and not by Ray, since a second one has to wait for the first one's lock.
         self._remote = self._ray.remote(num_cpus=1, max_retries=0)(run_task)
         self._look = self._ray.remote(num_cpus=0, max_retries=0)(look)
@@ -108,12 +111,13 @@ class RayRunner:
         results = [Ended("not run")] * len(jobs)
         if not jobs:
             return results
-        with _token(jobs) as token, interrupts() as interrupted:
+        with _token(jobs) as token, interrupts() as interrupted, ExitStack() as shown:
             self._check_machines(token)
             tasks, weights = self._tasks(jobs, token, interrupted)
             waiting = deque(_Waiting(position) for position in range(len(jobs)))
             running: dict[Any, _Waiting] = {}
             try:
+                shown.enter_context(showing_runs(lengths_of(jobs), self._progress))
                 while (waiting or running) and not interrupted.is_set():
                     in_time = deadline is None or time.monotonic() <= deadline
                     while in_time and waiting and len(running) < self._room():
@@ -149,7 +153,7 @@ class RayRunner:
         self, jobs: Sequence[Job], token: Token, stopping: threading.Event
     ) -> tuple[list[Task], dict[str | None, Any]]:
         """What to send for each job, and the pre-trained models, put once for all machines, by name."""
-        made = prepare(jobs, stopping)
+        made = prepare(jobs, stopping, self._progress)
         put: dict[str | None, Any] = {f.name: self._ray.put(f.read_bytes()) for f in set(made.values())}
         tasks = []
         for job in jobs:
@@ -261,7 +265,10 @@ def _token(jobs: Sequence[Job]) -> Iterator[Token]:
 
 @contextmanager
 def runner_of(engine: str, ray_address: str | None = None, workers: int | None = None) -> Iterator[Runner]:
-    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long as it is needed."""
+    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long as it is needed.
+
+    It shows the progress of its runs on standard error.
+    """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers: should be at least 1, not {workers}")
     if engine not in ("threads", "ray"):
@@ -269,10 +276,10 @@ def runner_of(engine: str, ray_address: str | None = None, workers: int | None =
     if engine == "threads":
         if ray_address is not None:
             raise ConfigError("--ray-address: needs --engine ray")
-        yield LocalRunner(workers)
+        yield LocalRunner(workers, to_stderr())
         return
 
-    runner = RayRunner(ray_address, workers)
+    runner = RayRunner(ray_address, workers, to_stderr())
     try:
         yield runner
     finally:

@@ -1,6 +1,8 @@
-"""What a run tells others while it works: a line for a person, metrics for a tracker."""
+"""What runs tell others while they work: a line for a person, metrics for a tracker."""
 
-from collections.abc import Callable, Iterator
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +10,12 @@ from typing import Any, Protocol
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, needing
+from fedbandit.core.files import last_lines
 from fedbandit.core.parts import construct, flatten, resolve
 from fedbandit.core.progress import Advance, to_stderr
+from fedbandit.core.progress import Progress as Reporter
+
+_LOOK_SECONDS = 1.0  # between two looks at runs in other processes
 
 
 class Progress(Protocol):
@@ -52,6 +58,66 @@ class _Rounds:
         number = metrics["round"]
         self.advance(number - self.done, f"{number}/{self.rounds}  {figures(metrics)}")
         self.done = number
+
+
+@contextmanager
+def showing_runs(lengths: Mapping[Path, int], reporter: Reporter) -> Iterator[None]:
+    """Show how far many runs have come together, by folder and number of rounds, while others run them.
+
+    It reads the last lines that the runs have written, so it is the same for processes here and on other machines.
+    """
+    runs = _Runs(dict.fromkeys(lengths, 0), lengths)
+    runs.look()
+    if reporter.stream is None or runs.done >= sum(lengths.values()):
+        yield
+        return
+    ended = threading.Event()
+    with reporter.task("runs", sum(lengths.values()), unit="rounds", done=runs.done) as advance:
+
+        def follow() -> None:
+            while not ended.wait(_LOOK_SECONDS):
+                advance(runs.look(), runs.in_words())
+
+        thread = threading.Thread(target=follow, daemon=True, name="showing-runs")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            advance(runs.look(), runs.in_words())
+
+
+@dataclass
+class _Runs:
+    """Rounds that each run has recorded, of those it is to have; one that failed has no more to come."""
+
+    seen: dict[Path, int]
+    lengths: Mapping[Path, int]
+
+    @property
+    def done(self) -> int:
+        return sum(self.seen.values())
+
+    def look(self) -> int:
+        """Read those that were not complete; how many rounds there are more than before."""
+        before = self.done
+        for folder, length in self.lengths.items():
+            if self.seen[folder] < length:
+                self.seen[folder] = length if (folder / "error.json").exists() else min(_recorded(folder), length)
+        return self.done - before
+
+    def in_words(self) -> str:
+        return f"{sum(self.seen[folder] >= length for folder, length in self.lengths.items())}/{len(self.lengths)}"
+
+
+def _recorded(folder: Path) -> int:
+    """The number of the last round that a run has recorded; 0 where there is none, or none that can be read."""
+    try:
+        lines = last_lines(folder / "metrics.jsonl", enough=1 << 12)
+        return int(json.loads(lines[-1])["round"]) if lines else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 class Tracker(Protocol):

@@ -50,9 +50,9 @@ def run(
 ) -> Results:
     """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
 
-    A finished run is only read. Ctrl-C stops after the current round and raises `Interrupted`; with `until` the run
-    pauses after that round. Callbacks are as in `simulate`, and are called again for rounds that are repeated after a
-    crash. `progress=True` shows the progress on standard error.
+    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops after the current round
+    and raises `Interrupted`; with `until` the run pauses after that round. Callbacks are as in `simulate`, and are
+    called again for rounds that are repeated after a crash. `progress=True` shows the progress on standard error.
 
     Examples:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""Several configurations over several seeds: curves, paired differences, a table; and the README's demonstration."""
+"""Several configurations over several seeds: curves, paired differences, a table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedbandit.config import Config
+from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import DataError, Interrupted
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, Runner
@@ -53,7 +53,7 @@ def compare(
     """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
     places = [(label, seed) for label in members for seed in seeds]
     jobs = [Job(members[label].with_values({"seed": seed}), folders(label, seed)) for label, seed in places]
-    done = [i for i, job in enumerate(jobs) if (job.folder / "summary.json").exists()]
+    done = [i for i, job in enumerate(jobs) if _finished(job)]
     missing = [i for i in range(len(jobs)) if i not in done]
     # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
     ended = dict(zip(done, LocalRunner(1).run([jobs[i] for i in done]), strict=True))
@@ -71,6 +71,12 @@ def compare(
         lost = tuple(seed for seed in seeds if seed not in good)
         result[label] = read_curves([folders(label, seed) for seed in good], tuple(good), lost)
     return result
+
+
+def _finished(job: Job) -> bool:
+    """Whether there is nothing left to run; a run that is to be extended has."""
+    there = (job.folder / "summary.json").exists() and (job.folder / "config.toml").exists()
+    return there and read_toml(job.folder / "config.toml").get("rounds") == job.config.rounds
 
 
 def read_curves(folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: tuple[int, ...] = ()) -> Curves:
@@ -127,10 +133,6 @@ def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
         figures = (final.mean(), standard_error(final), spread, final.min(), final.max())
         lines.append(f"{label:<{width}}  {'  '.join(map(_cell, figures))}  {len(final):5d}{lost}")
     return "\n".join(lines)
-
-
-ROUNDS, DEPLOY_EVERY, SEEDS = 300, 40, (0, 1, 2)
-POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
 
 
 def _cell(value: float) -> str:

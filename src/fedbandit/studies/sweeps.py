@@ -20,6 +20,7 @@ from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_text
 from fedbandit.core.parts import counted, flatten, in_short
+from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.results import Results
@@ -168,7 +169,8 @@ def sweep(
     """
     wanted = spec_of(spec) if isinstance(spec, Mapping) else read_sweep(Path(spec))
     out = Path(out)
-    ranked = run_sweep(wanted, out, runner=LocalRunner(workers), say=print if progress else lambda text: None)
+    runner = LocalRunner(workers, to_stderr() if progress else SILENT)
+    ranked = run_sweep(wanted, out, runner=runner, say=print if progress else lambda text: None)
     names = [standing.candidate.name for result in ranked for standing in result.standings]
     folders = [(member_folder(out, name, seed), f"{name}/seed-{seed}") for name in names for seed in wanted.all_seeds]
     return Results.read(folders, str(out))

@@ -1,5 +1,4 @@
-// Curves with bands as SVG: responsive, readable by pointer, touch and keyboard. No library: two hundred lines against
-// megabytes, and the page stays one quiet file.
+// Curves with bands as SVG: responsive, readable by pointer, touch and keyboard, in the page's own colours, light or dark.
 "use strict";
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -16,21 +15,34 @@ function htmlElement(name, properties, parent) {
   return element;
 }
 
+// Round values between two ends: about as many as asked for, and never fewer than three.
 function niceTicks(low, high, count) {
   const span = high - low || Math.abs(high) || 1;
   const raw = span / Math.max(1, count), power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= raw * 0.999);
-  const ticks = [];
-  for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-9; tick += step) ticks.push(tick);
+  const steps = [10, 5, 2, 1, 0.5, 0.2, 0.1].map((digit) => digit * power);
+  let ticks = [];
+  for (const step of steps.slice(steps.findLastIndex((size) => size >= raw * 0.999))) {
+    ticks = [];
+    for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-9; tick += step) ticks.push(tick);
+    if (ticks.length >= 3) break;
+  }
   return ticks.map((tick) => Number(tick.toPrecision(12)));
+}
+
+// A colour that stylesheets can use, and brighten on dark paper.
+function paint(element, colour) {
+  element.style.setProperty("--series", colour);
+  return element;
 }
 
 const shortNumber = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toString());
 
-// chart = {title, y, series: [{label, colour, dashed, x, mean, low, high}], marks: [rounds]}
+// chart = {title, series: [{label, colour, dashed, x, mean, low, high}], marks: [rounds]}; best first, and those that
+// have no colour are drawn only when somebody picks them: a curve then takes the colour of the one it replaces.
 class Chart {
   constructor(parent, chart) {
     this.hidden = new Set();
+    this.picked = new Map();
     this.figure = htmlElement("figure", {}, parent);
     this.legend = htmlElement("ul", { className: "legend" }, this.figure);
     this.svg = svgElement("svg", { role: "img", tabindex: "0" }, this.figure);
@@ -47,17 +59,58 @@ class Chart {
 
   show(chart) {
     this.chart = chart;
-    const labels = chart.series.map((series) => series.label).join("\n");
-    if (labels !== this.labels) {
-      this.labels = labels;
-      this.legend.replaceChildren(...chart.series.map((series) => this.legendItem(series)));
-    }
+    this.drawLegend();
     this.svg.setAttribute("aria-label", this.describe());
     this.draw();
   }
 
+  // The curves that have a place, in their styles.
+  placed() {
+    const taken = new Map([...this.picked].map(([out, instead]) => [instead, out]));
+    const styles = new Map(this.chart.series.map((series) => [series.label, series]));
+    return this.chart.series.filter((series) => (series.colour !== null ? !this.picked.has(series.label) : taken.has(series.label)))
+      .map((series) => {
+        const style = series.colour !== null ? series : styles.get(taken.get(series.label)) || series;
+        return { ...series, colour: style.colour || "#595959", dashed: style.dashed };
+      });
+  }
+
+  drawLegend() {
+    const placed = this.placed(), shown = new Set(placed.map((series) => series.label));
+    const others = this.chart.series.filter((series) => !shown.has(series.label)).map((series) => series.label);
+    const labels = JSON.stringify([placed.map((series) => [series.label, series.colour]), others]);
+    if (labels === this.labels) return;
+    this.labels = labels;
+    const items = placed.map((series) => this.legendItem(series));
+    if (others.length) items.push(this.picker(others));
+    this.legend.replaceChildren(...items);
+  }
+
+  // Another curve comes in for the last one that was not itself picked.
+  picker(others) {
+    const item = htmlElement("li", {}), select = htmlElement("select", {}, item);
+    select.setAttribute("aria-label", "show another curve");
+    htmlElement("option", { value: "", textContent: `${others.length} more: show one instead of the last` }, select);
+    for (const label of others) htmlElement("option", { value: label, textContent: label }, select);
+    select.addEventListener("change", () => this.pick(select.value));
+    return item;
+  }
+
+  pick(label) {
+    const series = this.chart.series.find((one) => one.label === label);
+    if (!series) return;
+    if (series.colour !== null) this.picked.delete(label);
+    else {
+      const leaving = this.chart.series.filter((one) => one.colour !== null && !this.picked.has(one.label)).at(-1)
+        || this.chart.series.filter((one) => one.colour !== null).at(-1);
+      this.picked.set(leaving.label, label);
+    }
+    this.drawLegend();
+    this.draw();
+  }
+
   describe() {
-    const ends = this.chart.series.map((series) => `${series.label} ends at ${shortNumber(series.mean.at(-1))}`);
+    const ends = this.placed().map((series) => `${series.label} ends at ${shortNumber(series.mean.at(-1))}`);
     return `${this.chart.title}. ${ends.join("; ")}. Arrow keys read values.`;
   }
 
@@ -65,9 +118,7 @@ class Chart {
     const item = htmlElement("li", {});
     const button = htmlElement("button", { type: "button" }, item);
     button.setAttribute("aria-pressed", String(!this.hidden.has(series.label)));
-    const swatch = htmlElement("span", { className: "swatch" }, button);
-    swatch.style.background = series.dashed
-      ? `repeating-linear-gradient(90deg, ${series.colour} 0 .4em, transparent .4em .6em)` : series.colour;
+    paint(htmlElement("span", { className: series.dashed ? "swatch dashed" : "swatch" }, button), series.colour);
     button.append(series.label);
     button.addEventListener("click", () => {
       if (!this.hidden.delete(series.label)) this.hidden.add(series.label);
@@ -78,7 +129,7 @@ class Chart {
   }
 
   visible() {
-    return this.chart.series.filter((series) => !this.hidden.has(series.label) && series.x.length);
+    return this.placed().filter((series) => !this.hidden.has(series.label) && series.x.length);
   }
 
   draw() {
@@ -88,7 +139,8 @@ class Chart {
     this.svg.replaceChildren();
     const series = this.visible();
     if (!series.length) {
-      svgElement("text", { x: margin.left, y: height / 2, fill: "#555" }, this.svg).textContent = "nothing to show yet";
+      const axis = svgElement("g", { class: "axis" }, this.svg);
+      svgElement("text", { x: margin.left, y: height / 2 }, axis).textContent = "nothing to show yet";
       return;
     }
     const values = series.flatMap((one) => [...one.low, ...one.high, ...one.mean]).filter((value) => value !== null);
@@ -123,10 +175,10 @@ class Chart {
     }
     for (const mark of this.chart.marks || []) {
       if (mark > first && mark < last) {
-        svgElement("line", { x1: this.toX(mark), x2: this.toX(mark), y1: bottom - 6, y2: bottom + 2, stroke: "#8a8a8a" }, axis);
+        svgElement("line", { x1: this.toX(mark), x2: this.toX(mark), y1: bottom - 6, y2: bottom + 2, class: "mark" }, axis);
       }
     }
-    svgElement("path", { d: `M${left} ${top}V${bottom}H${right}`, stroke: "#8a8a8a" }, axis);
+    svgElement("path", { d: `M${left} ${top}V${bottom}H${right}` }, axis);
     const below = this.chart.marks && this.chart.marks.length ? "round (ticks: deployments)" : "round";
     svgElement("text", { x: right, y: bottom + 33, "text-anchor": "end" }, axis).textContent = below;
   }
@@ -136,16 +188,16 @@ class Chart {
       .map(([x, y]) => `${this.toX(x).toFixed(1)},${this.toY(y).toFixed(1)}`);
     if (series.low.some((value, i) => value !== series.high[i])) {
       const around = [...place(series.high), ...place(series.low).reverse()];
-      svgElement("polygon", { points: around.join(" "), fill: series.colour, opacity: 0.16 }, this.svg);
+      paint(svgElement("polygon", { points: around.join(" "), class: this.visible().length > 4 ? "band faint" : "band" }, this.svg), series.colour);
     }
     const points = place(series.mean);
     if (points.length === 1) {
       const [x, y] = points[0].split(",");
-      svgElement("circle", { cx: x, cy: y, r: 3, fill: series.colour }, this.svg);
+      paint(svgElement("circle", { cx: x, cy: y, r: 3, class: "dot" }, this.svg), series.colour);
     }
-    const line = { points: points.join(" "), fill: "none", stroke: series.colour, "stroke-width": 1.8, "stroke-linejoin": "round" };
+    const line = { points: points.join(" "), class: "line", "stroke-width": 1.8, "stroke-linejoin": "round" };
     if (series.dashed) line["stroke-dasharray"] = "6 4";
-    svgElement("polyline", line, this.svg);
+    paint(svgElement("polyline", line, this.svg), series.colour);
   }
 
   point(event) {
@@ -173,12 +225,12 @@ class Chart {
     if (round === null) { this.readout.textContent = ""; return; }
     const { top, bottom } = this.area;
     this.cursor.replaceChildren();
-    svgElement("line", { x1: this.toX(round), x2: this.toX(round), y1: top, y2: bottom, stroke: "#555" }, this.cursor);
+    svgElement("line", { x1: this.toX(round), x2: this.toX(round), y1: top, y2: bottom, class: "cursor" }, this.cursor);
     const said = [];
     for (const series of this.visible()) {
       const i = nearest(series.x, round), value = series.mean[i];
       if (value === null || round - series.x[i] > (this.area.last - this.area.first) / 50) continue;
-      svgElement("circle", { cx: this.toX(series.x[i]), cy: this.toY(value), r: 3.5, fill: series.colour }, this.cursor);
+      paint(svgElement("circle", { cx: this.toX(series.x[i]), cy: this.toY(value), r: 3.5, class: "dot" }, this.cursor), series.colour);
       const band = series.high[i] !== null && series.high[i] !== series.low[i] ? ` ± ${Number(((series.high[i] - series.low[i]) / 2).toPrecision(2))}` : "";
       said.push(`${series.label} ${shortNumber(value)}${band}`);
     }
