@@ -91,6 +91,25 @@ class BlockCohorts:
 
 
 @dataclass(frozen=True)
+class CyclicPoissonCohorts:
+    """Clients are dealt into `groups` that take turns; in its group's turn a client takes part by chance.
+
+    Who is in which group follows from the pool and the seed alone, not from anybody's data: it may be known.
+    """
+
+    pool: range
+    probability: float
+    groups: int
+    seed: int
+
+    def draw(self, round_number: int) -> np.ndarray:
+        dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
+        group = np.sort(dealt[(round_number - 1) % self.groups :: self.groups])
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return self.pool.start + group[rng.random(len(group)) < self.probability]
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """What the server sends to every client of a round."""
 

@@ -208,7 +208,7 @@ def _released(phase: Phase, plan: PrivacyPlan, seed: int, present: bool) -> tupl
         phase,
         work=_WithCanary(**{**vars(phase.work), "seed": seed, "present": present}),
         cohorts=cohorts,
-        aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)),
+        aggregation=PrivateMean(plan, SimulatedNoise(plan, seed)),
     )
     state = phase.start(np.zeros(_WORDS * _ACTIONS + _ACTIONS))
     watch, engine = Stopwatch(), _Here()
