@@ -102,11 +102,15 @@ class CyclicPoissonCohorts:
     groups: int
     seed: int
 
-    def draw(self, round_number: int) -> np.ndarray:
+    def group(self, round_number: int) -> np.ndarray:
+        """The clients whose turn a round is."""
         dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
-        group = np.sort(dealt[(round_number - 1) % self.groups :: self.groups])
+        return self.pool.start + np.sort(dealt[(round_number - 1) % self.groups :: self.groups])
+
+    def draw(self, round_number: int) -> np.ndarray:
+        group = self.group(round_number)
         rng = generator(self.seed, Purpose.COHORT, round_number)
-        return self.pool.start + group[rng.random(len(group)) < self.probability]
+        return group[rng.random(len(group)) < self.probability]
 
 
 @dataclass(frozen=True)
