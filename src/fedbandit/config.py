@@ -182,15 +182,18 @@ class PopulationConfig(_Section):
 class PrivacyConfig(_Section):
     """Differential privacy for clients. The clip norm is that of `[clipping]`; there is no other."""
 
-    mechanism: Literal["none", "dp-fedavg", "dp-ftrl", "banded-mf"] = "none"
+    mechanism: Literal["none", "dp-fedavg", "dp-ftrl", "banded-mf", "blt", "best"] = "none"
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     epsilon: Positive | None = None  # a budget: sets the noise where it is not given, and where the run stops
     delta: Fraction = 1e-6
     accountant: Literal["rdp", "pld"] = "rdp"  # of the budget
-    sampling: Literal["poisson", "fixed", "min-separation"] | None = None  # None: what suits the mechanism
+    # None: what suits the mechanism
+    sampling: Literal["poisson", "cyclic-poisson", "fixed", "min-separation"] | None = None
     separation: Count | None = None  # rounds between two turns of a client; None: as many as the clients allow
     bands: Count | None = None  # of banded-mf; None: 32, or the separation where that is less
+    buffers: Annotated[int, Field(ge=1, le=8)] | None = None  # of blt; None: 3
     restart_at_deployments: bool = False
+    noise: Literal["seed", "system"] = "seed"  # of a simulation; a deployment's is always the operating system's
     pretraining: Literal["public", "accounted"] | None = None
 
 

@@ -51,6 +51,56 @@ def test_noise_solves_the_other_way():
     assert float(lines("epsilon", *given, "--noise", noise)[0]) == pytest.approx(4.0, abs=0.01)
 
 
+def test_many_runs_cost_what_they_cost_together():
+    shown = lines(*SMALL, "--runs", 9)
+    assert "9 runs" in shown[-1]
+    assert "tuning spends privacy" in shown[-1]
+
+
+def test_compared_mechanisms_stand_in_order_and_can_be_drawn(tmp_path):
+    out = tmp_path / "errors.png"
+    given = [
+        "--population",
+        4000,
+        "--clients-per-round",
+        20,
+        "--rounds",
+        40,
+        "--epsilon",
+        4,
+        "--bands",
+        4,
+        "--out",
+        out,
+    ]
+    shown = lines("compare", *given)
+    errors = [float(line.split()[0]) for line in shown[1:-2]]
+    assert errors == sorted(errors)
+    assert len(errors) == 7
+    assert any("blt with 3 buffers" in line for line in shown)
+    assert any("Honaker" in line for line in shown)
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+AUDIT = ["audit", "--mechanism", "dp-ftrl", "--rounds", "10", "--source", "simulation"]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ([], 0, "finds half the noise"),
+        (["--actual-noise", "0"], 1, "violated"),
+        (["--actual-noise", "1"], 1, "violated"),
+        (["--noise", "90", "--trials", "60"], 2, "decide nothing: it takes"),
+    ],
+)
+def test_an_audit_passes_fails_or_cannot_say(given, code, said):
+    result = CliRunner().invoke(app, [*AUDIT, *given])
+    assert result.exit_code == code, result.output
+    assert said in result.output
+    assert result.output.splitlines()[0] == {0: "passed", 1: "violated", 2: "inconclusive"}[code]
+
+
 def test_extrapolation_is_the_papers():
     given = ["--population", 340000, "--clients-per-round", 64, "--noise", 0.01, "--rounds", 800, "--scale", 100]
     shown = lines("extrapolate", *given)
@@ -78,6 +128,8 @@ def test_plot_draws(tmp_path):
             [*SMALL, "--accountant", "x"],
             "--accountant",
         ),
+        ([*AUDIT, "--source", "x"], "--source"),
+        ([*AUDIT, "--noise", 0], "--noise"),
         (
             [
                 "epsilon",

@@ -12,7 +12,15 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.privacy.accounting import Ledger, epsilon_of, least_noise, plan_epsilon
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.reporting import composed_epsilon, extrapolated, show, summary, sweep_cost, verdict
+from fedbandit.privacy.reporting import (
+    composed_epsilon,
+    extrapolated,
+    in_one_line,
+    show,
+    summary,
+    sweep_cost,
+    verdict,
+)
 from fedbandit.privacy.strategies import Tree
 
 STACKOVERFLOW = 342_477
@@ -99,6 +107,31 @@ def test_summaries_state_their_assumptions():
     assert "warning" not in found
     assert "warning" in summary(Ledger(plan(delta=1e-3)), 1)
     assert summary(None, 5)["mechanism"] == "none"
+
+
+def test_epsilon_is_said_in_one_form():
+    line = in_one_line(summary(Ledger(plan()), 1600))
+    for part in (
+        "1.49 (RDP)",
+        "0.194 (PLD)",
+        "delta 1e-06",
+        "after 1600 rounds",
+        "added or removed",
+        "Poisson",
+        "342477",
+    ):
+        assert part in line
+    assert "zCDP" not in line  # amplification has none
+    apart = plan(sampling="min-separation", separation=800, noise_multiplier=2.0)
+    found = summary(Ledger(apart), 1600)
+    assert found["zcdp_rho"] == pytest.approx(2 / (2 * 2.0**2))
+    assert "rho 0.250 (zCDP)" in in_one_line(found)
+    assert "replaced by nothing" in in_one_line(found)
+    # zCDP is what RDP says at every order: rho·α.
+    spent = rdp.RdpAccountant(orders=[2.0, 8.0]).compose(apart.event()).rdp
+    assert spent == pytest.approx([0.5, 2.0])
+    assert in_one_line(summary(None, 3)) == "no differential privacy"
+    assert "operating system" in summary(Ledger(apart), 3, deployed=True)["noise"]
 
 
 def test_least_noise_is_enough_and_hardly_more():

@@ -8,14 +8,15 @@ import pytest
 from builders import random_text
 
 from fedbandit.building.experiment import build_experiment
-from fedbandit.building.privacy import build_ledger
+from fedbandit.building.privacy import _open, build_ledger, candidates, server_momentum
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.federated.clients import BlockCohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.clients import BlockCohorts, CyclicPoissonCohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.presets import TABLE_9, figure_members
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Banded, Independent, Tree
+from fedbandit.privacy.reporting import summary
+from fedbandit.privacy.strategies import Banded, Blt, Independent, Restarted, Tree, best_banded, best_blt
 
 
 def plan(**changes):
@@ -32,6 +33,13 @@ def plan(**changes):
         ({"sampling": "fixed", "separation": 5}, "separation"),
         ({"sampling": "min-separation", "separation": 21}, "separation"),  # 21 blocks of 50 out of 1000
         ({"sampling": "min-separation", "separation": 2, "strategy": Banded((1.0, 0.5, 0.2))}, "bands"),
+        ({"sampling": "cyclic-poisson", "separation": 2, "strategy": Banded((1.0, 0.5, 0.2))}, "bands"),
+        ({"sampling": "cyclic-poisson", "separation": 2, "strategy": best_blt(100, 2, 2)}, "sampling"),
+        ({"sampling": "cyclic-poisson", "separation": 2, "strategy": Tree()}, "sampling"),
+        ({"sampling": "cyclic-poisson", "separation": 2}, "sampling"),
+        ({"sampling": "cyclic-poisson", "separation": 21, "strategy": Banded((1.0,))}, "separation"),
+        ({"sampling": "min-separation", "separation": 2, "strategy": Blt((0.9, 0.3), (0.8, -0.75))}, "strategy"),
+        ({"strategy": best_blt(100, 2, 2)}, "sampling"),
         ({"clipping": FixedClipping()}, "clipping"),
         ({"sampling": "fixed", "strategy": Tree(), "clipping": AdaptiveClipping()}, "clipping"),
         ({"clipping": AdaptiveClipping(), "noise_multiplier": 5.0}, "noise_multiplier"),  # 2 σ_b = 5
@@ -55,6 +63,40 @@ def test_a_plan_makes_the_sampler_that_its_accounting_assumes():
     assert isinstance(blocks, BlockCohorts)
     with pytest.raises(ValueError, match=r"^population: "):
         plan().cohorts(range(999), 0)
+
+
+def test_cyclic_groups_take_turns_and_draw_by_chance():
+    amplified = plan(sampling="cyclic-poisson", separation=4, strategy=best_banded(100, 4))
+    cohorts = amplified.cohorts(range(7, 1007), 3)
+    assert isinstance(cohorts, CyclicPoissonCohorts)
+    assert amplified.probability == 0.2
+    drawn = [cohorts.draw(t) for t in range(1, 2001)]
+    groups = [set(np.concatenate(drawn[position::4])) for position in range(4)]
+    assert [len(group) for group in groups] == [250] * 4
+    assert set().union(*groups) == set(range(7, 1007))
+    sizes = np.array([len(cohort) for cohort in drawn])
+    # A binomial count of 250: mean 50, variance 40; three standard errors over 2000 draws.
+    assert abs(sizes.mean() - 50) < 3 * np.sqrt(40 / 2000)
+    assert abs(sizes.var() / 40 - 1) < 3 * np.sqrt(2 / 2000)
+    np.testing.assert_array_equal(cohorts.draw(17), drawn[16])
+
+
+def test_amplified_banded_noise_is_charged_for_its_turns():
+    """Theorem 4 of arXiv 2306.08153: as many subsampled Gaussians as a client has turns."""
+    strategy = best_banded(100, 4)
+    amplified = plan(sampling="cyclic-poisson", separation=4, strategy=strategy)
+    one = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(amplified.turn_multiplier))
+    assert amplified.turn_multiplier == pytest.approx(1.0)
+    assert amplified.event() == dp_accounting.SelfComposedDpEvent(one, 25)
+    assert amplified.event(5) == dp_accounting.SelfComposedDpEvent(one, 2)
+    longer = plan(sampling="cyclic-poisson", separation=4, strategy=Banded((2.0, 1.0)))
+    assert longer.turn_multiplier == pytest.approx(1 / np.sqrt(5))
+    # Bands that end with a deployment correlate less, and are charged the same.
+    restarted = plan(sampling="cyclic-poisson", separation=4, strategy=Restarted(strategy, 10))
+    assert restarted.turn_multiplier == pytest.approx(1.0)
+    # One band is DP-FedAvg, if every client may come in every round.
+    one_band = plan(sampling="cyclic-poisson", strategy=Banded((1.0,)))
+    assert one_band.event() == plan().event()
 
 
 def test_events_name_sampling_and_noise():
@@ -144,6 +186,10 @@ def _config(**values):
         ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.0, "epsilon": 2.0}}, "privacy.epsilon"),
         ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.1, "epsilon": 0.01}}, "privacy.epsilon"),
         ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "scenario": "init"}, "privacy.pretraining"),
+        ({"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "buffers": 2}}, "privacy.buffers"),
+        ({"privacy": {"mechanism": "blt", "noise_multiplier": 1.0, "sampling": "cyclic-poisson"}}, "privacy.sampling"),
+        ({"privacy": {"noise": "system"}}, "privacy.noise"),
+        ({"privacy": {"sampling": "cyclic-poisson"}}, "privacy.sampling"),
     ],
 )
 def test_configurations_that_contradict_themselves_are_refused(values, key):
@@ -165,6 +211,55 @@ def test_defaults_suit_the_mechanism():
     assert (tree.sampling, tree.separation, tree.strategy) == ("min-separation", 10, Tree())
     banded = build_ledger(_config(privacy={"mechanism": "banded-mf", "noise_multiplier": 1.0}), 20, False).plan
     assert (banded.separation, banded.strategy.bands) == (5, 5)
+
+
+def test_the_best_mechanism_is_the_one_with_the_least_error_and_says_so():
+    config = _config(rounds=60, privacy={"mechanism": "best", "epsilon": 4.0, "bands": 4})
+    found = {one.name: one for one in candidates(config, 4000, False)}
+    assert {name.partition(" ")[0] for name in found} == {"dp-fedavg", "dp-ftrl", "banded-mf", "blt"}
+    best = build_ledger(config, 4000, False)
+    least = min(found.values(), key=lambda one: one.error)
+    assert replace(best, reason=None) == least.ledger
+    assert best.reason.startswith(least.name)
+    assert all(f"{one.name} {one.error:.3g}" in best.reason for one in found.values() if one != least)
+    for one in found.values():
+        assert 3.9 < one.ledger.epsilon(60) <= 4.0
+    assert summary(best, 60)["chosen"] == best.reason
+
+
+def test_the_best_mechanism_keeps_to_what_is_asked():
+    base = _config(rounds=60, privacy={"mechanism": "best", "epsilon": 4.0, "bands": 2})
+    apart = build_ledger(base.with_values({"privacy.sampling": "min-separation"}), 400, False)
+    assert apart.plan.sampling == "min-separation"
+    adaptive = build_ledger(base.with_values({"clipping": {"quantile": 0.5}, "clients_per_round": 40}), 4000, False)
+    assert adaptive.plan.strategy == Independent()
+    assert "no other fits" not in adaptive.reason
+    on_devices = _open(base.privacy, deployed=True)
+    assert {sampling for _, sampling, _ in on_devices} == {"poisson", "min-separation"}
+    with pytest.raises(ConfigError, match=r"^privacy\.epsilon: "):
+        build_ledger(_config(privacy={"mechanism": "best", "noise_multiplier": 1.0}), 400, False)
+    cyclic = {"mechanism": "banded-mf", "noise_multiplier": 1.0, "sampling": "cyclic-poisson"}
+    with pytest.raises(ConfigError, match=r"^privacy\.sampling: .*simulations"):
+        build_ledger(_config(privacy=cyclic), 400, False, deployed=True)
+
+
+@pytest.mark.parametrize(
+    ("server", "momentum"),
+    [
+        ({"optimizer": "sgd"}, 0.0),
+        ({"optimizer": "sgd", "momentum": 0.5}, 0.5),
+        ({"optimizer": "momentum"}, 0.9),
+        ({"optimizer": "adam", "beta_1": 0.8}, 0.8),
+        ({"optimizer": "adagrad"}, 0.0),
+    ],
+)
+def test_correlated_noise_is_made_for_the_servers_momentum(server, momentum):
+    private = {"noise_multiplier": 1.0}
+    config = _config(server=server, privacy={"mechanism": "banded-mf", **private})
+    assert server_momentum(config) == momentum
+    assert build_ledger(config, 20, False).plan.strategy == best_banded(10, 5, momentum)
+    config = _config(server=server, privacy={"mechanism": "blt", "buffers": 1, **private})
+    assert build_ledger(config, 20, False).plan.strategy == best_blt(10, 5, 1, momentum)
 
 
 def test_private_adaptive_clipping_starts_where_the_paper_starts():

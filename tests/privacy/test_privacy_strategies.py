@@ -8,12 +8,18 @@ from scipy.optimize import check_grad
 
 from fedbandit.privacy.strategies import (
     Banded,
+    Blt,
     Independent,
     Restarted,
     Tree,
     _log_error,
     best_banded,
+    best_blt,
+    honaker_variances,
+    largest_column,
+    never_rises,
     noise_matrix,
+    noise_of_weights,
     prefix_error,
     squared_sensitivities,
 )
@@ -25,6 +31,8 @@ STRATEGIES = [
     best_banded(40, 8),
     Restarted(Tree(), 7),
     Restarted(Banded((0.9, 0.4)), 5),
+    Blt((0.9, 0.5), (0.2, 0.3), 0.7),
+    Restarted(best_blt(40, 8, 2), 6),
 ]
 
 
@@ -84,8 +92,10 @@ def test_restarts_keep_periods_apart():
 
 def test_the_gradient_of_the_error_is_right():
     tail = np.array([0.6, 0.3, 0.1, 0.05])
-    off = check_grad(lambda x: _log_error(x, 50)[0], lambda x: _log_error(x, 50)[1], tail)
-    assert off < 1e-5
+    for momentum in (0.0, 0.9):
+        value, gradient = (lambda x, m=momentum, part=part: _log_error(x, 50, m)[part] for part in (0, 1))
+        off = check_grad(value, gradient, tail)
+        assert off < 1e-5
 
 
 @pytest.mark.parametrize(("rounds", "separation"), [(1600, 31), (800, 53), (700, 39), (400, 400), (64, 8)])
@@ -110,3 +120,74 @@ def test_wrong_coefficients_are_refused():
     for wrong in ((), (0.0, 1.0), (1.0, -0.1)):
         with pytest.raises(ValueError, match="coefficients"):
             Banded(wrong)
+    for decays, scales in (((), ()), ((0.5,), (0.1, 0.1)), ((1.0,), (0.1,))):
+        with pytest.raises(ValueError, match="decays"):
+            Blt(decays, scales)
+
+
+def test_the_published_errors_at_one_noise_multiplier():
+    """1,600 rounds, a client once: two buffers beat 32 bands, and Honaker's estimator mends a third of the tree."""
+    rounds = 1600
+    assert prefix_error(best_blt(rounds, rounds, 2), rounds, rounds) == pytest.approx(3.24, abs=0.005)
+    assert prefix_error(best_banded(rounds, 32), rounds, rounds) == pytest.approx(5.91, abs=0.005)
+    assert prefix_error(Tree(), rounds, rounds) == pytest.approx(7.54, abs=0.005)
+    sensitivity = squared_sensitivities(Tree(), rounds, rounds)[-1]
+    assert np.sqrt(honaker_variances(rounds).mean() * sensitivity) == pytest.approx(5.73, abs=0.005)
+
+
+def test_honakers_estimator_is_the_best_linear_one_from_the_nodes_below():
+    """Against weighted least squares on the nodes inside each node of a prefix, for a small tree."""
+    found = honaker_variances(16)
+    for height in range(5):
+        leaves = 2**height
+        nodes = [
+            np.isin(np.arange(leaves), range(start, start + size))
+            for size in (2**level for level in range(height + 1))
+            for start in range(0, leaves, size)
+        ]
+        design = np.array(nodes, float)
+        covariance = np.linalg.inv(design.T @ design)  # of the leaves, by least squares
+        assert found[leaves - 1] == pytest.approx(covariance.sum())
+    np.testing.assert_allclose(found[6], found[3] + found[1] + found[0])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_the_noise_of_the_weights_is_that_of_the_matrix(strategy, momentum):
+    rounds = 30
+    lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    mean = np.where(lags >= 0, (1 - momentum) * momentum ** np.maximum(lags, 0.0), 0.0)
+    weights = np.tri(rounds) @ mean @ noise_matrix(strategy, rounds)
+    np.testing.assert_allclose(noise_of_weights(strategy, rounds, momentum), (weights**2).sum(axis=1), rtol=1e-9)
+
+
+def test_strategies_made_for_momentum_have_less_error_under_it():
+    for make in (lambda m: best_banded(300, 16, m), lambda m: best_blt(300, 300, 2, m)):
+        aware, unaware = make(0.9), make(0.0)
+        assert prefix_error(aware, 300, 300, 0.9) < 0.98 * prefix_error(unaware, 300, 300, 0.9)
+        assert prefix_error(unaware, 300, 300) < 0.98 * prefix_error(aware, 300, 300)
+
+
+@pytest.mark.parametrize("separation", [20, 60, 300])
+def test_buffers_are_optimised_for_the_separation(separation):
+    made = best_blt(300, separation, 2)
+    assert never_rises(made.coefficients(300))
+    assert np.linalg.norm(made.coefficients(300)) == pytest.approx(1)
+    assert largest_column(made, 300) == pytest.approx(1)
+    error = prefix_error(made, 300, separation)
+    assert error <= prefix_error(best_blt(300, 150, 2), 300, separation) + 1e-6
+    assert error < prefix_error(Tree(), 300, separation)
+    assert len(made.step(2, np.zeros(3), made.step(1, np.zeros(3), {})[1])[1]) == 2  # all that it remembers
+
+
+def test_a_longer_rest_can_be_worse_where_coefficients_rise():
+    """Why a plan refuses them: the worst turns are not every `separation` rounds then."""
+    rising = Blt((0.9, 0.3), (0.8, -0.75))
+    assert not never_rises(rising.coefficients(12))
+    c, falling = encoder(rising, 12), encoder(best_blt(12, 2, 2), 12)
+
+    def moved(matrix, later):
+        return float((matrix[:, [0, later]].sum(axis=1) ** 2).sum())
+
+    assert moved(c, 2) > moved(c, 1)
+    assert all(moved(falling, 1) >= moved(falling, later) for later in range(2, 12))

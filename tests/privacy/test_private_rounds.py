@@ -18,10 +18,9 @@ from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version
 from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
+from fedbandit.privacy.noise import DrawnOnce, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import summary
-from fedbandit.privacy.strategies import Independent
 from fedbandit.simulation.simulate import simulate
 
 MECHANISMS = {
@@ -30,6 +29,8 @@ MECHANISMS = {
     "dp-ftrl": {"mechanism": "dp-ftrl", "noise_multiplier": 0.8},
     "restarted": {"mechanism": "dp-ftrl", "noise_multiplier": 0.8, "restart_at_deployments": True},
     "banded-mf": {"mechanism": "banded-mf", "noise_multiplier": 0.8},
+    "amplified": {"mechanism": "banded-mf", "noise_multiplier": 0.8, "sampling": "cyclic-poisson", "bands": 3},
+    "blt": {"mechanism": "blt", "noise_multiplier": 0.8, "buffers": 2},
 }
 
 
@@ -130,7 +131,7 @@ def test_an_empty_cohort_moves_the_weights_by_its_noise_alone():
     phase = replace(experiment.bandit, cohorts=Nobody())
     state = phase.start(experiment.initial_weights())
     following, metrics = run_round(phase, state, ThreadEngine(1), Stopwatch())
-    noise = SimulatedNoise(Independent(), 0).update(1, state.weights) * np.float32(0.8 * 0.05) / np.float32(5)
+    noise = experiment.bandit.aggregation.noise.update(1, state.weights) * np.float32(0.8 * 0.05) / np.float32(5)
     np.testing.assert_array_equal(following.weights, state.weights + noise)
     assert metrics["reward"] is None
     assert following.running_reward is None
@@ -229,7 +230,7 @@ def test_the_private_adaptive_norm_finds_its_quantile(quantile):
     plan = PrivacyPlan(
         population=10_000, clients_per_round=100, rounds=400, noise_multiplier=1.0, clipping=clipping, delta=1e-6
     )
-    mechanism = PrivateMean(plan, SimulatedNoise(Independent(), 3))
+    mechanism = PrivateMean(plan, SimulatedNoise(plan, 3))
     rng = np.random.default_rng(0)
     norm, seen = clipping.initial, []
     for number in range(1, 401):
@@ -291,6 +292,32 @@ def _one_chunk(work):
             return [cohort]
 
     return OneChunk(**vars(work))
+
+
+def test_noise_of_the_system_is_never_the_same_and_the_summary_says_whose_it_is():
+    data = random_text(clients=30)
+    seeded, system = ({**MECHANISMS["blt"], "noise": source} for source in ("seed", "system"))
+    runs = [simulate(config(privacy=private, rounds=2), data) for private in (seeded, seeded, system, system)]
+    for run in runs:
+        list(run)
+    weights = [run.state.weights for run in runs]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[2], weights[3])
+    assert "recompute" in summary(runs[0].experiment.privacy, 2)["noise"]
+    assert "cannot be recomputed" in summary(runs[2].experiment.privacy, 2)["noise"]
+    with pytest.raises(DrawnOnce):  # its memory is gone
+        list(simulate(config(privacy=system, rounds=3), data, state=runs[2].state))
+
+
+def test_runs_that_differ_in_anything_differ_in_their_noise():
+    data = random_text(clients=30)
+    drawn = []
+    for changes in ({}, {"client": {"learning_rate": 0.7}}, {"seed": 1}, {"deploy_every": 2}):
+        aggregation = build_experiment(config(privacy=MECHANISMS["dp-fedavg"], **changes), data).bandit.aggregation
+        drawn.append(aggregation.noise.update(1, np.zeros(4)).tobytes())
+    where = build_experiment(config(privacy=MECHANISMS["dp-fedavg"], threads=2), data).bandit.aggregation
+    assert len(set(drawn)) == 4
+    assert where.noise.update(1, np.zeros(4)).tobytes() == drawn[0]
 
 
 def test_pretraining_is_public_or_paid_for():

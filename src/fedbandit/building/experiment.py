@@ -1,6 +1,7 @@
 """From a configuration to the parts of a run, checked against each other and against the data before work starts."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedbandit.building.parts import (
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.parts import construct, resolve
+from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits
 from fedbandit.core.sources import loaded_digests, require_sources
@@ -45,7 +46,8 @@ from fedbandit.models import DataSpec, Freezing, Layout, Model
 from fedbandit.objectives import DoublyRobust, Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.noise import PrivateMean, SimulatedNoise
+from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
+from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.rewards import Rewards, RewardTable, scenarios
 from fedbandit.rewards.scenarios import Scenario, Stage, drift
 
@@ -120,7 +122,7 @@ def _bandit_phase(
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
-    aggregation = _aggregation(ledger, config.seed, build_aggregation(config, algorithm, trained))
+    aggregation = _aggregation(config, dataset, ledger, build_aggregation(config, algorithm, trained))
     weighted = isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
     return Phase(
         work=ClientWork(
@@ -230,7 +232,9 @@ def _pretraining_phase(
         scenario=Scenario((Stage(rewards),)),
         clipping=pretraining_clipping(config),
         deploy_every=1,
-        aggregation=PrivateMean(plan, SimulatedNoise(plan.strategy, seed)) if plan else PlainMean(),
+        aggregation=PrivateMean(plan, _noise(config, plan, seed, _pretrained_from(config, dataset)))
+        if plan
+        else PlainMean(),
     )
 
 
@@ -310,10 +314,32 @@ def _visits(config: Config) -> VisitPlan:
     return PopulationVisits(config.seed, config.deploy_every, **living)
 
 
-def _aggregation(ledger: Ledger | None, seed: int, chosen: PlainMean) -> Aggregation:
+def _aggregation(config: Config, dataset: FederatedDataset, ledger: Ledger | None, chosen: PlainMean) -> Aggregation:
     if ledger is None:
         return chosen
-    return PrivateMean(ledger.plan, SimulatedNoise(ledger.plan.strategy, seed), ledger)
+    of = {**config.model_dump(exclude=set(WHERE_COMPUTED)), "fingerprint": dataset.header.fingerprint}
+    return PrivateMean(ledger.plan, _noise(config, ledger.plan, config.seed, of), ledger)
+
+
+def _noise(config: Config, plan: PrivacyPlan, seed: int, of: Mapping[str, Any]) -> NoiseStream:
+    """The noise of a phase; a seeded one is that of everything which goes into the phase, not of the seed alone."""
+    if config.privacy.noise == "system":
+        return DeploymentNoise(plan.strategy)
+    return SimulatedNoise(plan, seed, json.dumps(of, sort_keys=True))
+
+
+def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any]:
+    """What goes into a pre-trained model beside its plan, and nothing of the runs that share it."""
+    return {
+        "fingerprint": dataset.header.fingerprint,
+        "scenario": config.scenario,
+        "model": config.model.described,
+        "dtype": config.dtype,
+        "client": config.client.model_dump(exclude={"learning_rate"}),
+        "rate": config.pretraining.client_learning_rate or config.client.learning_rate,
+        "pretraining": config.pretraining.model_dump(),
+        "server": pretraining_server(config),
+    }
 
 
 def _settings(config: Config, learning_rate: float | None = None) -> ClientSettings:

@@ -3,32 +3,73 @@
 Whatever does not fit together is refused here, with the path of the key, before any work starts.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from fedbandit.building.parts import build_clipping, pretraining_clipping, pretraining_cohort
+import numpy as np
+
+from fedbandit.building.parts import build_clipping, build_optimizer, pretraining_clipping, pretraining_cohort
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping
 from fedbandit.privacy.accounting import Ledger, least_noise
 from fedbandit.privacy.plan import PrivacyPlan, Sampling
-from fedbandit.privacy.strategies import DEFAULT_BANDS, Independent, Restarted, Strategy, Tree, best_banded
+from fedbandit.privacy.strategies import (
+    DEFAULT_BANDS,
+    DEFAULT_BUFFERS,
+    Independent,
+    Restarted,
+    Strategy,
+    Tree,
+    best_banded,
+    best_blt,
+    mechanism_name,
+    noise_of_weights,
+)
 
 _SAMPLING: dict[str, Sampling] = {
     "none": "fixed",
     "dp-fedavg": "poisson",
     "dp-ftrl": "min-separation",
     "banded-mf": "min-separation",
+    "blt": "min-separation",
 }
 _OWN_KEYS = ("noise_multiplier", "delta", "sampling", "separation", "bands", "epsilon")  # those of [privacy]
+_CANDIDATES: tuple[tuple[str, Sampling], ...] = (  # for the best; a mechanism without its best sampling cannot win
+    ("dp-fedavg", "poisson"),
+    ("dp-fedavg", "min-separation"),
+    ("dp-ftrl", "min-separation"),
+    ("banded-mf", "min-separation"),
+    ("banded-mf", "cyclic-poisson"),
+    ("blt", "min-separation"),
+    ("dp-fedavg", "fixed"),
+    ("dp-ftrl", "fixed"),
+    ("blt", "fixed"),
+)
+
+_BANDS = (4, 8, 16, DEFAULT_BANDS)
 
 
-def build_ledger(config: Config, population: int, pretrained: bool) -> Ledger | None:
+@dataclass(frozen=True)
+class Candidate:
+    """A mechanism that meets a budget, and the noise that it leaves in the weights."""
+
+    name: str
+    ledger: Ledger
+    error: float  # root mean square over all rounds, in clip norms on the sum
+
+
+def build_ledger(config: Config, population: int, pretrained: bool, *, deployed: bool = False) -> Ledger | None:
     """The plan of a private run with its noise calibrated and its budget set; None for a run without privacy."""
     chosen = config.privacy
     if chosen.mechanism == "none":
         _refuse_settings_without_mechanism(chosen)
         return None
+    if deployed and chosen.sampling == "cyclic-poisson":
+        raise ConfigError("privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns")
+    if chosen.mechanism == "best":
+        return _best(config, population, pretrained, deployed)
     if not config.clipping.enabled:
         raise ConfigError("clipping.enabled: a private run needs a clip norm, or the noise has no measure")
     if pretrained and chosen.pretraining is None:
@@ -42,7 +83,7 @@ def build_ledger(config: Config, population: int, pretrained: bool) -> Ledger | 
         plan = _plan(config, population)
         before = _pretraining_plan(config, plan) if pretrained and chosen.pretraining == "accounted" else None
         public = pretrained and chosen.pretraining == "public"
-        ledger = Ledger(plan, before, chosen.epsilon, chosen.accountant, public)
+        ledger = Ledger(plan, before, chosen.epsilon, chosen.accountant, public, chosen.noise)
         if chosen.noise_multiplier is None:
             assert chosen.epsilon is not None
             ledger = _with_noise(ledger, _calibrated(ledger, chosen.epsilon))
@@ -55,13 +96,78 @@ def build_ledger(config: Config, population: int, pretrained: bool) -> Ledger | 
     return ledger
 
 
+def candidates(config: Config, population: int, pretrained: bool, *, deployed: bool = False) -> Iterator[Candidate]:
+    """Every mechanism that the configuration leaves open, with its noise calibrated to the budget."""
+    chosen = config.privacy
+    for mechanism, sampling, bands in _open(chosen, deployed):
+        own = {
+            "privacy.mechanism": mechanism,
+            "privacy.sampling": sampling,
+            "privacy.bands": bands,
+            "privacy.buffers": chosen.buffers if mechanism == "blt" else None,
+        }
+        try:
+            ledger = build_ledger(config.with_values(own), population, pretrained)
+        except ConfigError:
+            continue  # it does not fit the rest of the configuration: adaptive clipping, restarts, few clients
+        assert ledger is not None
+        yield Candidate(f"{mechanism_name(ledger.plan.strategy)} ({sampling})", ledger, error_of(ledger, config))
+
+
+def _open(chosen: PrivacyConfig, deployed: bool) -> Iterator[tuple[str, Sampling, int | None]]:
+    for mechanism, sampling in _CANDIDATES:
+        if chosen.sampling not in (None, sampling) or (chosen.sampling is None and sampling == "fixed"):
+            continue
+        if sampling != "cyclic-poisson":
+            yield mechanism, sampling, chosen.bands if mechanism == "banded-mf" else None
+        elif not deployed:  # fewer bands correlate less and amplify more: which is better depends on the cohorts
+            for bands in _BANDS if chosen.bands is None else (chosen.bands,):
+                yield mechanism, sampling, bands
+
+
+def error_of(ledger: Ledger, config: Config) -> float:
+    """The noise that the plan leaves in the weights: root mean square over all rounds, in clip norms on the sum."""
+    plan = ledger.plan
+    variances = noise_of_weights(plan.strategy, plan.rounds, server_momentum(config))
+    return plan.update_multiplier * float(np.sqrt(variances.mean()))
+
+
+def server_momentum(config: Config) -> float:
+    """The momentum of the server's optimiser, which decides what noise of many rounds comes to in the weights."""
+    chosen = config.server
+    optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
+    return float(getattr(optimizer, "momentum", getattr(optimizer, "beta_1", 0.0)))
+
+
+def _best(config: Config, population: int, pretrained: bool, deployed: bool) -> Ledger:
+    chosen = config.privacy
+    if chosen.epsilon is None or chosen.noise_multiplier is not None:
+        raise ConfigError(
+            'privacy.epsilon: mechanism = "best" compares mechanisms at a budget; give epsilon, and no noise_multiplier'
+        )
+    found = sorted(candidates(config, population, pretrained, deployed=deployed), key=lambda one: one.error)
+    if not found:
+        # None fits: let the plainest one say what is in the way.
+        build_ledger(config.with_values({"privacy.mechanism": "dp-fedavg"}), population, pretrained, deployed=deployed)
+        raise ConfigError('privacy.mechanism: no mechanism fits this configuration, so there is no "best"')
+    first, *rest = found
+    others = ", ".join(f"{one.name} {one.error:.3g}" for one in rest) or "no other fits this configuration"
+    reason = (
+        f"{first.name} leaves the least noise in the weights at epsilon {chosen.epsilon:g}: {first.error:.3g} clip"
+        f" norms (root mean square over {config.rounds} rounds); {others}"
+    )
+    return replace(first.ledger, reason=reason)
+
+
 def _plan(config: Config, population: int) -> PrivacyPlan:
     """The plan but for its clipping, and with a noise of 1 where it is yet to be calibrated."""
     chosen = config.privacy
     sampling = chosen.sampling or _SAMPLING[chosen.mechanism]
     separation = chosen.separation or 1
-    if chosen.separation is None and sampling == "min-separation":
+    if chosen.separation is None and sampling in ("min-separation", "cyclic-poisson"):
         separation = max(1, min(config.rounds, population // config.clients_per_round))
+        if sampling == "cyclic-poisson":  # more groups than bands would only cost amplification
+            separation = chosen.bands or min(separation, DEFAULT_BANDS)
     strategy = _strategy(config, separation)
     if chosen.restart_at_deployments:
         if isinstance(strategy, Independent):
@@ -84,11 +190,15 @@ def _strategy(config: Config, separation: int) -> Strategy:
     chosen = config.privacy
     if chosen.bands is not None and chosen.mechanism != "banded-mf":
         raise ConfigError(f"privacy.bands: {chosen.mechanism} has none; they belong to banded-mf")
+    if chosen.buffers is not None and chosen.mechanism != "blt":
+        raise ConfigError(f"privacy.buffers: {chosen.mechanism} has none; they belong to blt")
+    period = min(config.deploy_every if chosen.restart_at_deployments else config.rounds, config.rounds)
     if chosen.mechanism == "dp-ftrl":
         return Tree()
     if chosen.mechanism == "banded-mf":
-        period = config.deploy_every if chosen.restart_at_deployments else config.rounds
-        return best_banded(min(period, config.rounds), chosen.bands or min(separation, DEFAULT_BANDS))
+        return best_banded(period, chosen.bands or min(separation, DEFAULT_BANDS), server_momentum(config))
+    if chosen.mechanism == "blt":
+        return best_blt(period, min(separation, period), chosen.buffers or DEFAULT_BUFFERS, server_momentum(config))
     return Independent()
 
 
@@ -135,10 +245,14 @@ def _calibrated(ledger: Ledger, target: float) -> float:
 
 
 def _refuse_settings_without_mechanism(chosen: PrivacyConfig) -> None:
-    for key in ("noise_multiplier", "epsilon", "bands", "pretraining"):
+    for key in ("noise_multiplier", "epsilon", "bands", "buffers", "pretraining"):
         if getattr(chosen, key) is not None:
             raise ConfigError(f'privacy.{key}: set, but privacy.mechanism is "none"')
     if chosen.restart_at_deployments:
         raise ConfigError('privacy.restart_at_deployments: set, but privacy.mechanism is "none"')
+    if chosen.noise != "seed":
+        raise ConfigError('privacy.noise: set, but privacy.mechanism is "none"')
+    if chosen.sampling == "cyclic-poisson":
+        raise ConfigError('privacy.sampling: cyclic-poisson belongs to banded-mf, but privacy.mechanism is "none"')
     if chosen.separation is not None and chosen.sampling != "min-separation":
         raise ConfigError('privacy.separation: set, but privacy.sampling is not "min-separation"')

@@ -1,4 +1,7 @@
-"""`fedbandit privacy`: epsilon of a plan, noise for a budget, clip norms and audits. A thin layer over the library."""
+"""`fedbandit privacy`: epsilon of a plan, noise for a budget, mechanisms compared, clip norms and audits.
+
+A thin layer over the library.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,15 +17,18 @@ Noise = Annotated[float, typer.Option(help="Noise multiplier: standard deviation
 Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
 Delta = Annotated[float, typer.Option(help="Delta, well below 1/population.")]
 Accountant = Annotated[str, typer.Option(help="The accountant: rdp or pld (tighter).")]
-Mechanism = Annotated[str, typer.Option(help="The mechanism: dp-fedavg, dp-ftrl or banded-mf.")]
+Mechanism = Annotated[str, typer.Option(help="The mechanism: dp-fedavg, dp-ftrl, banded-mf or blt.")]
 Sampling = Annotated[
     str | None,
-    typer.Option(help="The sampling: poisson, fixed or min-separation.", show_default="what suits the mechanism"),
+    typer.Option(
+        help="The sampling: poisson, cyclic-poisson, fixed or min-separation.", show_default="what suits the mechanism"
+    ),
 ]
 Separation = Annotated[
     int | None,
     typer.Option(help="Rounds between two participations of a client.", show_default="as many as possible"),
 ]
+Bands = Annotated[int | None, typer.Option(help="Bands of banded-mf.", show_default="32, or the separation if less")]
 What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
 Settings = Annotated[
     list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
@@ -40,10 +46,16 @@ def epsilon(
     mechanism: Mechanism = "dp-fedavg",
     sampling: Sampling = None,
     separation: Separation = None,
+    bands: Bands = None,
+    runs: Annotated[int, typer.Option(min=1, help="Runs on the same clients, as in a sweep: all of them count.")] = 1,
 ) -> None:
     """Print epsilon, and below it the assumptions."""
-    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
+    from fedbandit.privacy.reporting import sweep_cost
+
+    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, bands, noise=noise)
     _print_epsilon(ledger, accountant)
+    if runs > 1:
+        print(sweep_cost(ledger, runs)["note"])
 
 
 @app.command()
@@ -57,6 +69,7 @@ def noise(
     mechanism: Mechanism = "dp-fedavg",
     sampling: Sampling = None,
     separation: Separation = None,
+    bands: Bands = None,
 ) -> None:
     """Print the smallest noise multiplier within a budget."""
     ledger = _ledger(
@@ -67,6 +80,7 @@ def noise(
         mechanism,
         sampling,
         separation,
+        bands,
         epsilon=epsilon,
         accountant=_accountant(accountant),
     )
@@ -74,6 +88,48 @@ def noise(
     spent = ledger.epsilon(rounds) if accountant == "rdp" else ledger.tight_epsilon(rounds)
     print(f"epsilon {spent:.4f} of {epsilon:g} at delta {delta:g} by {accountant.upper()} after {rounds} rounds")
     _print_assumptions(ledger.plan)
+
+
+@app.command()
+def compare(
+    population: Population,
+    clients_per_round: ClientsPerRound,
+    epsilon: Annotated[float, typer.Option(help="The privacy budget of each.")],
+    rounds: Rounds,
+    delta: Delta = 1e-6,
+    accountant: Accountant = "rdp",
+    momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Momentum of the server's optimiser.")] = 0.0,
+    bands: Annotated[int | None, typer.Option(help="Bands of banded-mf.", show_default="4, 8, 16 and 32")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw them too (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Print the noise that each mechanism leaves in the weights.
+
+    All at the same epsilon; the first is the one that mechanism = "best" takes.
+    """
+    from fedbandit.studies.privacy import compare_mechanisms, draw_errors
+
+    config = _config(
+        clients_per_round,
+        rounds,
+        {
+            "mechanism": "best",
+            "epsilon": epsilon,
+            "delta": delta,
+            "accountant": _accountant(accountant),
+            "bands": bands,
+        },
+        momentum,
+    )
+    found = compare_mechanisms(config, population)
+    print(f"{'error':>6}  {'noise':>7}  {'memory':>6}  mechanism")
+    for one in found:
+        print(f"{one.error:>6.3g}  {one.noise_multiplier:>7.4g}  {one.memory:>6}  {one.name}")
+    print(
+        f"error: root mean square noise of the weights over {rounds} rounds, in clip norms on the sum, at epsilon"
+        f" {epsilon:g}, delta {delta:g} by {accountant.upper()}; memory: vectors as long as the model"
+    )
+    if out is not None:
+        print(draw_errors(found, config, population, out))
 
 
 @app.command()
@@ -180,27 +236,82 @@ def audit(
     mechanism: Mechanism = "dp-fedavg",
     sampling: Sampling = None,
     separation: Separation = None,
-    trials: Annotated[int, typer.Option(help="Number of runs with the planted client, and as many without.")] = 500,
+    bands: Bands = None,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Adaptive clipping, whose count is attacked too.")
+    ] = False,
+    source: Annotated[str, typer.Option(help="Whose noise: simulation, deployment or both.")] = "both",
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=50, help="Planted clients, half of them absent.", show_default="enough to find half the noise"
+        ),
+    ] = None,
     actual_noise: Annotated[
-        float | None, typer.Option(help="Add this noise instead of the stated one, to see the audit fail.")
+        float | None, typer.Option(min=0, help="Add this noise instead of the stated one, to see the audit fail.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the audit's own draws.")] = 0,
+    table: Annotated[
+        int | None, typer.Option(min=1, help="Audit every mechanism so many times with half the noise and with all.")
     ] = None,
 ) -> None:
-    """Attack real rounds with a planted client.
+    """Attack the noise of rounds with planted clients.
 
-    Prints a lower bound on epsilon; the audit fails if it exceeds the stated epsilon.
+    Exit code 0: passed, and half the noise would have been found. 1: the promise is violated. 2: too few trials to say.
     """
-    from fedbandit.privacy.reporting import show
-    from fedbandit.studies.privacy import audit as attack
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.studies import privacy_audit
 
-    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
-    found = attack(ledger.plan, ledger.tight_epsilon(rounds), trials=trials, noise=actual_noise)
-    print(f"{show(found.lower_bound)}")
-    print(f"epsilon is at least that with {found.confidence:.0%} confidence; stated: {show(found.stated)}")
-    caught, accused = found.true_positives, found.false_positives
-    print(f"the attack finds the client in {caught:.1%} of runs with it and in {accused:.1%} without")
-    print("passed" if found.passed else "FAILED: the lower bound exceeds the stated epsilon")
-    if not found.passed:
-        raise typer.Exit(1)
+    if table is not None:
+        _print_audit_table(table)
+        return
+    if source not in ("simulation", "deployment", "both"):
+        raise ConfigError(f"--source: should be simulation, deployment or both, not {source}")
+    if noise == 0:
+        raise ConfigError("--noise: a plan without noise promises nothing that could be audited")
+    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, bands, noise=noise,
+                     adaptive=adaptive)  # fmt: skip
+    share = 1.0 if actual_noise is None else actual_noise / noise
+    sources: Any = ("simulation", "deployment") if source == "both" else (source,)
+    found = [
+        one
+        for each in sources
+        for one in privacy_audit.audit(ledger.plan, each, trials=trials, actual=share, seed=seed)
+    ]
+    verdicts = {one.verdict for one in found}
+    verdict = next(one for one in ("violated", "inconclusive", "passed") if one in verdicts)
+    print(verdict)
+    for one in found:
+        _print_finding(one)
+    _print_assumptions(ledger.plan)
+    code = {"passed": 0, "violated": 1, "inconclusive": 2}[verdict]
+    if code:
+        raise typer.Exit(code)
+
+
+def _print_finding(found: Any) -> None:
+    from fedbandit.privacy.reporting import show
+    from fedbandit.studies.privacy_audit import MISTAKE
+
+    print(
+        f"{found.source}, {found.what}: {found.verdict}; epsilon stated {show(found.stated)}, at least"
+        f" {show(found.lower_bound)} ({show(found.one_run)} by one run's guesses) with {1 - MISTAKE:.1%} confidence"
+    )
+    found_by = "finds half the noise in 95% of audits"
+    if found.trials >= found.needed:
+        print(f"  {found.trials} planted clients: an audit of this size {found_by}")
+    else:
+        print(f"  {found.trials} planted clients decide nothing: it takes {found.needed} until an audit {found_by}")
+
+
+def _print_audit_table(repetitions: int) -> None:
+    from fedbandit.studies.privacy_audit import audit_table
+
+    print("| mechanism | noise of | planted clients | half the noise caught | right noise blamed |")
+    print("| --- | --- | --- | --- | --- |")
+    for row in audit_table(repetitions):
+        shares = f"{row.caught:.1%} | {row.blamed:.1%}"
+        print(f"| {row.mechanism} | {row.source}s | {row.trials} | {shares} |", flush=True)
 
 
 def _ledger(
@@ -211,14 +322,15 @@ def _ledger(
     mechanism: str,
     sampling: str | None,
     separation: int | None,
+    bands: int | None = None,
     *,
     noise: float | None = None,
     epsilon: float | None = None,
     accountant: str = "rdp",
+    adaptive: bool = False,
 ) -> Any:
     """The ledger that a run with these values would have, made the way a run makes it."""
     from fedbandit.building.privacy import build_ledger
-    from fedbandit.config import Config
     from fedbandit.core.errors import ConfigError
 
     if mechanism == "none":
@@ -230,18 +342,28 @@ def _ledger(
         "delta": delta,
         "sampling": sampling,
         "separation": separation,
+        "bands": bands,
         "accountant": accountant,
     }
-    config = Config.build(
+    return build_ledger(_config(clients_per_round, rounds, privacy, adaptive=adaptive), population, pretrained=False)
+
+
+def _config(
+    clients_per_round: int, rounds: int, privacy: dict[str, Any], momentum: float = 0.0, adaptive: bool = False
+) -> Any:
+    """A run with these values whose server adds up what it gets."""
+    from fedbandit.config import Config
+
+    return Config.build(
         {
             "scenario": "scratch",
             "rounds": rounds,
             "clients_per_round": clients_per_round,
-            "clipping": {"norm": 1.0},
+            "clipping": {} if adaptive else {"norm": 1.0},
+            "server": {"optimizer": "sgd", "momentum": momentum},
             "privacy": privacy,
         }
     )
-    return build_ledger(config, population, pretrained=False)
 
 
 def _accountant(name: str) -> str:

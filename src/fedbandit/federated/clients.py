@@ -91,6 +91,29 @@ class BlockCohorts:
 
 
 @dataclass(frozen=True)
+class CyclicPoissonCohorts:
+    """Clients are dealt into `groups` that take turns; in its group's turn a client takes part by chance.
+
+    Who is in which group follows from the pool and the seed alone, not from anybody's data: it may be known.
+    """
+
+    pool: range
+    probability: float
+    groups: int
+    seed: int
+
+    def group(self, round_number: int) -> np.ndarray:
+        """The clients whose turn a round is."""
+        dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
+        return self.pool.start + np.sort(dealt[(round_number - 1) % self.groups :: self.groups])
+
+    def draw(self, round_number: int) -> np.ndarray:
+        group = self.group(round_number)
+        rng = generator(self.seed, Purpose.COHORT, round_number)
+        return group[rng.random(len(group)) < self.probability]
+
+
+@dataclass(frozen=True)
 class Broadcast:
     """What the server sends to every client of a round."""
 

@@ -13,11 +13,12 @@ from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.privacy.accounting import Ledger, epsilon_of, least_noise, plan_epsilon
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import assumptions, composed_epsilon, extrapolated, verdict
-from fedbandit.privacy.strategies import Banded, Independent, Restarted, Strategy, Tree
+from fedbandit.privacy.strategies import Banded, Blt, Independent, Restarted, Strategy, Tree
 
 __all__ = [
     "AdaptiveClipping",
     "Banded",
+    "Blt",
     "FixedClipping",
     "Independent",
     "Ledger",

@@ -16,6 +16,7 @@ import numpy as np
 from fedbandit.privacy.plan import PrivacyPlan
 
 Accountant = Literal["rdp", "pld"]
+NoiseSource = Literal["seed", "system"]
 _HOPELESS = 100.0  # an RDP epsilon above which a privacy loss distribution takes minutes to say nothing else
 _INTERVAL = 1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
 
@@ -56,6 +57,8 @@ class Ledger:
     budget: float | None = None  # epsilon at which the run stops
     accountant: Accountant = "rdp"  # of the budget
     public_pretraining: bool = False  # declared so by whoever configured the run
+    source: NoiseSource = "seed"  # of a simulation's noise
+    reason: str | None = None  # why this mechanism, where it was chosen by its error
 
     def events(self, rounds: int) -> list[Any]:
         """What the first `rounds` rounds release of each group of clients: one event a group.
@@ -127,7 +130,7 @@ class Ledger:
         if rounds == 0:
             return np.zeros(len(self._orders))
         if self.plan.amplified:
-            return rounds * _rdp_of_one(self.plan.event(1))
+            return self.plan.turns(rounds) * _rdp_of_one(self.plan.event(1))
         spent: np.ndarray = self._orders * self.plan.squared_sensitivities[rounds] / (2 * self.plan.noise_multiplier**2)
         return spent
 

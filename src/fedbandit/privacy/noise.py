@@ -1,9 +1,10 @@
 """Where noise comes from. Two kinds that cannot be taken for each other: a simulation's and a deployment's.
 
-A simulation's noise is a function of the seed and the round, so that a run can be repeated and resumed; whoever knows
-the seed can subtract it. A deployment's comes from the operating system and takes no seed.
+A simulation's noise is a function of the run, its seed and the round, so that it can be repeated and resumed; whoever
+has the configuration can subtract it. A deployment's comes from the operating system and takes no seed.
 """
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core.errors import FedbanditError
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.plan import PrivacyPlan
@@ -32,33 +34,46 @@ class NoiseStream(Protocol):
 
 
 class SimulatedNoise:
-    """Noise that follows from a seed. Rounds may be asked for in any order; the next after the last one is fast."""
+    """Noise that follows from a seed. Rounds may be asked for in any order; the next after the last one is fast.
 
-    def __init__(self, strategy: Strategy, seed: int) -> None:
-        self._strategy, self._seed = strategy, seed
+    The plan, and whatever else tells a run from others (`of`), is part of the noise's address: if two runs drew the
+    same normals and scaled them differently, or added them to different sums, the difference would undo the noise.
+    """
+
+    def __init__(self, plan: PrivacyPlan, seed: int, of: str = "") -> None:
+        self._strategy, self._seed = plan.strategy, seed
+        digest = hashlib.sha256(f"{plan.identity}; {of}".encode()).digest()
+        self._run = int.from_bytes(digest[:8], "little")
         self._done = 0
         self._memory: Memory = {}  # kept for speed alone: it can be made again from the seed
+
+    def __repr__(self) -> str:
+        return f"SimulatedNoise({self._seed}, {self._run})"
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
         if number <= self._done:
             self._done, self._memory = 0, {}
         noise = np.empty(0)
         for round_ in range(max(self._done + 1, self._strategy.since(number)), number + 1):
-            rng = generator(self._seed, Purpose.NOISE, round_, _UPDATE)
+            rng = generator(self._seed, Purpose.NOISE, self._run, round_, _UPDATE)
             fresh = rng.standard_normal(like.shape, dtype=like.dtype.type)
             noise, self._memory = self._strategy.step(round_, fresh, self._memory)
         self._done = number
         return noise
 
     def count(self, number: int) -> float:
-        return float(generator(self._seed, Purpose.NOISE, number, _COUNT).standard_normal())
+        return float(generator(self._seed, Purpose.NOISE, self._run, number, _COUNT).standard_normal())
+
+
+class DrawnOnce(FedbanditError, ValueError):
+    """Noise that cannot be drawn again was asked for again."""
 
 
 class DeploymentNoise:
     """Noise from the operating system's randomness: no seed, no second time.
 
     A strategy that remembers needs its memory to resume after a restart of the server: keep `memory` where the weights
-    are kept, but secret, since it undoes the protection. Without it a stream can only begin at round 1.
+    are kept, but secret, since it undoes the protection. Without it such a stream can only begin at round 1.
     """
 
     def __init__(self, strategy: Strategy, done: int = 0, memory: Memory | None = None) -> None:
@@ -75,15 +90,25 @@ class DeploymentNoise:
         return self._done
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
-        if number != self._done + 1:
-            raise ValueError(f"noise for round {number} asked for after round {self._done}: it can be drawn only once")
+        if not self._can_draw(number):
+            raise DrawnOnce(
+                f"noise for round {number} asked for after round {self._done}: it can be drawn only once, and noise"
+                " that is correlated cannot be resumed without its memory; start anew"
+            )
         fresh = secret_normals(like.size).astype(like.dtype).reshape(like.shape)
         noise, self._memory = self._strategy.step(number, fresh, self._memory)
         self._done = number
         return noise
 
+    def _can_draw(self, number: int) -> bool:
+        follows = number == self._done + 1
+        return follows or (number > self._done and self._strategy.since(number) == number)
+
     def count(self, number: int) -> float:
         return float(secret_normals(1)[0])
+
+    def __repr__(self) -> str:
+        return "DeploymentNoise()"
 
 
 def secret_normals(size: int) -> np.ndarray:
@@ -103,7 +128,7 @@ class PrivateMean:
     """
 
     plan: PrivacyPlan
-    noise: NoiseStream = field(repr=False)
+    noise: NoiseStream
     ledger: Ledger | None = field(default=None, repr=False)  # what the rounds are charged to; None: nothing is reported
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:

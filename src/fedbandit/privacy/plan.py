@@ -10,11 +10,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.federated.clients import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.clients import BlockCohorts, Cohorts, CyclicPoissonCohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
-from fedbandit.privacy.strategies import Banded, Independent, Strategy, squared_sensitivities
+from fedbandit.privacy.strategies import (
+    Banded,
+    Blt,
+    Independent,
+    Restarted,
+    Strategy,
+    largest_column,
+    mechanism_name,
+    never_rises,
+    squared_sensitivities,
+)
 
-Sampling = Literal["poisson", "fixed", "min-separation"]
+Sampling = Literal["poisson", "cyclic-poisson", "fixed", "min-separation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +32,13 @@ class PrivacyPlan:
     """What every private run, and every command about epsilon, is made from."""
 
     population: int  # clients that may take part
-    clients_per_round: int  # exactly (fixed, min-separation) or on average (poisson); the divisor of the sum
+    clients_per_round: int  # exactly (fixed, min-separation) or on average (poisson, cyclic-poisson); divides the sum
     rounds: int
     noise_multiplier: float  # standard deviation of the independent normals, in clip norms
     delta: float = 1e-6
     clipping: FixedClipping | AdaptiveClipping = field(default_factory=lambda: FixedClipping(1.0))
     sampling: Sampling = "poisson"
-    separation: int = 1  # min-separation: a client takes part at most in every such round
+    separation: int = 1  # min-separation, cyclic-poisson: a client takes part at most in every such round
     strategy: Strategy = field(default_factory=Independent)
 
     def __post_init__(self) -> None:
@@ -44,19 +54,7 @@ class PrivacyPlan:
             raise ValueError(f"delta: must lie between 0 and 1, not {self.delta}")
         if not math.isfinite(self.clipping.initial):
             raise ValueError("clipping: without a clip norm there is nothing for the noise to hide")
-        if self.sampling == "poisson" and not independent:
-            raise ValueError("sampling: poisson claims amplification, which correlated noise does not have;"
-                             " use min-separation or fixed")  # fmt: skip
-        if self.sampling != "min-separation" and self.separation != 1:
-            raise ValueError(f"separation: {self.separation} rounds are not kept by {self.sampling} sampling")
-        if self.separation * self.clients_per_round > self.population:
-            raise ValueError(
-                f"separation: {self.separation} blocks of at least {self.clients_per_round} clients need more than the"
-                f" {self.population} there are; at most {self.population // self.clients_per_round}"
-            )
-        if isinstance(self.strategy, Banded) and self.strategy.bands > max(1, self.separation):
-            raise ValueError(f"bands: {self.strategy.bands}, more than the {self.separation} rounds between"
-                             " two participations")  # fmt: skip
+        self._check_sampling(independent)
         if self.adaptive and not independent:
             raise ValueError("clipping: correlated noise needs a fixed norm (set clipping.norm)")
         if self.adaptive and self.noise_multiplier >= 2 * self.count_deviation:
@@ -65,6 +63,28 @@ class PrivacyPlan:
                 " the count that moves the clip norm; use more clients a round or a fixed clipping.norm"
             )
 
+    def _check_sampling(self, independent: bool) -> None:
+        inner = self.strategy.strategy if isinstance(self.strategy, Restarted) else self.strategy
+        if self.sampling == "poisson" and not independent:
+            raise ValueError("sampling: poisson claims amplification, which correlated noise does not have for clients"
+                             " that may come in any round; use min-separation, fixed, or cyclic-poisson with banded"
+                             " noise")  # fmt: skip
+        if self.sampling == "cyclic-poisson" and not isinstance(inner, Banded):
+            raise ValueError("sampling: cyclic-poisson amplifies noise whose correlation ends before a client's next"
+                             f" turn, which is that of banded-mf and not of {mechanism_name(inner)}")  # fmt: skip
+        if self.sampling not in ("min-separation", "cyclic-poisson") and self.separation != 1:
+            raise ValueError(f"separation: {self.separation} rounds are not kept by {self.sampling} sampling")
+        if self.separation * self.clients_per_round > self.population:
+            raise ValueError(
+                f"separation: {self.separation} blocks of at least {self.clients_per_round} clients need more than the"
+                f" {self.population} there are; at most {self.population // self.clients_per_round}"
+            )
+        if isinstance(inner, Banded) and inner.bands > max(1, self.separation):
+            raise ValueError(f"bands: {inner.bands}, more than the {self.separation} rounds between two participations")
+        if isinstance(inner, Blt) and not never_rises(inner.coefficients(self.rounds)):
+            raise ValueError("strategy: the worst client of a blt is known only where its coefficients are not negative"
+                             " and never rise")  # fmt: skip
+
     @property
     def adaptive(self) -> bool:
         return isinstance(self.clipping, AdaptiveClipping)
@@ -72,12 +92,25 @@ class PrivacyPlan:
     @property
     def amplified(self) -> bool:
         """Whether the accounting counts on clients being drawn by chance."""
-        return self.sampling == "poisson"
+        return self.sampling in ("poisson", "cyclic-poisson")
 
     @property
     def probability(self) -> float:
-        """How likely it is that a given client takes part in a given round."""
-        return self.clients_per_round / self.population
+        """How likely a client takes part in a round that is one of its turns: any, or one in `separation`."""
+        return self.clients_per_round * self.separation / self.population
+
+    def turns(self, rounds: int | None = None) -> int:
+        """In how many of the first rounds (None: of all) a client can take part at most."""
+        return -(-(self.rounds if rounds is None else rounds) // self.separation)
+
+    @property
+    def identity(self) -> str:
+        """The plan in words that are the same on every machine: computed coefficients, which need not be, are not."""
+        words = (
+            self.population, self.clients_per_round, self.rounds, f"{self.noise_multiplier:.9g}", f"{self.delta:g}",
+            self.clipping, self.sampling, self.separation, mechanism_name(self.strategy),
+        )  # fmt: skip
+        return "; ".join(map(str, words))
 
     @property
     def count_deviation(self) -> float:
@@ -98,6 +131,19 @@ class PrivacyPlan:
         """[rounds + 1], in squared clip norms, after each round; what unamplified accounting rests on."""
         return squared_sensitivities(self.strategy, self.rounds, self.separation)
 
+    @cached_property
+    def turn_multiplier(self) -> float:
+        """Noise multiplier of one turn of an amplified plan; a client's turns do not overlap in the noise."""
+        return self.noise_multiplier / largest_column(self.strategy, self.rounds)
+
+    def rho(self, rounds: int) -> float | None:
+        """Zero-concentrated differential privacy (zCDP) of the first rounds; None where amplification is claimed."""
+        if self.amplified:
+            return None
+        if self.noise_multiplier == 0:
+            return math.inf if rounds else 0.0
+        return float(self.squared_sensitivities[rounds] / (2 * self.noise_multiplier**2))
+
     def event(self, rounds: int | None = None) -> Any:
         """The `dp_accounting` event of the first rounds (None: of all)."""
         import dp_accounting
@@ -110,9 +156,9 @@ class PrivacyPlan:
         if self.noise_multiplier == 0:
             return dp_accounting.NonPrivateDpEvent()
         if self.amplified:
-            gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+            gaussian = dp_accounting.GaussianDpEvent(self.turn_multiplier)
             return dp_accounting.SelfComposedDpEvent(
-                dp_accounting.PoissonSampledDpEvent(self.probability, gaussian), rounds
+                dp_accounting.PoissonSampledDpEvent(self.probability, gaussian), self.turns(rounds)
             )
         deviation = self.noise_multiplier / math.sqrt(self.squared_sensitivities[rounds])
         return dp_accounting.GaussianDpEvent(deviation)
@@ -123,6 +169,8 @@ class PrivacyPlan:
             raise ValueError(f"population: the plan is for {self.population} clients, not {len(pool)}")
         if self.sampling == "poisson":
             return PoissonCohorts(pool, self.probability, seed)
+        if self.sampling == "cyclic-poisson":
+            return CyclicPoissonCohorts(pool, self.probability, self.separation, seed)
         if self.sampling == "min-separation":
             return BlockCohorts(pool, self.clients_per_round, self.separation, seed)
         return FixedCohorts(pool, self.clients_per_round, seed)

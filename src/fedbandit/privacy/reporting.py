@@ -4,16 +4,22 @@ No number goes out without its unit, its adjacency, its sampling and its rounds.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedbandit.federated.pipeline import FixedClipping
 from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, hopeless
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Banded, Independent, Restarted, Strategy, Tree
+from fedbandit.privacy.strategies import mechanism_name
 
 # At 20 an attacker's odds may grow by e^20, five hundred million: far beyond any plausible deniability.
 MEANINGLESS = 20.0
+NOISE = {
+    "seed": "follows from the seed: whoever has this configuration can recompute and subtract it, so this model has no"
+    ' guarantee towards them; privacy.noise = "system" is for models that will be published',
+    "system": "from the operating system; it cannot be recomputed",
+}
 NOT_COVERED = (
     "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
     " are not noised"
@@ -41,24 +47,29 @@ def verdict(epsilon: float) -> str:
 def assumptions(plan: PrivacyPlan) -> dict[str, str]:
     """What has to be true for the epsilon to hold."""
     n, everybody, rounds = plan.clients_per_round, plan.population, plan.rounds
+    adjacency = "all updates of one client are replaced by nothing"
     if plan.sampling == "poisson":
         adjacency = "one client is added or removed"
         sampling = (
             f"Poisson: in each of {rounds} rounds each of {everybody} clients takes part with probability"
             f" {plan.probability:.4g}, {n} on average; nobody learns who took part"
         )
+    elif plan.sampling == "cyclic-poisson":
+        sampling = (
+            f"cyclic Poisson: {everybody} clients in {plan.separation} groups that take turns over {rounds} rounds; in"
+            f" each of at most {plan.turns()} turns a client takes part with probability {plan.probability:.4g}, {n} on"
+            " average; groups may be known, but nobody learns who took part"
+        )
     else:
-        adjacency = "all updates of one client are replaced by nothing"
         turns = "any round"
         if plan.sampling == "min-separation":
-            times = -(-rounds // plan.separation)
-            turns = f"one of every {plan.separation} rounds at most, so {times} of {rounds} times"
+            turns = f"one of every {plan.separation} rounds at most, so {plan.turns()} of {rounds} times"
         sampling = f"cohorts of {n} out of {everybody}; a client may take part in {turns}; no amplification is claimed"
     return {"unit": "one client with all its data", "adjacency": adjacency, "sampling": sampling}
 
 
-def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
-    """For `summary.json`: the run's privacy after `rounds` rounds, with all assumptions."""
+def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False) -> dict[str, Any]:
+    """For `summary.json` and the status of a deployment: the privacy after `rounds` rounds, with all assumptions."""
     if ledger is None:
         return {"mechanism": "none", "guarantee": "none: updates are clipped where configured, but no noise is added"}
     plan = ledger.plan
@@ -70,11 +81,17 @@ def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
         "delta": plan.delta,
         "guarantee": verdict(tight),
         "noise_multiplier": plan.noise_multiplier,
+        "noise": NOISE["system" if deployed else ledger.source],
         "clip": _clip_in_words(plan),
         "rounds": rounds,
         "assumptions": assumptions(plan),
         "covers": NOT_COVERED,
     }
+    rho = plan.rho(rounds)
+    if rho is not None and ledger.pretraining is None:
+        found["zcdp_rho"] = finite(rho)
+    if ledger.reason is not None:
+        found["chosen"] = ledger.reason
     if plan.adaptive:
         found["count_noise"] = plan.count_deviation
         found["update_noise_multiplier"] = plan.update_multiplier
@@ -92,15 +109,19 @@ def summary(ledger: Ledger | None, rounds: int) -> dict[str, Any]:
     return found
 
 
-def in_one_line(found: dict[str, Any]) -> str:
-    """The privacy of a summary in one line."""
+def in_one_line(found: Mapping[str, Any]) -> str:
+    """The privacy of a summary in one line, in the one form that all commands print."""
     if found["mechanism"] == "none":
         return "no differential privacy"
-    by_rdp, by_pld = found["epsilon_rdp"], found["epsilon_pld"]
-    shown = f"{show(math.inf if by_rdp is None else by_rdp)} (RDP)"
-    if by_pld is not None:
-        shown += f", {show(by_pld)} (PLD)"
-    return f"epsilon {shown} at delta {found['delta']:g}: {found['guarantee']}"
+    by_rdp, by_pld, rho = found["epsilon_rdp"], found["epsilon_pld"], found.get("zcdp_rho")
+    shown = [f"{show(math.inf if by_rdp is None else by_rdp)} (RDP)"]
+    shown += [] if by_pld is None else [f"{show(by_pld)} (PLD)"]
+    shown += [] if rho is None else [f"rho {show(rho)} (zCDP)"]
+    assumed = found["assumptions"]
+    return (
+        f"epsilon {', '.join(shown)} at delta {found['delta']:g} after {found['rounds']} rounds: {found['guarantee']}"
+        f" [{assumed['unit']}; {assumed['adjacency']}; {assumed['sampling']}]"
+    )
 
 
 def sweep_cost(ledger: Ledger, runs: int) -> dict[str, Any]:
@@ -135,14 +156,6 @@ def extrapolated(plan: PrivacyPlan, scale: float, population: int) -> PrivacyPla
         clients_per_round=round(plan.clients_per_round * scale),
         noise_multiplier=plan.noise_multiplier * scale,
     )
-
-
-def mechanism_name(strategy: Strategy) -> str:
-    """The name of a strategy as configurations have it."""
-    if isinstance(strategy, Restarted):
-        return f"{mechanism_name(strategy.strategy)}, restarted every {strategy.period} rounds"
-    names = {Independent: "dp-fedavg", Tree: "dp-ftrl", Banded: "banded-mf"}
-    return names.get(type(strategy), type(strategy).__name__)
 
 
 def _clip_in_words(plan: PrivacyPlan) -> str:

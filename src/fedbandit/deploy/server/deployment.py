@@ -320,7 +320,7 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
             " round, which the noise does not cover"
         )
-    return build_ledger(config, rules.population, False)
+    return build_ledger(config, rules.population, False, deployed=True)
 
 
 def _check_secure(config: Config, rules: Rules, where: str) -> None:
