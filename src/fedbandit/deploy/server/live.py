@@ -68,6 +68,11 @@ class Watch:
         self._written = 0.0
         self._warned: Warnings = {}
 
+    @property
+    def watches(self) -> bool:
+        """Whether anybody can see what it is told."""
+        return self._path is not None
+
     def waiting(self, why: str) -> None:
         """A round would begin, but for this."""
         self._does("paused" if why.startswith("paused") else "waiting", why)

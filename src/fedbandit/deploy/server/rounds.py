@@ -187,8 +187,9 @@ class Coordinator:
             "model_versions": found.versions,
             "in_reach": circumstances["in_reach"],
             "seconds": round(self._clock() - circumstances["began"], 3),
-            "time": self._watch.now(),
         }
+        if self._watch.watches:  # rounds themselves read no wall clock
+            metrics["time"] = self._watch.now()
         if pinned is not None:
             metrics["pinned"] = pinned
         following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)
