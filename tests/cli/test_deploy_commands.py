@@ -83,6 +83,8 @@ def test_pause_pin_and_revoke_are_kept_and_shown(state):
 def test_a_pin_of_another_version_rolls_back_to_it(state):
     assert "the server will roll back to model 0 at its next round; nothing newer than model 0" in run("pin", state, 0)
     assert (read_rollback(state), read_wishes(state).pinned) == (0, 0)
+    with pytest.raises(DataError, match="model 0 is pinned; unpin it first, or pin 1 instead"):
+        run("rollback", state, 1)
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "unpin", "nodes"])

@@ -167,8 +167,13 @@ def rollback(
 
     Devices receive it as a new version, and training continues from it.
     """
+    from fedbandit.core.errors import DataError
+    from fedbandit.deploy.server.operator import read_wishes
     from fedbandit.deploy.server.store import ask_rollback
 
+    pinned = read_wishes(state).pinned
+    if pinned not in (None, version):
+        raise DataError(f"{state}: model {pinned} is pinned; unpin it first, or pin {version} instead")
     ask_rollback(state, version)
     print(f"the server will roll back to model {version} at its next round")
 

@@ -15,7 +15,6 @@ from network_builders import a_deployment, devices, settle, values
 
 from fedbandit.deploy.flower import processes
 from fedbandit.deploy.server.status import full_status
-from fedbandit.federated.state import load_state
 
 TOML = """
 rounds = {rounds}
@@ -124,7 +123,8 @@ def test_a_server_and_a_device_with_keys(tmp_path, joined):
     said = (tmp_path / "server.out").read_text()
     assert "round 1: 1 of 1 devices, reward" in said
     assert "all rounds are done" in said
-    assert load_state(tmp_path / "server" / "state.safetensors").round == 1
+    found = full_status(tmp_path / "server")
+    assert (found["round"], found["live"]["doing"], found["warnings"]) == (1, "all rounds are done", {})
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
 

@@ -102,7 +102,7 @@ class RealNetwork:
     def kill_link(self):
         """The SuperLink, and with it the server app, by kill -9; then a new SuperLink."""
         os.killpg(self.link.pid, signal.SIGKILL)
-        self.link.wait()
+        processes.stop(self.link, self.home)  # waits until the last of them is gone, and its port is free
         self.link = self.start_link()
 
     def submit(self):

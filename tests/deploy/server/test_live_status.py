@@ -260,6 +260,14 @@ def get(port, path):
         return answer.read().decode()
 
 
+def test_who_is_revoked_is_not_in_reach(world):
+    world.server.attempt()
+    (world.folder / "operator.json").write_text(json.dumps({"paused": False, "pinned": None, "revoked": ["102"]}))
+    world.network.time.now += 10
+    assert world.server.attempt()["in_reach"] == 2
+    assert "in reach       2 nodes; a round needs 1" in world.status()
+
+
 def test_a_page_for_monitors(tmp_path):
     world = World(tmp_path)
     with monitoring_page(world.folder, 0) as port:
@@ -273,6 +281,8 @@ def test_a_page_for_monitors(tmp_path):
         for line in (
             "fedbandit_round 1.0",
             "fedbandit_nodes_in_reach 3.0",
+            "fedbandit_model_version 0.0",
+            "fedbandit_paused 0.0",
             "fedbandit_asked_total 3.0",
             "fedbandit_clients_total 2.0",
             'fedbandit_refused_total{kind="failed"} 1.0',

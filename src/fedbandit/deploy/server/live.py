@@ -23,7 +23,7 @@ _RECENT = 20  # rounds whose times are kept at hand
 _MOST_NODES = 10_000  # that are listed; the longest gone are forgotten first
 _SILENT = 30.0  # seconds without a word from the server app after which it counts as gone
 _LOW = 0.5  # of the devices that rounds are made for
-_KEPT = ("round", "time", "seconds", "asked", "clients", "in_reach", "epsilon")
+_KEPT = ("round", "time", "seconds", "asked", "clients", "in_reach", "epsilon", "model_version")
 _DOING = {
     "install": "bringing model {version} to {nodes} nodes",
     "ready": "asking {nodes} nodes whether they are ready",
@@ -67,6 +67,11 @@ class Watch:
         self._totals: dict[str, Any] = {"asked": 0, "clients": 0, "events": 0, "empty": 0, "refused": {}}
         self._written = 0.0
         self._warned: Warnings = {}
+
+    @property
+    def watches(self) -> bool:
+        """Whether anybody can see what it is told."""
+        return self._path is not None
 
     def waiting(self, why: str) -> None:
         """A round would begin, but for this."""

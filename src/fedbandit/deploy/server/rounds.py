@@ -53,8 +53,9 @@ class Coordinator:
         self.deployment, self._store = deployment, store
         self._sleep, self._select = sleep, select
         self._clock, self._watch, self._wished = clock, watch or Watch(), Wishes()
-        self._admission = Admission(Watched(transport, self._watch))
-        self._courier = Courier(self._admission, clock, sleep, deployment.rules.poll_seconds)
+        self._admission = Admission(transport)
+        watched = Watched(self._admission, self._watch)
+        self._courier = Courier(watched, clock, sleep, deployment.rules.poll_seconds)
         self._gathering = gather(deployment, self._courier)
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
@@ -200,8 +201,9 @@ class Coordinator:
             "rewards_by_version": found.by_version,
             "in_reach": circumstances["in_reach"],
             "seconds": round(self._clock() - circumstances["began"], 3),
-            "time": self._watch.now(),
         }
+        if self._watch.watches:  # rounds themselves read no wall clock
+            metrics["time"] = self._watch.now()
         if pinned is not None:
             metrics["pinned"] = pinned
         following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)

@@ -162,6 +162,8 @@ class Figures:
                 "How long no round has run, 0 while one does",
                 self._now() - live["since"] if live["phase"] in ("waiting", "paused") else 0.0,
             ),
+            "paused": ("Whether the operator has paused the rounds", float(live["phase"] == "paused")),
+            "model_version": ("The model that the last round's devices were to act with", last.get("model_version")),
             "epsilon": ("Epsilon spent (RDP)", last.get("epsilon")),
         }
         for name, (what, value) in gauges.items():
