@@ -19,6 +19,7 @@ import fedbandit
 from fedbandit.building.experiment import build_experiment
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
+from fedbandit.data.importers.table import TableOptions, import_table
 from fedbandit.evaluation.metrics import held_out_metrics
 
 
@@ -29,7 +30,8 @@ def compiled() -> dict[str, int]:
         if module.name == "fedbandit.__main__":
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
-            if isinstance(value, Dispatcher) and value.py_func.__module__ == module.name:
+            own = isinstance(value, Dispatcher) and value.py_func.__module__ == module.name
+            if own and value.targetoptions.get("inline") != "always":  # those are compiled as a part of others
                 found[f"{module.name}.{name}"] = len(value.signatures)
     return found
 
@@ -52,6 +54,11 @@ def work(folder: Path) -> None:
     ):
         played(config(rounds=3, **more), text())
     played(config(rounds=1, scenario="init", objective__name="cross-entropy"), words)
+    (folder / "t.csv").write_text(
+        "user,title,tags\n" + "".join(f"u{i % 9},a word{i % 5},t{i % 3}\n" for i in range(60))
+    )
+    options = TableOptions(client="user", labels="tags", text=["title"], vocabulary=5, actions=3)
+    import_table(folder / "t.csv", folder / "table", options)
     for kind in ("sparse", "dense", "logged"):
         FederatedDataset.open(make(folder / kind, kind), verify=True)
     experiment = build_experiment(config(), random_text())
