@@ -78,6 +78,7 @@ def outcome_of(kind: Any, files: dict[str, bytes], folder: Path, tracebacks: _Tr
 
 def work(kinds: dict[str, Any], cases: list[tuple[str, int]], expected: dict[str, Any], said: int) -> None:
     """A worker: one line when a case begins, one with how it ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
@@ -85,8 +86,10 @@ def work(kinds: dict[str, Any], cases: list[tuple[str, int]], expected: dict[str
     os.dup2(null, 1)
     os.dup2(null, 2)
     tracebacks = _listening()
-    base = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    base, parent = Path(tempfile.mkdtemp(prefix="fuzz-")), os.getppid()
     for name, seed in cases:
+        if os.getppid() != parent:  # it was killed
+            break
         os.write(said, json.dumps([name, seed]).encode() + b"\n")
         kind = kinds[name]
         how, what = outcome_of(kind, _damaged(name, kind, seed), base / "case", tracebacks)
@@ -193,7 +196,10 @@ def fuzz(kinds: dict[str, Any], count: int, seed: int, workers: int, seconds: fl
     tally: dict[str, Counter[str]] = {name: Counter() for name in names}
     running = [Worker(kinds, cases[i::workers], expected) for i in range(min(workers, count))]
     until = time.monotonic() + seconds
-    while running and time.monotonic() < until:
+    stopping: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):  # what has been found so far is still reported
+        signal.signal(number, lambda number, frame: stopping.append(number))
+    while running and time.monotonic() < until and not stopping:
         ready, _, _ = select.select([worker.reading for worker in running], [], [], 1.0)
         for worker in list(running):
             if worker.reading in ready:

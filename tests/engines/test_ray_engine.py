@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core import sources
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
@@ -58,7 +60,16 @@ def images(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def local():
+def own_parts(tmp_path_factory):
+    """A folder in which every worker looks for modules, as the driver does."""
+    folder = tmp_path_factory.mktemp("parts")
+    sys.path.insert(0, str(folder))
+    yield folder
+    sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def local(own_parts):
     """One cluster for the tests that need no other: two workers on this machine."""
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
@@ -193,5 +204,49 @@ def test_a_recipe_that_makes_other_work_is_refused(local, images):
     try:
         with pytest.raises(ValueError, match="other work"):
             run_round(changed, phase.start(build_experiment(config, images).initial_weights()), engine, Stopwatch())
+    finally:
+        engine.close()
+
+
+PART = """
+import numpy as np
+
+class Mine:
+    def probabilities(self, prediction, available=None):
+        found = np.full(prediction.mean.shape, 0.1)
+        found[:, {action}] = 0.5
+        return found
+"""
+
+
+def write_part(folder, action):
+    """As a new driver finds it: of the same size and as old as ever, so that Python's compiled file would do."""
+    (folder / "part_on_ray.py").write_text(PART.format(action=action))
+    os.utime(folder / "part_on_ray.py", (10**9, 10**9))
+    sys.modules.pop("part_on_ray", None)
+    sources._executed.pop("part_on_ray", None)
+
+
+def test_workers_execute_an_edited_part_as_it_is_now(local, own_parts, images, monkeypatch, tmp_path):
+    config = Config.build(IMAGES | {"policy": {"name": "part_on_ray:Mine"}})
+    expected = []
+    for action in (1, 2):
+        write_part(own_parts, action)
+        expected.append(on_threads(config, images, monkeypatch, tmp_path))
+    assert expected[0] != expected[1]
+    engine = RayEngine()
+    try:
+        for action in (1, 2):
+            write_part(own_parts, action)
+            assert metrics_of(config, images, engine) == expected[action - 1]
+        simulation = simulate(config, images, engine=engine)
+        (own_parts / "part_on_ray.py").write_text(PART.format(action=3))  # the driver has executed another file
+        for worker in engine._pool.ready:  # they have the right one
+            ray.kill(worker)
+        engine._pool.ready.clear()
+        for _ in range(2):
+            engine._start_worker()
+        with pytest.raises(ConfigError, match=r"part_on_ray\.py: is other code on this machine"):
+            list(simulation)
     finally:
         engine.close()

@@ -18,15 +18,6 @@ from fedbandit.core.errors import FedbanditError, needing
 
 app = Commands("Federated contextual bandits: simulate, evaluate and deploy.")
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WRONG_PLACE = (
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENAMETOOLONG,
-    errno.ENOENT,
-)
 
 
 def main() -> None:
@@ -37,12 +28,13 @@ def main() -> None:
     except FedbanditError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        if error.errno in _WRONG_PLACE and error.filename:
-            _fail(f"{error.filename}: {error.strerror}", 2)
-        if error.errno not in _DISK_TROUBLE:
+        if error.errno is None:  # not the system's
             raise
-        place = error.filename or "the disk"
-        _fail(f"{place}: {error.strerror}; nothing is lost: free some space and run the same command again", 2)
+        place = f"{error.filename}: " if error.filename else ""
+        if error.errno in _DISK_TROUBLE:
+            place = place or "the disk: "
+            _fail(f"{place}{error.strerror}; nothing is lost: free some space and run the same command again", 2)
+        _fail(f"{place}{error.strerror}", 2)
     except Exception as error:
         message = getattr(error, "format_message", None)  # the parser's own errors
         if message is None:

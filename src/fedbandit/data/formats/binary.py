@@ -56,7 +56,7 @@ class Npz:
             raise DataError(f"{self.path}: no such file") from None
         except IsADirectoryError:
             raise DataError(f"{self.path}: is a folder, not a .npz file") from None
-        except zipfile.BadZipFile:
+        except _DAMAGE:
             raise DataError(f"{self.path}: damaged, or not a .npz file") from None
         self.names = [name.removesuffix(".npy") for name in self._zip.namelist()]
 

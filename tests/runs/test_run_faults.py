@@ -1,0 +1,20 @@
+"""A file operation of a run fails, whichever it is: one line or none, nothing good is lost, and a resume is exact."""
+
+import errno
+
+import pytest
+from run_faults import swept
+
+
+def test_some_operations_of_a_run_fail(tiny_text, tmp_path):
+    found = swept(tiny_text, tmp_path, 9, errno.ENOSPC)
+    assert found["problems"] == []
+    assert found["tried"] > 8
+
+
+@pytest.mark.slow
+def test_every_operation_of_a_run_fails(tiny_text, tmp_path):
+    found = swept(tiny_text, tmp_path, 1, errno.ENOSPC, errno.EIO, errno.EMFILE)
+    assert found["problems"] == []
+    assert set(found["kinds"]) == {"flush", "fsync", "mkdir", "open", "replace", "truncate", "unlink", "write"}
+    assert found["tried"] >= 6 * found["operations"] / 2
