@@ -34,7 +34,7 @@ from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
 
 
-@pytest.mark.parametrize("name", figure_names())
+@pytest.mark.parametrize("name", [*figure_names(), "extrapolation", "cohorts", "population"])
 def test_every_figure_has_buildable_members(name):
     for family in ("emnist", "so") if name.startswith("ablation") else (None,):
         wanted = figure(name, family)
@@ -51,6 +51,7 @@ def test_names_stand_for_one_several_or_all():
     assert matching("fig2") == ["fig2a", "fig2b", "fig2c", "fig2d"]
     assert len(matching("all")) == 17
     assert matching("drift") == ["drift"]
+    assert matching("cohorts") == ["cohorts"]
     with pytest.raises(ConfigError, match="fig2a"):
         matching("fig2e")
 
@@ -183,6 +184,14 @@ def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     ours = json.loads(run.read_text(encoding="utf-8"))["privacy"]["epsilon_rdp"]
     assert f"NM=0.7: {ours:.4g}; the paper states 1.5" in text
     assert "No DP: none" in text
+
+
+def test_a_figure_of_ours_compares_caches_with_the_papers_simplification(tiny_text, tmp_path):
+    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    text = make_figure("population", request, tmp_path, lambda text: None).text
+    assert "caches, one in four pulls, every 40 about as simple mode, every 40" in text
+    caches = list(tmp_path.rglob("so-init-shift-softmax+caches/seed-0/config.toml"))
+    assert 'mode = "population"' in caches[0].read_text(encoding="utf-8")
 
 
 def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
