@@ -224,7 +224,7 @@ def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
 
 def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch, capsys):
     request = FigureRequest(str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
-    names = ["fig2c", "ablation-importance-weighting", "drift"]
+    names, tiny_name = ["fig2c", "ablation-importance-weighting", "drift"], open_dataset(str(tiny_text)).header.name
     made = make_gallery(names, request, tmp_path, lambda text: None)
     text = made.index.read_text(encoding="utf-8")
     assert text.count("<img") == text.count("<details>") == 3
@@ -238,9 +238,21 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     assert "Which rule won" in text
     assert "http" not in text.replace("http-equiv", "")
     (tmp_path / "pages").mkdir()
-    monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), "-o", str(tmp_path / "pages" / "all.html")])
-    with pytest.raises(SystemExit):
-        main()
+    marks = "".join(f"<!-- begin {part} -->old\n<!-- end {part} -->\n" for part in ("cards", "details", "table"))
+    markdown = tmp_path / "pages" / "page.md"
+    markdown.write_text(f"Before.\n{marks}After.\n")
+    to = ["-o", str(tmp_path / "pages" / "all.html"), "--into", str(markdown)]
+    monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), *to])
+    for _ in range(2):  # filling a page again changes nothing
+        with pytest.raises(SystemExit):
+            main()
+    filled = markdown.read_text(encoding="utf-8")
+    assert filled.startswith("Before.")
+    assert filled.endswith("After.\n")
+    assert "old" not in filled
+    assert filled.count("](../fig2c.png)") == 2
+    assert f"(reproduce-the-paper.md#fig2c-{tiny_name})" in filled
+    assert filled.count("| setting | data |") == 1
     assert 'src="../fig2c.png"' in (tmp_path / "pages" / "all.html").read_text(encoding="utf-8")
     assert "| softmax | falcon | epsilon-greedy | greedy |" in capsys.readouterr().out
 
