@@ -1,14 +1,14 @@
 #!/bin/sh
 # Every computation behind docs/reproduce-the-paper.md, the most important first. Run it again to resume.
 #
-#   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting ablations privacy large
+#   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting ablations privacy ours
 #
 # OUT/data holds the data sets. QUESTIONS (a CSV) and HANDWRITING (a .npz) name the files that are not part of the
 # project; without them their parts are left out. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT
 set -eu
 out=$1
 shift
-parts=${*:-generated handwriting questions ablations privacy large}
+parts=${*:-generated handwriting questions ablations privacy ours}
 fedbandit=${FEDBANDIT:-fedbandit}
 data=$out/data
 mkdir -p "$data"
@@ -52,9 +52,10 @@ for part in $parts; do
     privacy)
         for panel in fig4c fig4d; do figure so-like $panel --seeds 5; done
         ;;
-    large)
-        python=${PYTHON:-python}
-        "$python" "$(dirname "$0")/large_cohorts.py" "$data/so-like" "$out/large"
+    ours)
+        figure so-like extrapolation --seeds 2
+        figure so-like cohorts --seeds 2
+        figure so-like population --seeds 3
         ;;
     *)
         echo "$part: no such part" >&2

@@ -34,7 +34,7 @@ from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
 
 
-@pytest.mark.parametrize("name", figure_names())
+@pytest.mark.parametrize("name", [*figure_names(), "extrapolation", "cohorts", "population"])
 def test_every_figure_has_buildable_members(name):
     for family in ("emnist", "so") if name.startswith("ablation") else (None,):
         wanted = figure(name, family)
@@ -51,6 +51,7 @@ def test_names_stand_for_one_several_or_all():
     assert matching("fig2") == ["fig2a", "fig2b", "fig2c", "fig2d"]
     assert len(matching("all")) == 17
     assert matching("drift") == ["drift"]
+    assert matching("cohorts") == ["cohorts"]
     with pytest.raises(ConfigError, match="fig2a"):
         matching("fig2e")
 
@@ -185,6 +186,14 @@ def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     assert "No DP: none" in text
 
 
+def test_a_figure_of_ours_compares_caches_with_the_papers_simplification(tiny_text, tmp_path):
+    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    text = make_figure("population", request, tmp_path, lambda text: None).text
+    assert "caches, one in four pulls, every 40 about as simple mode, every 40" in text
+    caches = list(tmp_path.rglob("so-init-shift-softmax+caches/seed-0/config.toml"))
+    assert 'mode = "population"' in caches[0].read_text(encoding="utf-8")
+
+
 def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     request = FigureRequest(
         str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, runner=LocalRunner(1)
@@ -215,7 +224,7 @@ def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
 
 def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch, capsys):
     request = FigureRequest(str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
-    names = ["fig2c", "ablation-importance-weighting", "drift"]
+    names, tiny_name = ["fig2c", "ablation-importance-weighting", "drift"], open_dataset(str(tiny_text)).header.name
     made = make_gallery(names, request, tmp_path, lambda text: None)
     text = made.index.read_text(encoding="utf-8")
     assert text.count("<img") == text.count("<details>") == 3
@@ -229,9 +238,21 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     assert "Which rule won" in text
     assert "http" not in text.replace("http-equiv", "")
     (tmp_path / "pages").mkdir()
-    monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), "-o", str(tmp_path / "pages" / "all.html")])
-    with pytest.raises(SystemExit):
-        main()
+    marks = "".join(f"<!-- begin {part} -->old\n<!-- end {part} -->\n" for part in ("cards", "details", "table"))
+    markdown = tmp_path / "pages" / "page.md"
+    markdown.write_text(f"Before.\n{marks}After.\n")
+    to = ["-o", str(tmp_path / "pages" / "all.html"), "--into", str(markdown)]
+    monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), *to])
+    for _ in range(2):  # filling a page again changes nothing
+        with pytest.raises(SystemExit):
+            main()
+    filled = markdown.read_text(encoding="utf-8")
+    assert filled.startswith("Before.")
+    assert filled.endswith("After.\n")
+    assert "old" not in filled
+    assert filled.count("](../fig2c.png)") == 2
+    assert f"(reproduce-the-paper.md#fig2c-{tiny_name})" in filled
+    assert filled.count("| setting | data |") == 1
     assert 'src="../fig2c.png"' in (tmp_path / "pages" / "all.html").read_text(encoding="utf-8")
     assert "| softmax | falcon | epsilon-greedy | greedy |" in capsys.readouterr().out
 

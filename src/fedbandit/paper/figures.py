@@ -259,9 +259,10 @@ class Regime:
     pretraining_examples: int  # counted each time they are used; 0 without pre-training
 
     def in_words(self) -> str:
-        seen = f"{self.visits_per_client:.2g} visits a client, {self.examples_per_visit:.0f} examples a visit"
+        visits, passes = (f"{n:.2g}" if n < 10 else f"{n:.0f}" for n in (self.visits_per_client, self.passes))
+        seen = f"{visits} visits a client, {self.examples_per_visit:.0f} examples a visit"
         first = f", {self.pretraining_examples:,} examples in pre-training" if self.pretraining_examples else ""
-        return f"{seen}, {self.passes:.2g} passes over the data{first}"
+        return f"{seen}, {passes} passes over the data{first}"
 
 
 def regime(dataset: FederatedDataset, config: Config) -> Regime:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import read_json
+from fedbandit.core.files import read_json, write_text
 from fedbandit.paper.catalogue import OURS, RULES, figure_names
 from fedbandit.studies.comparison import Curves, paired_difference
 
@@ -138,6 +138,87 @@ def _card(kept: Kept, beside: Path) -> str:
         f"<details><summary>Claims and numbers</summary><p>{escape(str(numbers['note']))}</p>"
         f"<table>{claims}</table><pre>{escape(str(numbers.get('text', '')))}</pre></details></article>"
     )
+
+
+def cards(figures: Sequence[Kept], beside: Path, details: str) -> str:
+    """A Markdown grid of small pictures with their verdicts, each leading to its details on the page of that name."""
+    lines = []
+    for kept in figures:
+        title, target = f"{kept.name}: {kept.numbers['title']}", f"{details}#{_anchor(kept)}"
+        lines.append(f"- [![{title}]({_picture(kept, beside)})]({target})\n")
+        found = ", ".join(f"{count} {verdict}" for verdict, count in _counted(kept.verdicts))
+        told = f" {found}." if found else ""
+        lines.append(f"    **{title}**, on {kept.numbers['data']}.{told} [Details]({target})\n")
+    return "\n".join(['<div class="grid cards gallery" markdown>\n', *lines, "</div>"])
+
+
+def details(figures: Sequence[Kept], beside: Path) -> str:
+    """Every figure in Markdown: picture, regime, final rewards, and each claim with its words, number and verdict."""
+    return "\n\n".join(_details(kept, beside) for kept in figures)
+
+
+def _details(kept: Kept, beside: Path) -> str:
+    numbers = kept.numbers
+    title = f"{kept.name}: {numbers['title']}"
+    tuned = ", tuned" if numbers.get("tuning") else ""
+    parts = [
+        f"### {title}, on {numbers['data']}{tuned} {{ #{_anchor(kept)} }}",
+        f"![{title}]({_picture(kept, beside)})",
+    ]
+    parts.append(f"{numbers['note'][:1].upper()}{numbers['note'][1:]}.")
+    if numbers.get("claims"):
+        rows = [
+            f"| {claim['words']} | {claim['claim']} | {_number(claim)} | **{claim['verdict']}** |"
+            for claim in numbers["claims"]
+        ]
+        head = ["| the paper says | measured here | difference | verdict |", "| --- | --- | ---: | --- |"]
+        parts.append("\n".join([*head, *rows]))
+        rows = [_reward_row(label, member) for label, member in numbers["members"].items()]
+        head = ["| | final running average | ± s.e. | paper |", "| --- | ---: | ---: | ---: |"]
+        parts.append("\n".join([*head, *rows]))
+    return "\n\n".join(parts)
+
+
+def _reward_row(label: str, member: dict[str, Any]) -> str:
+    tried = len(member["seeds"]) + len(member["diverged"])
+    lost = f" ({len(member['diverged'])} of {tried} seeds diverged)" if member["diverged"] else ""
+    mean, error, paper = (member[key] for key in ("mean", "standard_error", "paper"))
+    cells = [f"{value:.3f}" if value is not None else "–" for value in (mean, error)]
+    return f"| {label} | {cells[0]}{lost} | {cells[1]} | {'–' if paper is None else f'{paper:.2f}'} |"
+
+
+def spliced(text: str, name: str, content: str) -> str:
+    """A page with what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` replaced, if it has them."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if found and closed else text
+
+
+def fill(markdown: Path, figures: Sequence[Kept]) -> None:
+    """Write cards, details and the table of rules into a Markdown page, where it has marks for them."""
+    try:
+        text = markdown.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{markdown}: {error.strerror}") from None
+    text = spliced(text, "cards", cards(figures, markdown.parent, "reproduce-the-paper.md"))
+    text = spliced(text, "details", details(figures, markdown.parent))
+    write_text(markdown, spliced(text, "table", comparison_table(comparisons(figures))))
+
+
+def _anchor(kept: Kept) -> str:
+    tuned = "-tuned" if kept.numbers.get("tuning") else ""
+    return f"{kept.name}-{kept.numbers['data']}{tuned}"
+
+
+def _picture(kept: Kept, beside: Path) -> str:
+    return os.path.relpath(kept.path.with_suffix(".png"), beside)
+
+
+def _counted(verdicts: Counter[str]) -> list[tuple[str, int]]:
+    words = {"agrees": ("claim agrees", "claims agree"), "disagrees": ("disagrees", "disagree")}
+    found = [(verdict, verdicts[verdict]) for verdict in _VERDICTS if verdicts[verdict]]
+    return [(words.get(verdict, (verdict, verdict))[count > 1], count) for verdict, count in found]
 
 
 def _number(claim: dict[str, Any]) -> str:
