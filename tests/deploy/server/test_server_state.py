@@ -219,6 +219,8 @@ def test_a_garbage_last_line_of_metrics_is_refused_in_one_line(tmp_path, line):
     with pytest.raises(DataError, match="its last line is not that of a round") as raised:
         rounds(deployment, network, 1)
     assert len(one_line(raised)) < 400
+    with pytest.raises(DataError, match="not that of a round"):
+        read_status(deployment.folder)
     path.write_bytes(whole.splitlines(keepends=True)[0])  # as the message says
     rounds(deployment, network, 0)
     assert path.read_bytes() == whole
