@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from network_builders import a_deployment, devices, settle, values
 
 from fedbandit.deploy.flower import operate as processes
-from fedbandit.federated.state import load_state
+from fedbandit.deploy.server.store import read_status
 
 TOML = """
 rounds = {rounds}
@@ -108,6 +108,6 @@ def test_a_server_and_a_device_with_keys(tmp_path):
     said = (tmp_path / "server.out").read_text()
     assert "round 1: 1 of 1 devices, reward" in said
     assert "all rounds are done" in said
-    assert load_state(state / "state.safetensors").round == 1
+    assert read_status(state)["round"] == 1
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
