@@ -12,7 +12,7 @@ from fedbandit.deploy.messages import Reply, Request
 from fedbandit.deploy.server.deployment import Deployment, build_deployment
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
-from fedbandit.federated.state import Version
+from fedbandit.federated.state import State, Version
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog")
 ACTIONS = ("animals", "furniture", "other")
@@ -137,3 +137,14 @@ def coordinator(deployment: Deployment, network: Network, store: Store | None = 
     store = store or Store(deployment.folder)
     everybody = {"select": lambda deployment, nodes, number: list(nodes)}
     return Coordinator(deployment, store, network, clock=network.time, sleep=network.time.sleep, **(everybody | more))
+
+
+def kept_state(folder: Path) -> State:
+    """The state in a server's folder, once its server has ended."""
+    store = Store(folder)
+    try:
+        kept = store.load()
+    finally:
+        store.close()
+    assert kept is not None
+    return kept.state

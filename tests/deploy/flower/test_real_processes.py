@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from network_builders import kept_state
 from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
 from test_agreement import simulated_round, simulated_states
 
@@ -19,7 +20,7 @@ from fedbandit.config import Config
 from fedbandit.deploy.flower import processes
 from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
-from fedbandit.federated.state import State, load_state
+from fedbandit.federated.state import State
 
 NODES = CLIENTS[:3]
 CLIENT = """
@@ -129,7 +130,7 @@ def test_real_processes_agree_with_the_simulator_and_survive_a_killed_server(tmp
         run = network.submit()
         network.wait_for_rounds(rounds, 500)
         network.wait_for_end(run)
-    found = load_state(network.state / "state.safetensors")
+    found = kept_state(network.state)
     *_, expected = simulated_states(rounds, NODES)
     assert (found.round, sorted(found.deployed)) == (rounds, [0, 1, 2])
     np.testing.assert_allclose(found.weights, expected.weights, atol=1e-6, rtol=0)
@@ -148,7 +149,7 @@ def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
         run = network.submit()
         network.wait_for_rounds(rounds, 600)
         network.wait_for_end(run)
-    found = load_state(network.state / "state.safetensors")
+    found = kept_state(network.state)
     lines = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
     assert [line["clients"] for line in lines] == [len(NODES)] * rounds
     assert sorted(found.deployed) == [0, 1, 2]

@@ -3,7 +3,10 @@
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +222,8 @@ def test_a_garbage_last_line_of_metrics_is_refused_in_one_line(tmp_path, line):
     with pytest.raises(DataError, match="its last line is not that of a round") as raised:
         rounds(deployment, network, 1)
     assert len(one_line(raised)) < 400
+    with pytest.raises(DataError, match="not that of a round"):
+        read_status(deployment.folder)
     path.write_bytes(whole.splitlines(keepends=True)[0])  # as the message says
     rounds(deployment, network, 0)
     assert path.read_bytes() == whole
@@ -473,3 +478,16 @@ def test_each_update_is_measured_once(tmp_path, monkeypatch):
     monkeypatch.setattr("fedbandit.deploy.server.reports.norm_or_reason", counting)
     assert coordinator(deployment, network).attempt()["clients"] == 3
     assert len(measured) == 3
+
+
+@pytest.mark.slow
+def test_the_measurement_in_the_docs_runs():
+    script = Path(__file__).parents[3] / "scripts" / "server_marks.py"
+    command = [sys.executable, str(script), "--devices", "5000", "--rounds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+        "5,000 devices, 0 MB",
+        "a round of 100 reports",
+        "opening it, with SQLite's check of the whole file",
+    ]

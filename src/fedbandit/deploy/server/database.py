@@ -26,6 +26,7 @@ _APPLICATION = 0x66627376  # marks the file as ours
 _AT_ONCE = 500  # names in one query
 _MARKS = "SELECT name, counted, turn, settled, checksum FROM devices WHERE name"
 _NODES = "SELECT node, name FROM nodes WHERE node"
+_NEW_DEVICE = "INSERT INTO devices (counted, turn, settled, checksum, name) VALUES (?, ?, ?, ?, ?)"
 _PATIENCE = 60.0  # seconds to wait for somebody who reads the status
 _SCHEMA = """
 CREATE TABLE devices (
@@ -164,8 +165,10 @@ def create(path: Path, first: Generation, marks: Iterable[tuple[str, Mark]] = ()
         db.execute("PRAGMA journal_mode = OFF")
         db.executescript(_SCHEMA)
         db.execute("BEGIN")
-        fresh = sum(_write(db, name, mark) for name, mark in marks)
-        _insert(db, first, fresh)
+        rows = (
+            (m.counted, m.turn, m.settled, _checksum(name, m.counted, m.turn, m.settled), name) for name, m in marks
+        )
+        _insert(db, first, db.executemany(_NEW_DEVICE, rows).rowcount)
         db.execute(f"PRAGMA application_id = {_APPLICATION}")
         db.execute(f"PRAGMA user_version = {FORMAT}")
         db.execute("COMMIT")
@@ -178,12 +181,16 @@ def create(path: Path, first: Generation, marks: Iterable[tuple[str, Mark]] = ()
 
 def _write(db: sqlite3.Connection, name: str, mark: Mark) -> bool:
     """Keep a device's mark; whether it is a new device."""
-    row = (mark.counted, mark.turn, mark.settled, _checksum(name, mark.counted, mark.turn, mark.settled), name)
+    row = _row(name, mark)
     update = "UPDATE devices SET counted = ?, turn = ?, settled = ?, checksum = ? WHERE name = ?"
     if db.execute(update, row).rowcount:
         return False
-    db.execute("INSERT INTO devices (counted, turn, settled, checksum, name) VALUES (?, ?, ?, ?, ?)", row)
+    db.execute(_NEW_DEVICE, row)
     return True
+
+
+def _row(name: str, mark: Mark) -> tuple[object, ...]:
+    return (mark.counted, mark.turn, mark.settled, _checksum(name, mark.counted, mark.turn, mark.settled), name)
 
 
 def _insert(db: sqlite3.Connection, generation: Generation, devices: int) -> None:
@@ -193,8 +200,8 @@ def _insert(db: sqlite3.Connection, generation: Generation, devices: int) -> Non
     db.execute("INSERT INTO generations VALUES (?, ?, ?, ?)", row)
 
 
-def _checksum(*values: object) -> int:
-    return zlib.crc32(json.dumps(values, default=repr).encode())  # damage can make any type of a value
+def _checksum(name: object, counted: object, turn: object, settled: object) -> int:
+    return zlib.crc32(f"{name}\n{counted!r}\n{turn!r}\n{settled}".encode())  # damage can make any type of a value
 
 
 def _digest(*values: object) -> str:

@@ -390,7 +390,17 @@ def in_lines(status: dict[str, Any]) -> list[str]:
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
-    return read_lines(path) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        lines = read_lines(path)
+    except ValueError as error:
+        raise DataError(f"{path}: a line is not that of a round ({str(error)[:100]}); remove it") from None
+    for number, line in enumerate(lines, start=1):
+        counts = (line.get(name) for name in ("round", "asked", "clients", "idle", "events", "model_version"))
+        if not (all(type(count) is int for count in counts) and isinstance(line.get("refused"), dict)):
+            raise DataError(f"{path}: line {number} is not that of a round; remove it")
+    return lines
 
 
 def _mean_reward(lines: list[dict[str, Any]]) -> float | None:
