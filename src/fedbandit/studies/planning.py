@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_lines
 from fedbandit.engines.threads import usable_cores
-from fedbandit.runs.local_runner import Job, Runner
+from fedbandit.runs.local_runner import Job, LocalRunner, Runner
 from fedbandit.studies.search import FACTOR, TUNING_SEED, scaled, search_steps
 
 POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
@@ -44,10 +45,31 @@ class Pace:
         return self.batch + math.ceil(jobs / self.workers) * (self.job + rounds * self.round)
 
 
+def measured(config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], Plan | None]) -> tuple[Runner, Pace]:
+    """The runner to use and its pace: runs one after another where starting processes would take longer than they.
+
+    `plan` says what fits at a pace, None for nothing.
+    """
+    if not isinstance(runner, LocalRunner) or runner.workers == 1:
+        return runner, measure_pace(config, folder, runner)
+    alone = LocalRunner(1)
+    one = measure_pace(config, folder / "one", alone)
+    serial = plan(one)
+    if serial is not None and serial.scale == 1:
+        return alone, one
+    several = measure_pace(config, folder / "several", runner)
+    parallel = plan(several)
+    if parallel is None or (serial is not None and serial.scale >= parallel.scale):
+        return alone, one
+    return runner, several
+
+
 def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
     """Run a few rounds, as many runs at a time as the tournament will, and take the time."""
     workers = getattr(runner, "workers", None) or usable_cores()
     short = {"rounds": _PROBE_ROUNDS, "evaluate_every": _PROBE_ROUNDS}
+    if workers == 1:  # a first run in this process compiles and loads what later ones find ready
+        runner.run([Job(config.with_values({**short, "seed": TUNING_SEED - 1}), folder / "first")])
     jobs = [
         Job(config.with_values({**short, "seed": TUNING_SEED + number}), folder / f"{number}")
         for number in range(workers)
