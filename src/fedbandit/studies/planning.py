@@ -21,6 +21,7 @@ _SEEDS = (3, 5, 10)  # the fewest, those to plan for, and the most
 _FEWEST_TRIES = 3
 _SHORTEST = 0.02  # of the paper's length; below it a tournament says nothing
 _PROBE_ROUNDS = 30
+_PRIVATE = 2.0  # times as long a private run takes, its noise and the search for it included
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,13 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
 def seconds_of(config: Config, plan: Plan, seeds: int, private: bool, pace: Pace) -> float:
     """How long a whole tournament takes, by the pace."""
     final = scaled(config, plan.scale)
-    return (len(POLICIES) + private) * _search_seconds(final, plan.tries, pace) + _seeds_seconds(
+    return (len(POLICIES) + _PRIVATE * private) * search_seconds(final, plan.tries, pace) + _seeds_seconds(
         final, seeds, private, pace
     )
 
 
-def _search_seconds(config: Config, tries: int, pace: Pace) -> float:
+def search_seconds(config: Config, tries: int, pace: Pace) -> float:
+    """How long one policy's search takes: this many tries, fewer at every step."""
     total, alive, before = 0.0, tries, 0
     for step in search_steps(config):
         total += pace.batch_of(alive, step - before)
@@ -101,8 +103,8 @@ def _search_seconds(config: Config, tries: int, pace: Pace) -> float:
 
 
 def _seeds_seconds(config: Config, seeds: int, private: bool, pace: Pace) -> float:
-    members = [len(POLICIES) + 1, len(PERIODS), *([1] if private else [])]
-    return sum(pace.batch_of(count * seeds, config.rounds) for count in members)
+    plain = sum(pace.batch_of(count * seeds, config.rounds) for count in (len(POLICIES) + 1, len(PERIODS)))
+    return plain + _PRIVATE * private * pace.batch_of(seeds, config.rounds)
 
 
 def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pace: Pace) -> Plan:
@@ -124,6 +126,6 @@ def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pac
 
 def seeds_for(config: Config, seconds: float, tries: int, private: bool, pace: Pace) -> int:
     """As many seeds as the time left allows, beside the search for the private rates; the same for everybody."""
-    left = seconds - private * _search_seconds(config, tries, pace)
+    left = seconds - _PRIVATE * private * search_seconds(config, tries, pace)
     fits = [n for n in range(_SEEDS[0], _SEEDS[2] + 1) if _seeds_seconds(config, n, private, pace) <= left]
     return max(fits, default=_SEEDS[0])
