@@ -28,7 +28,8 @@ from fedbandit.studies.advice import (
 )
 from fedbandit.studies.advice_words import advice_of, recommended
 from fedbandit.studies.comparison import Curves
-from fedbandit.studies.planning import Pace, Plan, plan_for, seconds_of, seeds_for
+from fedbandit.studies.planning import Pace, Plan, plan_for, search_seconds, seconds_of, seeds_for
+from fedbandit.studies.search import scaled
 
 
 def _curves(*final):
@@ -88,18 +89,13 @@ def test_the_plan_fits_the_time_and_uses_it(pace, minutes):
     except ConfigError:
         assert minutes == 3
         return
-    search = seconds_of(config, plan, 0, True, pace)
-    seeds = seeds_for(_scaled(config, plan), 60 * minutes - 4 / 5 * search, plan.tries, True, pace)
+    final = scaled(config, plan.scale)
+    searched = 4 * search_seconds(final, plan.tries, pace)
+    seeds = seeds_for(final, 60 * minutes - searched, plan.tries, True, pace)
     total = seconds_of(config, plan, seeds, True, pace)
     assert total <= 60 * minutes * 1.05
     assert total >= 0.8 * 60 * minutes or (plan.scale == 1 and seeds == 10)
     assert plan.tries == 10 or plan.scale < 0.03  # fewer tries only where even the shortest runs do not fit
-
-
-def _scaled(config, plan):
-    from fedbandit.studies.search import scaled
-
-    return scaled(config, plan.scale)
 
 
 def test_what_needs_no_model_earns_what_a_simulation_of_it_earns(dataset, tiny_text):

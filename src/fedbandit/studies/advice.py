@@ -22,7 +22,7 @@ from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.comparison import Curves, compare
-from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measure_pace, plan_for, seeds_for
+from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measured, plan_for, seeds_for
 from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
 EXPLORERS = POLICIES[:3]
@@ -94,13 +94,23 @@ def hold(
     if (out / "tournament.json").exists():
         say(f"resuming the tournament in {out} with its original plan; for another budget use another folder")
     pace: Pace | None = None
+    most = len(points(grid))  # every policy has as many, whether or not its published rates are among them
+
+    def left() -> float:
+        return 60 * minutes - (time.monotonic() - started)
+
+    def fitting(pace: Pace) -> Plan | None:
+        try:
+            return plan_for(bases["softmax"], left(), most, private, pace)
+        except ConfigError:
+            return None
+
     if not _is_decided(out, "scale", "tries", "seeds"):
-        pace = measure_pace(bases["softmax"], out / "probe", runner)
-    most = len(points(grid)) + 1
+        runner, pace = measured(bases["softmax"], out / "probe", runner, fitting)
 
     def planned() -> Plan:
         assert pace is not None
-        return plan_for(bases["softmax"], 60 * minutes - (time.monotonic() - started), most, private, pace)
+        return plan_for(bases["softmax"], left(), most, private, pace)
 
     tries = int(_decided(out, "tries", lambda: planned().tries))
     scale = _decided(out, "scale", lambda: planned().scale)
@@ -112,8 +122,7 @@ def hold(
 
     def affordable() -> int:
         assert pace is not None
-        left = 60 * minutes - (time.monotonic() - started)
-        return seeds_for(configs["softmax"], left, tries, private, pace)
+        return seeds_for(configs["softmax"], left(), tries, private, pace)
 
     seeds = range(int(_decided(out, "seeds", affordable)))
     say(f"all policies at their best rates, {len(seeds)} seeds")

@@ -95,7 +95,7 @@ class Evaluation:
     logged_reward: float  # the mean reward of the logging policy, as logged
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()  # to be read before any number
-    chosen: str | None = None  # the estimator that predicts held-out clients best
+    chosen: str | None = None  # of the estimators with an interval, the one that predicts held-out clients best
 
     def __getitem__(self, estimator: str) -> Estimate:
         return self.estimates[estimator]
@@ -244,7 +244,8 @@ def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> 
             "propensities are estimated: right if the log chose by nothing but what is in it; intervals hold under"
             f" {len(found)} ways to estimate them"
         )
-    best = choose_estimator(records, chosen, request.weighting)
+    bounded = [name for name, one in estimates.items() if not one.interval.refusal]
+    best = choose_estimator(records, chosen, request.weighting, bounded)
     return Evaluation(estimates, float(records.rewards.mean()), tuple(notes), tuple(ready.cautions), best)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_lines
 from fedbandit.engines.threads import usable_cores
-from fedbandit.runs.local_runner import Job, Runner
+from fedbandit.runs.local_runner import Job, LocalRunner, Runner
 from fedbandit.studies.search import FACTOR, TUNING_SEED, scaled, search_steps
 
 POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
@@ -20,6 +21,7 @@ _SEEDS = (3, 5, 10)  # the fewest, those to plan for, and the most
 _FEWEST_TRIES = 3
 _SHORTEST = 0.02  # of the paper's length; below it a tournament says nothing
 _PROBE_ROUNDS = 30
+_PRIVATE = 2.0  # times as long a private run takes, its noise and the search for it included
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,31 @@ class Pace:
         return self.batch + math.ceil(jobs / self.workers) * (self.job + rounds * self.round)
 
 
+def measured(config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], Plan | None]) -> tuple[Runner, Pace]:
+    """The runner to use and its pace: runs one after another where starting processes would take longer than they.
+
+    `plan` says what fits at a pace, None for nothing.
+    """
+    if not isinstance(runner, LocalRunner) or runner.workers == 1:
+        return runner, measure_pace(config, folder, runner)
+    alone = LocalRunner(1)
+    one = measure_pace(config, folder / "one", alone)
+    serial = plan(one)
+    if serial is not None and serial.scale == 1:
+        return alone, one
+    several = measure_pace(config, folder / "several", runner)
+    parallel = plan(several)
+    if parallel is None or (serial is not None and serial.scale >= parallel.scale):
+        return alone, one
+    return runner, several
+
+
 def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
     """Run a few rounds, as many runs at a time as the tournament will, and take the time."""
     workers = getattr(runner, "workers", None) or usable_cores()
     short = {"rounds": _PROBE_ROUNDS, "evaluate_every": _PROBE_ROUNDS}
+    if workers == 1:  # a first run in this process compiles and loads what later ones find ready
+        runner.run([Job(config.with_values({**short, "seed": TUNING_SEED - 1}), folder / "first")])
     jobs = [
         Job(config.with_values({**short, "seed": TUNING_SEED + number}), folder / f"{number}")
         for number in range(workers)
@@ -65,12 +88,13 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
 def seconds_of(config: Config, plan: Plan, seeds: int, private: bool, pace: Pace) -> float:
     """How long a whole tournament takes, by the pace."""
     final = scaled(config, plan.scale)
-    return (len(POLICIES) + private) * _search_seconds(final, plan.tries, pace) + _seeds_seconds(
+    return (len(POLICIES) + _PRIVATE * private) * search_seconds(final, plan.tries, pace) + _seeds_seconds(
         final, seeds, private, pace
     )
 
 
-def _search_seconds(config: Config, tries: int, pace: Pace) -> float:
+def search_seconds(config: Config, tries: int, pace: Pace) -> float:
+    """How long one policy's search takes: this many tries, fewer at every step."""
     total, alive, before = 0.0, tries, 0
     for step in search_steps(config):
         total += pace.batch_of(alive, step - before)
@@ -79,8 +103,8 @@ def _search_seconds(config: Config, tries: int, pace: Pace) -> float:
 
 
 def _seeds_seconds(config: Config, seeds: int, private: bool, pace: Pace) -> float:
-    members = [len(POLICIES) + 1, len(PERIODS), *([1] if private else [])]
-    return sum(pace.batch_of(count * seeds, config.rounds) for count in members)
+    plain = sum(pace.batch_of(count * seeds, config.rounds) for count in (len(POLICIES) + 1, len(PERIODS)))
+    return plain + _PRIVATE * private * pace.batch_of(seeds, config.rounds)
 
 
 def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pace: Pace) -> Plan:
@@ -102,6 +126,6 @@ def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pac
 
 def seeds_for(config: Config, seconds: float, tries: int, private: bool, pace: Pace) -> int:
     """As many seeds as the time left allows, beside the search for the private rates; the same for everybody."""
-    left = seconds - private * _search_seconds(config, tries, pace)
+    left = seconds - _PRIVATE * private * search_seconds(config, tries, pace)
     fits = [n for n in range(_SEEDS[0], _SEEDS[2] + 1) if _seeds_seconds(config, n, private, pace) <= left]
     return max(fits, default=_SEEDS[0])

@@ -19,7 +19,7 @@ from fedbandit.deploy.server.gate import screen, without_any_one
 from fedbandit.deploy.server.gathering import select_judges
 from fedbandit.deploy.server.store import Store, in_lines, read_status
 from fedbandit.evaluation.gate import GainEstimator, verdict_of
-from fedbandit.evaluation.ope.estimate import Bootstrap, standard_error, sums_of_terms, value_of
+from fedbandit.evaluation.ope.sums import Bootstrap, standard_error, sums_of_terms, value_of
 from fedbandit.federated.state import Version
 from fedbandit.policies import Softmax
 

@@ -1,6 +1,6 @@
 """From clients' sums to an estimate with an interval, the choice among estimators, and the policies to evaluate."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -131,12 +131,13 @@ def choose_estimator(
     records: Records,
     estimators: Mapping[str, Estimator],
     weighting: Weighting = Plain(),  # noqa: B008
+    among: Collection[str] | None = None,
 ) -> str | None:
-    """The estimator that predicts held-out clients best, by cross-validation over clients' sums; None where none can.
+    """The estimator that predicts held-out clients best, by cross-validation over clients' sums; None if none can.
 
     Each tenth of the clients is predicted from the others, and judged by the unbiased estimate of the tenth itself
-    (Cief et al., 2024). An estimator that is no more than a standard error behind the best is as good as it; among
-    those, one that a wrong reward model cannot mislead is chosen.
+    (Cief et al., 2024). An estimator that is no more than two standard errors behind the best is as good as it; among
+    those, one that a wrong reward model cannot mislead is chosen. `among` names those to choose from.
     """
     judge = next((name for name in ("dr", "ips") if name in estimators), None)
     if judge is None or records.num_clients < 2 * _FOLDS:
@@ -152,16 +153,18 @@ def choose_estimator(
     if not bottom.all():
         return None
     truth, losses = top / bottom, {}
-    for name, estimator in estimators.items():
-        own = folded(estimator, weighting(importance))
+    for name in estimators if among is None else among:
+        own = folded(estimators[name], weighting(importance))
         rest = own.sum(axis=1, keepdims=True) - own
         if rest[1].all():
             losses[name] = (rest[0] / rest[1] - truth) ** 2
+    if not losses:
+        return None
     best = min(losses, key=lambda name: float(losses[name].mean()))
     order = [name for name in (*_PREFERRED, *losses) if name in losses]
     for name in order:
         behind = losses[name] - losses[best]
-        if behind.mean() <= behind.std(ddof=1) / sqrt(_FOLDS):
+        if behind.mean() <= 2 * behind.std(ddof=1) / sqrt(_FOLDS):
             return name
     return best
 
@@ -196,7 +199,7 @@ def _warnings(sums: Sums, effective: float) -> list[str]:
         )
     if sums.altered > _SMALL_SHARE * sums.events:
         share = 100 * sums.altered / sums.events
-        said.append(f"clipping or shrinkage touched {share:.0f}% of the weights: less variance, more bias")
+        said.append(f"clipping, shrinkage or switching touched {share:.0f}% of the weights: less variance, more bias")
     if sums.clients < _FEW_CLIENTS:
         said.append(f"only {sums.clients:.0f} clients: whoever is missing may be unlike them")
     return said

@@ -103,11 +103,9 @@ def interval_of(
         found = _bootstrap(sums, estimator, confidence, known) or _chernoff(sums, estimator, confidence, known)
     assert found is not None
     found = _with_what_is_unseen(found, sums, estimator, known)
-    if within is not None or found.method != _BOOTSTRAP:
-        found = replace(found, low=max(found.low, known.low), high=min(found.high, known.high))
     if found.low <= known.low and found.high >= known.high:
         return _refused(known, confidence, "the log is too small to tell the value from any other")
-    return found
+    return replace(found, low=max(found.low, known.low), high=min(found.high, known.high))
 
 
 def _refused(known: _Known, confidence: float, why: str) -> Interval:
