@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from functools import cached_property
 from hashlib import blake2b
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -110,6 +110,8 @@ class Column:
     def cell(self, value: object) -> float | str:
         """What an app has for this column as a cell; `ValueError` if it cannot be one."""
         names = self.kind in ("category", "hashed")
+        if isinstance(value, np.generic):
+            value = value.item()
         if value is None or (isinstance(value, float) and value != value):
             return "" if names else np.nan
         if names:
@@ -120,13 +122,11 @@ class Column:
             return str(value).strip()
         if self.kind == "date":
             return _seconds(self.name, value)
-        if not isinstance(value, int | float | np.integer | np.floating) or (
-            self.kind == "number" and isinstance(value, bool)
-        ):
+        if not isinstance(value, int | float) or (self.kind == "number" and isinstance(value, bool)):
             raise ValueError(f"context: {self.name} is a {self.kind}, got {type(value).__name__}")
         if self.kind == "flag" and value not in (0, 1):
             raise ValueError(f"context: {self.name} is true or false, got {value}")
-        if not abs(float(value)) <= LARGEST:
+        if not abs(value) <= LARGEST:  # NaN is not, and a large whole number need not become a float
             raise ValueError(f"context: {self.name} is not finite or beyond {LARGEST:g}")
         return float(value)
 
@@ -270,7 +270,7 @@ def _column(found: object) -> Column:
     if column.kind not in get_args(Kind):
         raise ValueError(f"{where}: {str(column.kind)[:50]!r} is not a kind of column")
     numbers = (column.mean, column.deviation)
-    if not all(isfinite(number) and abs(number) <= LARGEST for number in numbers) or column.deviation < 1 / LARGEST:
+    if not all(abs(number) <= LARGEST for number in numbers) or column.deviation < 1 / LARGEST:
         raise ValueError(f"{where}: mean or deviation is not a number to scale by")
     if not _are_names(column.values) or bool(column.values) != (column.kind == "category"):
         raise ValueError(f"{where}: values are not the names of a category")
