@@ -19,6 +19,7 @@ from fedbandit.core.ragged import Ragged
 Kind = Literal["number", "category", "hashed", "date", "flag"]
 Cells = np.ndarray | Sequence[str]
 """A column's cells: float64 [n] with NaN where missing (dates in seconds), or names with "" where missing."""
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>", "nat"})  # names that say that there is none
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PARTS = {"weekday": 7, "hour": 2, "year": 2}  # of a date, with their numbers of features
 _FARTHEST = 5.0  # standard deviations; what lies beyond counts as this, so that one cell cannot throw training
@@ -119,7 +120,8 @@ class Column:
                 value = int(value)
             if not isinstance(value, str | int):
                 raise ValueError(f"context: {self.name} is a category, got {type(value).__name__}")
-            return str(value).strip()
+            name = str(value).lower() if isinstance(value, bool) else str(value).strip()
+            return "" if name.lower() in MISSING else name
         if self.kind == "date":
             return _seconds(self.name, value)
         if not isinstance(value, int | float) or (self.kind == "number" and isinstance(value, bool)):

@@ -1,7 +1,7 @@
 """Contexts by column on a device: the same numbers as in the import, and models that carry their encoder."""
 
 import json
-from datetime import datetime
+from datetime import date, datetime
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset
+from fedbandit.data.encoder import Column
 from fedbandit.data.importers.table import TableOptions, import_table
 from fedbandit.deploy import Agent, DeviceModel
 from fedbandit.deploy.server.deployment import build_deployment
@@ -88,6 +89,16 @@ def test_a_value_nobody_has_seen_and_one_that_is_left_out_are_fine(model, tmp_pa
         agent.install(model)
         assert agent.choose({"Priorität": "never heard of", "erstellt": "2024-05-31T08:00"}).logged
         assert agent.choose({}).logged
+
+
+def test_what_an_app_has_is_read_as_the_import_reads_it():
+    category = Column(name="x", kind="category", values=("3", "true", "vip"), missing=True)
+    given = [True, 3, 3.0, np.int64(3), " vip ", None, float("nan"), "n/a"]
+    assert [category.cell(value) for value in given] == ["true", "3", "3", "3", "vip", "", "", ""]
+    flag = Column(name="x", kind="flag")
+    assert [flag.cell(value) for value in (True, 0, np.bool_(False))] == [1.0, 0.0, 0.0]
+    day = Column(name="x", kind="date", parts=("weekday",))
+    assert day.cell(date(1970, 1, 2)) == day.cell("1970-01-02") == day.cell("1970-01-02T00:00+09:00") == 86_400
 
 
 def damaged(model, change):
