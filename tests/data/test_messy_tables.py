@@ -180,6 +180,8 @@ def test_frames_give_what_the_file_gives(tmp_path):
         found = imported(source, tmp_path / name, options)
         assert (found.header.encoder, found.header.actions) == (expected.header.encoder, expected.header.actions), name
         np.testing.assert_array_equal(found.train.features.values, expected.train.features.values)
+    shuffled = frame.iloc[::-1]  # with an index that is no column
+    assert imported(shuffled, tmp_path / "shuffled", options).header.shape == expected.header.shape
     with pytest.raises(ConfigError, match=r"the frame: holds several \(train, test\)"):
         imported({"train": arrow, "test": arrow}, tmp_path / "no", options)
     with pytest.raises(ConfigError, match="the frame: a list is neither a file's name nor a frame"):
