@@ -1,6 +1,7 @@
 """Contexts by column on a device: the same numbers as in the import, and models that carry their encoder."""
 
 import json
+from dataclasses import replace
 from datetime import date, datetime
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedbandit.data.importers.table import TableOptions, import_table
 from fedbandit.deploy import Agent, DeviceModel
 from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.federated.learners.sparse import SparseLinearLearner
+from fedbandit.studies.scoring import load_scorer
 
 CONFIG = {"scenario": "scratch", "rounds": 2, "clients_per_round": 8, "policy": {"name": "greedy"}}
 
@@ -130,6 +132,16 @@ def test_a_strangers_encoder_is_checked(model, change, match):
     with pytest.raises(DataError, match=match) as caught:
         DeviceModel.from_bytes(damaged(model, change))
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_does_not_score_other_columns_of_the_same_number(tickets, model, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model.to_bytes())
+    assert load_scorer(path, tickets.header)
+    columns = [replace(column, mean=column.mean + 1) for column in tickets.header.encoder.columns]
+    other = replace(tickets.header, encoder=replace(tickets.header.encoder, columns=tuple(columns)))
+    with pytest.raises(DataError, match=r"made for other columns than tickets has; import the data with --like"):
+        load_scorer(path, other)
 
 
 def test_a_deployment_takes_the_columns_of_a_data_set(tickets, model):
