@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from messy_tables import write_clicks, write_decisions
 from published import emnist_rows, pack, sentence, write_counts, write_sqlite
 
 from fedbandit.cli.app import main
@@ -256,3 +257,29 @@ def test_the_command_line_loads_nothing_heavy_before_it_has_to():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_looking_before_importing_writes_nothing(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_clicks(tmp_path / "clicks.csv", rows=100)
+    command = ("import", "table", "clicks.csv", "--client", "visitor", "--labels", "clicked")
+    done = here(*command, "--dry-run", "--as", "price=raw")
+    assert done.returncode == 0, done.stderr
+    assert "number, as it is" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["clicks.csv"]
+    missing = here(*command)
+    assert missing.returncode == 2
+    assert "error: out: name the folder to create (--out), or only look (--dry-run)" in missing.stderr
+    wrong = here(*command, "--dry-run", "--as", "prize=raw")
+    assert "clicks.csv: no column 'prize'; did you mean price" in wrong.stderr
+
+
+def test_logs_of_others_in_and_out(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_decisions(tmp_path / "log.dsjson", rows=60)
+    done = here("import", "dsjson", "log.dsjson", "--client", "User.id", "-o", "log")
+    assert done.returncode == 0, done.stderr
+    assert "the action that was taken: 4 of them" in done.stdout
+    assert here("export", "log", "--to", "dsjson", "-o", "again.dsjson").stdout.startswith("written: again.dsjson")
+    assert "use dsjson" in here("export", "log", "--to", "openbandit", "-o", "obd").stderr
+    assert "has no split 'tset'" in here("export", "log", "--to", "dsjson", "-o", "x", "--split", "tset").stderr

@@ -122,6 +122,9 @@ GOOD = {"_label_cost": -1, "_label_probability": 0.5, "_label_Action": 1, "a": [
         ({"_outcomes": []}, "line 2: holds several decisions at once"),
         ({"c": {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}}, "line 2: features are nested more than 5 deep"),
         ({"c": {"a": 1e300}}, "line 2: a is not a finite number"),
+        ({"c": {"a": 10**400}}, "line 2: a is not a finite number"),
+        ({"c": {"a": float("nan")}}, "line 2: a is not a finite number"),
+        ({"_label_cost": 10**400}, "line 2: _label_cost is missing, or not a finite number"),
     ],
 )
 def test_bad_lines_are_refused(tmp_path, changes, match):

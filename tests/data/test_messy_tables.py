@@ -1,5 +1,7 @@
 """Tables as they are: what is found in them, what can be said otherwise, and what becomes of it."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -178,6 +180,8 @@ def test_frames_give_what_the_file_gives(tmp_path):
         found = imported(source, tmp_path / name, options)
         assert (found.header.encoder, found.header.actions) == (expected.header.encoder, expected.header.actions), name
         np.testing.assert_array_equal(found.train.features.values, expected.train.features.values)
+    shuffled = frame.iloc[::-1]  # with an index that is no column
+    assert imported(shuffled, tmp_path / "shuffled", options).header.shape == expected.header.shape
     with pytest.raises(ConfigError, match=r"the frame: holds several \(train, test\)"):
         imported({"train": arrow, "test": arrow}, tmp_path / "no", options)
     with pytest.raises(ConfigError, match="the frame: a list is neither a file's name nor a frame"):
@@ -274,3 +278,33 @@ def test_numbers_and_dates_in_the_ways_they_are_written(tmp_path):
     assert found["day"].parts == ("weekday", "year")
     assert found["clock"].parts == ("weekday", "hour", "year")
     assert found["clock"].missing  # the 30th of February is none
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda encoder: encoder.update(words=1), "does not make contexts of this kind and shape"),
+        (lambda encoder: encoder.update(dense=True), "words and text do not belong together"),
+        (lambda encoder: encoder["columns"].append({"name": "x", "kind": "number", "code": "evil"}), "something else"),
+        (lambda encoder: encoder["columns"][0].update(deviation=1e999), "not a number to scale by"),
+        (lambda encoder: encoder.update(columns="x"), "columns is not a list"),
+    ],
+)
+def test_a_damaged_encoder_does_not_pass_the_door(tmp_path, change, match):
+    frame = pd.DataFrame(
+        {"who": ["u"] * 4, "x": [1.0, 2, 3, 4], "note": ["a b c d"] * 3 + ["e f g"], "y": list("abab")}
+    )
+    dataset = imported(frame, tmp_path / "out", TableOptions(client="who", labels="y", test_fraction=0))
+    path = dataset.path / "header.json"
+    header = json.loads(path.read_text())
+    change(header["encoder"])
+    path.write_text(json.dumps(header))
+    with pytest.raises(DataError, match=rf"header\.json: encoder.*{match}") as caught:
+        FederatedDataset.open(dataset.path)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_alone_are_taken_for_lists_of_one(tmp_path, clicks):
+    found = imported(clicks, tmp_path / "out", TableOptions(client="visitor", labels="clicked", text="search"))
+    assert found.header.encoder is None
+    assert found.header.source["columns"] == ["search"]

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from messy_tables import write_tickets
 from published import sentence, write_counts, write_sqlite
 
 SENTENCES, USERS, WORDS = 1_000_000, 20_000, 30_000
@@ -70,3 +71,11 @@ def test_a_million_sentences_of_a_shuffled_table(tmp_path):
     found = measured("table", tmp_path / "t.csv", *columns, "--out", tmp_path / "out")
     assert found["megabytes"] < 500
     assert found["cpu"] < 150  # of one core; the clock on the wall also counts what others do
+
+
+def test_a_large_messy_table(tmp_path):
+    """Every column is looked at, and text is found on the way: a pass more, and no more memory."""
+    path = write_tickets(tmp_path / "tickets.csv", rows=400_000)
+    found = measured("table", path, "--client", "Kunde", "--labels", "Queue", "--out", tmp_path / "out")
+    assert found["megabytes"] < 500
+    assert found["cpu"] < 60  # of one core

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from messy_tables import write_decisions
 from published import emnist_rows, image, pack, sentence, write_counts, write_sqlite
 from pyarrow import csv, parquet
 
@@ -24,6 +25,7 @@ def files_of_importers(folder: Path) -> None:
     ]
     (dump / "Posts.xml").write_text(f"<posts>{''.join(rows)}</posts>", encoding="utf-8")
     _tables(folder)
+    _decisions(folder)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 28, 28), np.uint8)
     np.savez(folder / "handwriting.npz", images=images, labels=np.arange(40) % 10, writers=np.arange(40) % 5)
@@ -65,6 +67,14 @@ def state_of_a_server(folder: Path) -> None:
     settle(deployment, network.participants)
     watch = Watch(deployment.folder, facts_of(deployment))
     coordinator(deployment, network, watch=watch).run(attempts=3)
+
+
+def _decisions(folder: Path) -> None:
+    write_decisions(folder / "decisions.dsjson", rows=60)
+    (folder / "campaign").mkdir()
+    lines = [",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user-item_affinity_0"]
+    lines += [f"{i},2019-11-24 00:00:00,{i % 3},{i % 2 + 1},{i % 2},0.3,u{i % 5},v{i % 4},0.0" for i in range(60)]
+    (folder / "campaign" / "all.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 MAKERS = {"data.md": files_of_importers, "deployment.md": state_of_a_server}

@@ -15,8 +15,6 @@ from fedbandit.data.importers.stackoverflow import StackOverflowOptions
 from fedbandit.data.importers.table import TableOptions
 from fedbandit.data.writer import DatasetWriter
 
-IMPORT = "`fedbandit data import`"
-
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):

@@ -136,7 +136,7 @@ def test_initial_clients_stay_out_of_the_bandit_phase():
     ("settings", "message"),
     [
         ({"clients_per_round": 14}, "clients_per_round: 14 is more than the 13 clients"),
-        ({"clients_per_round": 8, "scenario": "init", "pretraining__clients": 8}, "beside the 8 of pre-training"),
+        ({"clients_per_round": 8, "scenario": "init", "pretraining__clients": 8}, "8 of the 13 clients .* leave 5"),
         ({"clients_per_round": 7, "scenario": "init"}, "more than the 6 pre-training clients"),
         ({"scenario": "init", "pretraining__clients": 50}, "pretraining.clients: 50 of the 13 clients"),
         ({"scenario": "init-shit"}, "did you mean init-shift"),

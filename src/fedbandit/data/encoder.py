@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from functools import cached_property
 from hashlib import blake2b
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedbandit.core.ragged import Ragged
 Kind = Literal["number", "category", "hashed", "date", "flag"]
 Cells = np.ndarray | Sequence[str]
 """A column's cells: float64 [n] with NaN where missing (dates in seconds), or names with "" where missing."""
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>", "nat"})  # names that say that there is none
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PARTS = {"weekday": 7, "hour": 2, "year": 2}  # of a date, with their numbers of features
 _FARTHEST = 5.0  # standard deviations; what lies beyond counts as this, so that one cell cannot throw training
@@ -110,6 +111,8 @@ class Column:
     def cell(self, value: object) -> float | str:
         """What an app has for this column as a cell; `ValueError` if it cannot be one."""
         names = self.kind in ("category", "hashed")
+        if isinstance(value, np.generic):
+            value = value.item()
         if value is None or (isinstance(value, float) and value != value):
             return "" if names else np.nan
         if names:
@@ -117,16 +120,15 @@ class Column:
                 value = int(value)
             if not isinstance(value, str | int):
                 raise ValueError(f"context: {self.name} is a category, got {type(value).__name__}")
-            return str(value).strip()
+            name = str(value).lower() if isinstance(value, bool) else str(value).strip()
+            return "" if name.lower() in MISSING else name
         if self.kind == "date":
             return _seconds(self.name, value)
-        if not isinstance(value, int | float | np.integer | np.floating) or (
-            self.kind == "number" and isinstance(value, bool)
-        ):
+        if not isinstance(value, int | float) or (self.kind == "number" and isinstance(value, bool)):
             raise ValueError(f"context: {self.name} is a {self.kind}, got {type(value).__name__}")
         if self.kind == "flag" and value not in (0, 1):
             raise ValueError(f"context: {self.name} is true or false, got {value}")
-        if not abs(float(value)) <= LARGEST:
+        if not abs(value) <= LARGEST:  # NaN is not, and a large whole number need not become a float
             raise ValueError(f"context: {self.name} is not finite or beyond {LARGEST:g}")
         return float(value)
 
@@ -270,7 +272,7 @@ def _column(found: object) -> Column:
     if column.kind not in get_args(Kind):
         raise ValueError(f"{where}: {str(column.kind)[:50]!r} is not a kind of column")
     numbers = (column.mean, column.deviation)
-    if not all(isfinite(number) and abs(number) <= LARGEST for number in numbers) or column.deviation < 1 / LARGEST:
+    if not all(abs(number) <= LARGEST for number in numbers) or column.deviation < 1 / LARGEST:
         raise ValueError(f"{where}: mean or deviation is not a number to scale by")
     if not _are_names(column.values) or bool(column.values) != (column.kind == "category"):
         raise ValueError(f"{where}: values are not the names of a category")

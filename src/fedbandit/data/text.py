@@ -45,10 +45,6 @@ class FrequencyCounter:
         ranked = sorted(self._counts.items(), key=lambda pair: (-pair[1], pair[0]))
         return [item for item, _ in ranked[:limit]]
 
-    def counts(self) -> Mapping[str, int]:
-        """How often each item occurred."""
-        return self._counts
-
 
 class BagOfWords(Generic[AnyStr]):
     """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are dropped."""

@@ -81,6 +81,8 @@ def _from_file(path: Path, header: Header) -> Scorer:
         raise DataError(f"{path}: {error.strerror}") from None
     if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
         raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
+    if model.encoder != header.encoder:
+        raise DataError(f"{path}: made for other columns than {header.name} has; import the data with --like")
     return _scorer(path, header, model.model, dict(model.weights), model.trained_on)
 
 

@@ -1,7 +1,8 @@
 """Contexts by column on a device: the same numbers as in the import, and models that carry their encoder."""
 
 import json
-from datetime import datetime
+from dataclasses import replace
+from datetime import date, datetime
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset
+from fedbandit.data.encoder import Column
 from fedbandit.data.importers.table import TableOptions, import_table
 from fedbandit.deploy import Agent, DeviceModel
 from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.federated.learners.sparse import SparseLinearLearner
+from fedbandit.studies.scoring import load_scorer
 
 CONFIG = {"scenario": "scratch", "rounds": 2, "clients_per_round": 8, "policy": {"name": "greedy"}}
 
@@ -71,6 +74,7 @@ def test_an_agent_encodes_columns_as_the_import_did(tickets, model, tmp_path):
         ({"Betreff": 3}, "context: Betreff is a text, got int"),
         ({"Minuten": "3"}, "context: Minuten is a number, got str"),
         ({"Minuten": float("inf")}, "context: Minuten is not finite"),
+        ({"Minuten": 10**400}, "context: Minuten is not finite"),
         ({"erstellt": "yesterday"}, "context: erstellt is a date such as 2024-05-31"),
         ({"Priorität": 1.5}, "context: Priorität is a category, got float"),
     ],
@@ -87,6 +91,16 @@ def test_a_value_nobody_has_seen_and_one_that_is_left_out_are_fine(model, tmp_pa
         agent.install(model)
         assert agent.choose({"Priorität": "never heard of", "erstellt": "2024-05-31T08:00"}).logged
         assert agent.choose({}).logged
+
+
+def test_what_an_app_has_is_read_as_the_import_reads_it():
+    category = Column(name="x", kind="category", values=("3", "true", "vip"), missing=True)
+    given = [True, 3, 3.0, np.int64(3), " vip ", None, float("nan"), "n/a"]
+    assert [category.cell(value) for value in given] == ["true", "3", "3", "3", "vip", "", "", ""]
+    flag = Column(name="x", kind="flag")
+    assert [flag.cell(value) for value in (True, 0, np.bool_(False))] == [1.0, 0.0, 0.0]
+    day = Column(name="x", kind="date", parts=("weekday",))
+    assert day.cell(date(1970, 1, 2)) == day.cell("1970-01-02") == day.cell("1970-01-02T00:00+09:00") == 86_400
 
 
 def damaged(model, change):
@@ -106,6 +120,7 @@ def damaged(model, change):
         (lambda facts: facts["encoder"]["columns"].pop(), "its columns and words do not fit"),
         (lambda facts: facts["encoder"]["columns"][2].update(deviation=0.0), "not a number to scale by"),
         (lambda facts: facts["encoder"]["columns"][2].update(mean="1"), "mean is not a float"),
+        (lambda facts: facts["encoder"]["columns"][2].update(mean=10**400), "not a number to scale by"),
         (lambda facts: facts["encoder"]["columns"][0].update(kind="colour"), "'colour' is not a kind of column"),
         (lambda facts: facts["encoder"]["columns"][0].update(values=["a", "a"]), "values are not the names"),
         (lambda facts: facts["encoder"]["columns"][1].update(parts=["minute"]), "parts are not those of a date"),
@@ -117,6 +132,16 @@ def test_a_strangers_encoder_is_checked(model, change, match):
     with pytest.raises(DataError, match=match) as caught:
         DeviceModel.from_bytes(damaged(model, change))
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_does_not_score_other_columns_of_the_same_number(tickets, model, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(model.to_bytes())
+    assert load_scorer(path, tickets.header)
+    columns = [replace(column, mean=column.mean + 1) for column in tickets.header.encoder.columns]
+    other = replace(tickets.header, encoder=replace(tickets.header.encoder, columns=tuple(columns)))
+    with pytest.raises(DataError, match=r"made for other columns than tickets has; import the data with --like"):
+        load_scorer(path, other)
 
 
 def test_a_deployment_takes_the_columns_of_a_data_set(tickets, model):

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import LARGEST
+from fedbandit.data.encoder import MISSING as MISSING
 
-MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>", "nat"})
 NO_VALUE = MISSING | {"-", "--", "–", "—", "?", "none", "nil", "missing", "unknown"}  # in a number, date or flag
 FLAGS = {"true": 1, "yes": 1, "y": 1, "t": 1, "1": 1, "on": 1, "false": 0, "no": 0, "n": 0, "f": 0, "0": 0, "off": 0}
 

@@ -25,6 +25,7 @@ _ROWS = 16384  # of Parquet and of frames at a time
 _ALIASES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "csv", ".txt": "csv"}
 _KINDS = "expected a name ending in .csv, .tsv, .txt or .parquet"
 _MOST_COLUMNS = 100_000
+_INDEX = "__index_level_"  # what pandas calls an index without a name, which says nothing
 
 
 class Source(Protocol):
@@ -263,7 +264,10 @@ class Frame:
             raise ConfigError(f"the frame: a {kind} is neither a file's name nor a frame of pandas, polars or Arrow")
         with _ClearErrors(self.label):
             columns = getattr(frame, "column_names", None)
-            self.names = [str(name) for name in columns] if columns else self._reader().schema.names
+            if not columns and not hasattr(frame, "__arrow_c_stream__"):
+                raise ConfigError("the frame: does not know its columns; load it in full")
+            names = [str(name) for name in columns or self._reader().schema.names]
+            self.names = [name for name in names if not name.startswith(_INDEX)]
 
     def size(self) -> float | None:
         return len(self._frame) if hasattr(self._frame, "__len__") else None

@@ -6,7 +6,6 @@ by one: they are a stranger's.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ import pyarrow as pa
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.parts import nearest
+from fedbandit.data.encoder import LARGEST
 
 ACTION, REWARD, PROPENSITY, AVAILABLE = "the action", "the reward", "the propensity", "the available"
 _OWN = (ACTION, REWARD, PROPENSITY, AVAILABLE)
 _LONGEST = 16 << 20  # bytes of a line
-_ROWS = 4096  # at a time
+_ROWS, _CELLS = 4096, 1_000_000  # at a time
 _MOST_FEATURES = 10_000
 _DEEPEST = 5
 
@@ -53,11 +53,11 @@ class DsJson:
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
         rows: list[dict[str, Any]] = []
-        read = 0
+        read, most = 0, max(1, min(_ROWS, _CELLS // len(self.names)))
         for event, length in self._events():
             rows.append(event)
             read += length
-            if len(rows) >= _ROWS:
+            if len(rows) >= most:
                 yield self._record(rows, names), read
                 rows, read = [], 0
         if rows:
@@ -164,7 +164,7 @@ class DsJson:
 
 def _number(found: Mapping[str, Any], name: str, where: str) -> float:
     value = found.get(name)
-    if type(value) not in (int, float) or not isfinite(value) or abs(value) > 1e30:  # type: ignore[arg-type]
+    if type(value) not in (int, float) or not abs(value) <= LARGEST:  # type: ignore[arg-type]
         raise DataError(f"{where}: {name} is missing, or not a finite number")
     return float(value)  # type: ignore[arg-type]
 
@@ -185,7 +185,7 @@ def _flat(nested: Mapping[str, Any], where: str, before: str = "", depth: int = 
         if isinstance(value, bool):
             found[name] = str(value).lower()
         elif isinstance(value, int | float):
-            if not isfinite(value) or abs(value) > 1e30:
+            if not abs(value) <= LARGEST:  # NaN is not
                 raise DataError(f"{where}: {name[:60]} is not a finite number")
             found[name] = float(value)
         elif isinstance(value, str):

@@ -42,6 +42,9 @@ class ColumnOptions:
     like: Path | str | None = None  # a data set whose words, columns, scaling and actions are used
 
     def __post_init__(self) -> None:
+        for name in ("text", "features", "treat", "missing"):
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, (getattr(self, name),))
         check_counts(actions=None, vocabulary=self.vocabulary)
         if not 2 <= self.categories <= 10_000:
             raise ConfigError(f"categories: must be from 2 to 10,000, got {self.categories}")
@@ -228,7 +231,7 @@ class Survey:
         wishes: dict[str, Wish | None] = {}
         for name in table.matching(options.features):
             wishes[name] = Wish("number")
-        text = [options.text] if isinstance(options.text, str) else list(options.text)
+        text = list(options.text)
         if self.like is not None and not text:
             encoder = self.like.header.encoder
             text = list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))

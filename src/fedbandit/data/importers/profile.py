@@ -21,7 +21,7 @@ _MOST = 0.95  # of a column's cells: so many must be numbers or dates; the other
 _MOST_DISTINCT = 20_000
 _TRIES = 1000  # cells after which a column that holds few numbers is not read as numbers any more
 _SKEWED = 3.0  # skewness from which numbers that are never negative are scaled by their logarithm
-_FEW = 20  # sentences that are the values of a category if each occurs often
+_FEW = 20  # sentences that are the values of a category if each occurs often; rows that say little about a column
 _BUCKETS = (64, 1024)
 _SEASONS = 120 * 86_400  # seconds that dates must span before the time of the year says anything
 _WRITTEN = {
@@ -244,12 +244,12 @@ class Profile:
         if distinct == 1 and self.named == self.rows:
             return "ignore:always the same"
         if max(self._numbers.values(), key=lambda one: one.plain.count).plain.count >= _MOST * present:
-            return "ignore:counts the rows" if self._counts_rows and self.named == self.rows > 2 else "number"
+            return "ignore:counts the rows" if self._counts_rows and self.named == self.rows > _FEW else "number"
         words = self._words / self.named
         repeated = distinct <= min(_FEW, self.named / 5)  # sentences to choose from, not to write
         if (words >= 2.5 and not repeated) or (words >= 1.5 and distinct > categories):
             return "text"
-        if distinct > 0.9 * self.named and self.named > 20:
+        if distinct > 0.9 * self.named and self.named > _FEW:
             return "ignore:a different value in nearly every row"
         return "category" if distinct <= categories else "hashed"
 

@@ -4,6 +4,7 @@ Read twice: once to find what the columns are and to count words and labels, onc
 way, words take a pass of their own. Only counts and one batch are in memory.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,14 +185,14 @@ class _Labels:
         if self._only_marks:
             self._count_marks(batch, wanted)
         found = [self._cells(batch, name) for name in self.columns]
-        for row in wanted:
-            here = [cell for column in found for cell in column[row]]
-            self.empty += not here
+        # Rows with the same cells are looked at once.
+        for here, times in Counter(tuple(cell for column in found for cell in column[row]) for row in wanted).items():
+            self.empty += times if not here else 0
             for separator, counter in self._counts.items():
-                names = _split(here, separator)
+                names = _split(list(here), separator)
                 self._multiple[separator] |= len(set(names)) > 1
                 self._split[separator] |= len(names) > len(here)
-                counter.add(names)
+                counter.add({name: times * number for name, number in Counter(names).items()})
 
     def _count_marks(self, batch: TableBatch, rows: list[int]) -> None:
         marked = np.zeros(len(batch), np.int64)
