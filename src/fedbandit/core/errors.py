@@ -41,6 +41,8 @@ _EXTRAS = {
     "ray": ("ray",),
     "flower": ("flwr",),
     "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }  # fmt: skip
 
 
