@@ -49,7 +49,7 @@ $(VENV)/.dev: $(VENV)/.core
 	@touch $@
 
 $(VENV)/.extras: $(VENV)/.dev
-	@$(INSTALL) --editable '.[dev,ray,tensorboard,flower]'
+	@$(INSTALL) --editable '.[dev,ray,tensorboard,mlflow,wandb,flower]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core

@@ -86,7 +86,7 @@ def run(
     ] = [],  # noqa: B006
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0 for every round.")] = 20,
     tracker: Annotated[
-        str | None, typer.Option(help="Also send metrics to tensorboard or my_module:MyTracker.")
+        str | None, typer.Option(help="Also send metrics to tensorboard, mlflow, wandb or my_module:MyTracker.")
     ] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Print the time spent in each step.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
@@ -102,7 +102,7 @@ def run(
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.presets import load
-    from fedbandit.runs.reporting import show_progress, tracker_named
+    from fedbandit.runs.reporting import show_progress
     from fedbandit.runs.run import execute
 
     named: dict[str, Any] = {"data.source": data, "rounds": rounds, "seed": seed}
@@ -118,7 +118,7 @@ def run(
             engine=clients_engine,
             progress=None if quiet else show_progress,
             checkpoint_seconds=checkpoint_seconds,
-            tracker=tracker_named(tracker) if tracker else None,
+            tracker=tracker,
         )
     if outcome.summary is None:
         stopped = f"round {outcome.rounds} of {config.rounds}"

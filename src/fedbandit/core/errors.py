@@ -45,6 +45,8 @@ _EXTRAS = {
     "ray": ("ray",),
     "flower": ("flwr", "prometheus_client", "psutil"),
     "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),
+    "wandb": ("wandb",),
 }  # fmt: skip
 
 

@@ -158,7 +158,8 @@ def chart(
     for label, runs in groups.items():
         values = [run[name] for run in runs if name in run and np.isfinite(run[name]).any()]
         if values:
-            curves.append(_curve(label, *(styles[label] or (None, False)), values))
+            colour, dashed = styles[label] or (None, False)
+            curves.append(_curve(label, colour, dashed, values))
     if not curves:
         return None
     longest = max(int(curve["x"][-1]) for curve in curves)

@@ -1,7 +1,11 @@
 """What runs tell others while they work: a line for a person, metrics for a tracker."""
 
 import json
+import math
+import os
 import threading
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -9,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError, needing
-from fedbandit.core.files import last_lines
+from fedbandit.core.errors import ConfigError, FedbanditError, needing
+from fedbandit.core.files import last_lines, read_json, write_json
 from fedbandit.core.parts import construct, flatten, resolve
 from fedbandit.core.progress import Advance, to_stderr
 from fedbandit.core.progress import Progress as Reporter
@@ -130,6 +134,23 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a round by the names that trackers know: parts of a nested metric behind a slash."""
+    flat = {name.replace(".", "/"): value for name, value in flatten(metrics).items() if name != "round"}
+    return {name: float(value) for name, value in flat.items() if type(value) in (int, float) and math.isfinite(value)}
+
+
+def _kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
+    """The id that a tracker knows this run by, and whether it is new; a resumed run goes on under its own."""
+    kept = read_json(folder / "trackers.json") or {}
+    known = kept.get(tracker)
+    if isinstance(known, str):
+        return known, False
+    made = make()
+    write_json(folder / "trackers.json", {**kept, tracker: made})
+    return made, True
+
+
 class TensorBoard:
     """Scalars of every round and the configuration as text, below `tensorboard` in the run's folder."""
 
@@ -140,15 +161,88 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{config.to_toml()}```")
 
     def update(self, metrics: dict[str, Any]) -> None:
-        for name, value in flatten(metrics).items():
-            if isinstance(value, int | float) and name != "round":
-                self._writer.add_scalar(name.replace(".", "/"), value, metrics["round"])
+        for name, value in scalars(metrics).items():
+            self._writer.add_scalar(name, value, metrics["round"])
 
     def close(self) -> None:
         self._writer.close()
 
 
-BUILT_IN = {"tensorboard": TensorBoard}
+class MLflow:
+    """A run of MLflow where `MLFLOW_TRACKING_URI` says, in the experiment `MLFLOW_EXPERIMENT_NAME` or "fedbandit".
+
+    Settings are its parameters. A resumed or extended run goes on in the same run of MLflow.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        with needing("--tracker mlflow"):
+            import mlflow
+        self._library, self._rounds, self._last = mlflow, config.rounds, 0
+        try:
+            self._client = mlflow.MlflowClient()
+            self._id, new = _kept_id(folder, "mlflow", lambda: self._create(folder))
+            if new:
+                self._client.log_batch(self._id, params=self._parameters(config))
+            else:
+                self._client.update_run(self._id, status="RUNNING")
+        except mlflow.exceptions.MlflowException as error:
+            raise FedbanditError(f"--tracker mlflow: {str(error).splitlines()[0]}") from None
+
+    def _parameters(self, config: Config) -> list[Any]:
+        values = {key: value for key, value in flatten(config.model_dump()).items() if value is not None}
+        return [self._library.entities.Param(key, str(value)) for key, value in values.items()]
+
+    def _create(self, folder: Path) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedbandit")
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        return str(self._client.create_run(experiment, run_name=_name_of(folder)).info.run_id)
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        self._last, now = metrics["round"], int(time.time() * 1000)
+        entities = self._library.entities
+        values = [entities.Metric(name, value, now, self._last) for name, value in scalars(metrics).items()]
+        self._client.log_batch(self._id, metrics=values)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if self._last >= self._rounds else "KILLED")
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, offline unless `WANDB_MODE` says otherwise, below `wandb` in the run's folder.
+
+    `wandb sync FOLDER/wandb/offline-run-*` sends it. A resumed or extended run has the same id.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        with needing("--tracker wandb"):
+            import wandb
+        known, _ = _kept_id(folder, "wandb", lambda: uuid.uuid4().hex[:12])
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedbandit"),
+            mode=mode,
+            dir=str(folder),
+            id=known,
+            resume="allow" if mode == "online" else None,  # offline, parts of one id are joined when they are sent
+            name=_name_of(folder),
+            config=config.model_dump(mode="json"),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        self._run.log(scalars(metrics), step=metrics["round"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _name_of(folder: Path) -> str:
+    """A run's name for people: its folder and the one that holds it, as in `softmax/seed-0`."""
+    return "/".join(folder.resolve().parts[-2:])
+
+
+BUILT_IN = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
 
 
 def tracker_named(name: str) -> Callable[[Path, Config], Tracker]:

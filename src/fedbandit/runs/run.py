@@ -18,7 +18,7 @@ from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.results import Results
 from fedbandit.runs.folder import RunFolder, read_metrics
-from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress
+from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress, tracker_named
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import Callback, Simulation, checked, simulate
 
@@ -45,7 +45,7 @@ def run(
     callbacks: Iterable[Callback] = (),
     progress: ShowProgress | bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    tracker: Callable[[Path, Config], Tracker] | None = None,
+    tracker: str | Callable[[Path, Config], Tracker] | None = None,
     until: int | None = None,
 ) -> Results:
     """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
@@ -53,6 +53,7 @@ def run(
     A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops after the current round
     and raises `Interrupted`; with `until` the run pauses after that round. Callbacks are as in `simulate`, and are
     called again for rounds that are repeated after a crash. `progress=True` shows the progress on standard error.
+    `tracker` is "tensorboard", "mlflow", "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
 
     Examples:
         >>> import tempfile
@@ -92,7 +93,7 @@ def execute(
     callbacks: Iterable[Callback] = (),
     progress: ShowProgress | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    tracker: Callable[[Path, Config], Tracker] | None = None,
+    tracker: str | Callable[[Path, Config], Tracker] | None = None,
     until: int | None = None,
 ) -> RunOutcome:
     """Run the configuration into the folder, or resume it. Ctrl-C stops after the current round.
@@ -100,6 +101,7 @@ def execute(
     With `until` the run pauses after that round, for a later call to resume.
     """
     callbacks = checked(callbacks)
+    tracker = tracker_named(tracker) if isinstance(tracker, str) else tracker
     dataset = dataset or open_dataset(config.data.source)
     experiment = build_experiment(config, dataset)  # a wrong configuration is refused before the folder is touched
     with ExitStack() as stack:
