@@ -433,8 +433,8 @@ def table_plans() -> dict[str, PrivacyPlan]:
     return {
         "dp-fedavg (poisson)": plan(noise_multiplier=1.0),
         "dp-fedavg (fixed)": plan(noise_multiplier=4.0, sampling="fixed"),
-        "dp-fedavg (poisson), adaptive clipping": plan(
-            noise_multiplier=0.5, clipping=AdaptiveClipping(0.5, 0.1), population=16, clients_per_round=8, rounds=4
+        "dp-fedavg (fixed), adaptive clipping": plan(
+            noise_multiplier=1.5, sampling="fixed", clipping=AdaptiveClipping(0.5, 0.1), rounds=4
         ),
         "dp-ftrl (min-separation)": plan(noise_multiplier=6.0, strategy=Tree(), **apart),
         "banded-mf (min-separation)": plan(noise_multiplier=2.0, strategy=best_banded(16, 4), **apart),
