@@ -1,5 +1,6 @@
 """`fedbandit privacy` as a user types it."""
 
+import html
 import json
 
 import pytest
@@ -8,6 +9,8 @@ from typer.testing import CliRunner
 from fedbandit.cli.privacy import app
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
+from fedbandit.privacy.reporting import in_one_line
+from fedbandit.report.report import write_report
 from fedbandit.runs.run import execute
 
 SMALL = ["epsilon", "--population", "99", "--clients-per-round", "2", "--noise", "1", "--rounds", "9"]
@@ -187,3 +190,8 @@ def test_a_run_folder_holds_epsilon_and_what_it_assumes(tmp_path):
     assert kept["epsilon_rdp"] == rounds[-1]["epsilon"]
     assert kept["epsilon_pld"] == rounds[-1]["epsilon_pld"]
     assert "2000 clients" in kept["assumptions"]["sampling"]
+    line = in_one_line(kept)
+    assert "delta 1e-06 after 3 rounds" in line
+    assert "recompute" in kept["noise"]
+    page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
+    assert html.escape(line) in page

@@ -9,7 +9,7 @@ from builders import random_text
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.privacy import _open, build_ledger, candidates, server_momentum
-from fedbandit.config import Config
+from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.clients import BlockCohorts, CyclicPoissonCohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
@@ -234,7 +234,9 @@ def test_the_best_mechanism_keeps_to_what_is_asked():
     adaptive = build_ledger(base.with_values({"clipping": {"quantile": 0.5}, "clients_per_round": 40}), 4000, False)
     assert adaptive.plan.strategy == Independent()
     assert "no other fits" not in adaptive.reason
-    on_devices = _open(base.privacy, deployed=True)
+    short = [bands for _, sampling, bands in _open(PrivacyConfig(), 6, deployed=False) if sampling == "cyclic-poisson"]
+    assert short == [4, 6]  # no band reaches past the last round
+    on_devices = _open(base.privacy, 60, deployed=True)
     assert {sampling for _, sampling, _ in on_devices} == {"poisson", "min-separation"}
     with pytest.raises(ConfigError, match=r"^privacy\.epsilon: "):
         build_ledger(_config(privacy={"mechanism": "best", "noise_multiplier": 1.0}), 400, False)

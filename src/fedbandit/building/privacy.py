@@ -99,7 +99,7 @@ def build_ledger(config: Config, population: int, pretrained: bool, *, deployed:
 def candidates(config: Config, population: int, pretrained: bool, *, deployed: bool = False) -> Iterator[Candidate]:
     """Every mechanism that the configuration leaves open, with its noise calibrated to the budget."""
     chosen = config.privacy
-    for mechanism, sampling, bands in _open(chosen, deployed):
+    for mechanism, sampling, bands in _open(chosen, config.rounds, deployed):
         own = {
             "privacy.mechanism": mechanism,
             "privacy.sampling": sampling,
@@ -114,14 +114,14 @@ def candidates(config: Config, population: int, pretrained: bool, *, deployed: b
         yield Candidate(f"{mechanism_name(ledger.plan.strategy)} ({sampling})", ledger, error_of(ledger, config))
 
 
-def _open(chosen: PrivacyConfig, deployed: bool) -> Iterator[tuple[str, Sampling, int | None]]:
+def _open(chosen: PrivacyConfig, rounds: int, deployed: bool) -> Iterator[tuple[str, Sampling, int | None]]:
     for mechanism, sampling in _CANDIDATES:
         if chosen.sampling not in (None, sampling) or (chosen.sampling is None and sampling == "fixed"):
             continue
         if sampling != "cyclic-poisson":
             yield mechanism, sampling, chosen.bands if mechanism == "banded-mf" else None
         elif not deployed:  # fewer bands correlate less and amplify more: which is better depends on the cohorts
-            for bands in _BANDS if chosen.bands is None else (chosen.bands,):
+            for bands in sorted({min(bands, rounds) for bands in _BANDS}) if chosen.bands is None else (chosen.bands,):
                 yield mechanism, sampling, bands
 
 

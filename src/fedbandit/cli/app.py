@@ -138,6 +138,8 @@ def run(
         from fedbandit.privacy.reporting import in_one_line
 
         print(in_one_line(outcome.summary["privacy"]))
+        if "chosen" in outcome.summary["privacy"]:
+            print(outcome.summary["privacy"]["chosen"])
     print(f"{outcome.summary['seconds_per_round']:.4f} seconds a round; everything is in {out}")
     if profile:
         _print_profile(outcome.profile)

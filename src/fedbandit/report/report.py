@@ -76,7 +76,7 @@ def render(groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems
         f"<h1>{escape(_title(groups))}</h1>",
         f'<p class="soft">{escape(_subtitle(groups))}; fedbandit {__version__}</p>',
         tables.headline(groups),
-        _section("Results", tables.outcomes(groups)),
+        _section("Results", tables.outcomes(groups) + tables.privacy(groups)),
         *([_section("Not in these averages", unfinished)] if unfinished else []),
         tables.failures(groups),
         tables.left_out(problems),

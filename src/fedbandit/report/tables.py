@@ -18,6 +18,7 @@ from fedbandit.core.files import object_in, open_regular
 from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.data.info import describe
+from fedbandit.privacy.reporting import in_one_line
 from fedbandit.results.differences import Difference, Differences, differences
 from fedbandit.results.plots import styles_of_best
 from fedbandit.runs.folder import beside_reward
@@ -252,6 +253,21 @@ def headline(groups: Sequence[RunGroup]) -> str:
         '<div class="headline"><p class="soft">Highest running average reward</p>'
         f'<p class="winner">{escape(best.label)} <b>{reward}</b></p><p class="soft">{over}</p>{verdict}</div>'
     )
+
+
+def privacy(groups: Sequence[RunGroup]) -> str:
+    """The guarantee of each private configuration, in the form that all commands print."""
+    lines = []
+    for group in groups:
+        found = next(
+            (run.summary["privacy"] for run in group.finished if run.summary and "privacy" in run.summary), None
+        )
+        try:
+            if found is not None and found["mechanism"] != "none":
+                lines.append(f"<p>{escape(group.label)}: {escape(in_one_line(found))}</p>")
+        except (KeyError, TypeError, ValueError):
+            lines.append(f"<p>{escape(group.label)}: its summary does not say what its epsilon assumes</p>")
+    return "".join(lines)
 
 
 def apart(groups: Sequence[RunGroup]) -> str:
