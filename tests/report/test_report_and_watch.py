@@ -256,6 +256,8 @@ def test_labels_and_tables_say_what_is_not_set_and_what_is_not_private(tmp_path)
     ]
     page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "beta=-" not in page
+    assert ">none</td>" not in page
+    assert "none" not in [value for run in Watcher(tmp_path).now()["runs"] for value in run["values"]]
     assert "±" not in page.split('class="headline"')[1].split("</div>")[0]  # of one seed nothing is known
     assert "one seed cannot tell whether that is chance" in page
 

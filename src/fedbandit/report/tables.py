@@ -21,6 +21,7 @@ from fedbandit.data.info import describe
 from fedbandit.privacy.reporting import in_one_line
 from fedbandit.results.differences import Difference, Differences, differences
 from fedbandit.results.plots import styles_of_best
+from fedbandit.results.reading import readable
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.index import Problem, RunGroup
 from fedbandit.studies.comparison import standard_error, with_error
@@ -324,7 +325,7 @@ def parameters(groups: Sequence[RunGroup]) -> str:
     names = _names(groups)
     if differing:
         rows = [
-            (names[group.label], [_value(values.get(key)) for key in differing])
+            (names[group.label], [_value(readable(key, values.get(key))) for key in differing])
             for group, values in zip(groups, flat, strict=True)
         ]
         parts.append(_table(["configuration", *differing], rows))

@@ -21,7 +21,7 @@ from fedbandit.core.files import last_lines, object_in, to_json
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.plots import MOST_CURVES
-from fedbandit.results.reading import differing, require_folder, settings_of
+from fedbandit.results.reading import differing, readable, require_folder, settings_of
 from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 
 _METRICS = "metrics.jsonl"
@@ -128,7 +128,9 @@ class Watcher:
         found = [key for key in differing(list(settings.values())) if key != "rounds"]
         found.sort(key=lambda key: 0 if key.startswith("policy.") else 1 if key == "seed" else 2)
         self._parameters = found[:_MOST_COLUMNS]
-        self._values = {path: [own.get(key) for key in self._parameters] for path, own in settings.items()}
+        self._values = {
+            path: [readable(key, own.get(key)) for key in self._parameters] for path, own in settings.items()
+        }
 
     def _inside(self, path: Path) -> bool:
         """Whether all that would be read lies in the folder; a link may lead out of it."""
@@ -154,7 +156,11 @@ def _comparison(runs: list[Run]) -> dict[str, Any]:
     settings = [settings_of(run.config.model_dump()) for run in runs]
     keys = differing(settings)
     rows = [
-        {"name": run.name, "running_reward": run.last.get("running_reward"), "values": [own.get(key) for key in keys]}
+        {
+            "name": run.name,
+            "running_reward": run.last.get("running_reward"),
+            "values": [readable(key, own.get(key)) for key in keys],
+        }
         for run, own in zip(runs, settings, strict=True)
     ]
     return {"keys": keys, "rows": rows}

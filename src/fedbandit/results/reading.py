@@ -142,10 +142,15 @@ def _place(key: str) -> int:
 _NONE = {"privacy.mechanism": "not private", "compression.name": "not compressed"}  # what "none" of something is
 
 
+def readable(key: str, value: Any) -> Any:
+    """A value as a table shows it: "none" of something says of what."""
+    return _NONE.get(key, value) if value == "none" else value
+
+
 def _said(key: str, value: Any) -> str:
     """A name says what it is; a number does not."""
     if isinstance(value, str):
-        return _NONE.get(key, value) if value == "none" else value
+        return str(readable(key, value))
     name = key.removeprefix("policy.").replace("learning_rate", "rate")
     return f"default {name}" if value is None else f"{name}={in_short(value)}"
 
