@@ -63,9 +63,10 @@ def images(tmp_path_factory):
 def own_parts(tmp_path_factory):
     """A folder in which every worker looks for modules, as the driver does."""
     folder = tmp_path_factory.mktemp("parts")
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder), *sys.path])
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+        yield folder
 
 
 @pytest.fixture(scope="module")
