@@ -4,7 +4,7 @@
 #   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting ablations privacy ours
 #
 # OUT/data holds the data sets. QUESTIONS (a CSV) and HANDWRITING (a .npz) name the files that are not part of the
-# project; without them their parts are left out. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT
+# project. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT
 set -eu
 out=$1
 shift
@@ -13,10 +13,9 @@ fedbandit=${FEDBANDIT:-fedbandit}
 data=$out/data
 mkdir -p "$data"
 
-figure() { # DATA NAME OPTIONS...: makes a panel unless its table is already there
+figure() { # DATA NAME OPTIONS...: runs what the panel misses, and draws it
     set_=$1 name=$2
     shift 2
-    [ -e "$out/$set_/$name.json" ] && [ -z "${AGAIN:-}" ] && return
     $fedbandit figure "$name" --data "$data/$set_" --out "$out/$set_" --workers 1 "$@" >"$out/$set_-$name.txt" 2>&1 ||
         echo "$set_ $name: failed, see $out/$set_-$name.txt" >&2
 }

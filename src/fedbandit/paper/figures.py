@@ -240,7 +240,8 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
 
 def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str) -> str:
     """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
-    parts = [f"data: {dataset.header.name}", f"{rounds} rounds, deploying every {deploy_every}"]
+    who = f"{dataset.train.num_clients:,} clients"
+    parts = [f"data: {dataset.header.name}, {who}", f"{rounds} rounds, deploying every {deploy_every}"]
     if request.scale != 1:
         parts.append(f"shortened to {request.scale:g}")
     if request.settings:

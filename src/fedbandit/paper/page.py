@@ -216,9 +216,13 @@ def _picture(kept: Kept, beside: Path) -> str:
 
 
 def _counted(verdicts: Counter[str]) -> list[tuple[str, int]]:
-    words = {"agrees": ("claim agrees", "claims agree"), "disagrees": ("disagrees", "disagree")}
+    words = {
+        "agrees": ("claim agrees", "claims agree"),
+        "disagrees": ("claim disagrees", "claims disagree"),
+        "not clear": ("claim is not clear", "claims are not clear"),
+    }
     found = [(verdict, verdicts[verdict]) for verdict in _VERDICTS if verdicts[verdict]]
-    return [(words.get(verdict, (verdict, verdict))[count > 1], count) for verdict, count in found]
+    return [(words[verdict][count > 1], count) for verdict, count in found]
 
 
 def _number(claim: dict[str, Any]) -> str:
