@@ -267,7 +267,9 @@ def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
     broken = {"bounds": None}
     monkeypatch.setattr(AutogradLearner, "_local_training", training)
     chosen = config(
-        clients_per_round=8, privacy={"mechanism": "dp-fedavg", "noise_multiplier": 0.5, "sampling": "fixed"}
+        clients_per_round=8,
+        model={"name": "linear-heads"},  # trained by automatic differentiation on images
+        privacy={"mechanism": "dp-fedavg", "noise_multiplier": 0.5, "sampling": "fixed"},
     )
     experiment = build_experiment(chosen, data)
     experiment = replace(experiment, bandit=replace(experiment.bandit, work=_one_chunk(experiment.bandit.work)))

@@ -16,7 +16,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.core import sources
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
-from fedbandit.core.sources import source_digests
+from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data import open_dataset
 from fedbandit.runs import folder as identity
 from fedbandit.runs.run import run
@@ -98,7 +98,7 @@ def test_the_digest_is_of_what_was_executed_and_covers_what_it_imports(tmp_path,
     (package / "helper.py").write_text("SCALE = 2.0\n")
     assert source_digests([name]) == before  # this process keeps what it has loaded
     code = (
-        f"from fedbandit.core.parts import resolve; from fedbandit.core.sources import source_digests;"
+        f"from fedbandit.core.parts import resolve; from fedbandit.core.sources import RESULTS, source_digests;"
         f"resolve('x', '{name}', {{}}); import json; print(json.dumps(source_digests(['{name}'])))"
     )
     after = json.loads(in_a_process(code, tmp_path))
@@ -111,17 +111,22 @@ def test_built_in_parts_have_no_source_of_their_own():
 
 def test_another_results_number_is_refused(tmp_path, monkeypatch):
     config = make_run(tmp_path / "run", rounds=3)
-    monkeypatch.setattr(identity, "RESULTS", 2)
-    with pytest.raises(ConfigError, match=r"already finished; .*results number 1 there and 2 here"):
+    monkeypatch.setattr(identity, "RESULTS", RESULTS + 1)
+    with pytest.raises(
+        ConfigError, match=rf"already finished; .*results number {RESULTS} there and {RESULTS + 1} here"
+    ):
         run(config, tmp_path / "run", dataset=random_text())
 
 
-def test_a_folder_without_a_results_number_or_sources_is_continued(tmp_path):
+def test_a_folder_without_a_results_number_is_of_the_first_and_without_sources_is_continued(tmp_path, monkeypatch):
     config = small_config()
     run(config, tmp_path / "run", dataset=random_text(), until=4)
     environment = tmp_path / "run" / "environment.json"
     values = json.loads(environment.read_text())
     environment.write_text(json.dumps({k: v for k, v in values.items() if k not in ("results", "sources", "parts")}))
+    with pytest.raises(ConfigError, match=f"results number 1 there and {RESULTS} here"):
+        run(config, tmp_path / "run", dataset=random_text())
+    monkeypatch.setattr(identity, "RESULTS", 1)
     assert len(run(config, tmp_path / "run", dataset=random_text())["reward"]) == 12
 
 
@@ -143,7 +148,7 @@ def test_pretrained_models_are_kept_by_results_and_sources_not_by_version(tmp_pa
     assert pretraining.pretrained_file(experiment) == first
     monkeypatch.setattr("fedbandit.__version__", "9.9")
     assert pretraining.pretrained_file(experiment) == first
-    monkeypatch.setattr(pretraining, "RESULTS", 2)
+    monkeypatch.setattr(pretraining, "RESULTS", RESULTS + 1)
     assert pretraining.pretrained_file(experiment) != first
 
 

@@ -74,7 +74,10 @@ def test_a_finished_run_is_shown_and_not_run_again(tmp_path, uninterrupted):
     second = fedbandit(*RUN, "--out", out)
     after = {path.name: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
     assert before == after
-    assert second.stdout == "already finished; for another run use another folder\n" + first.stdout
+    assert (
+        second.stdout
+        == "already finished; more --rounds extend it; for another run use another folder\n" + first.stdout
+    )
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 60
     assert summary["running_reward"] == json.loads(uninterrupted.splitlines()[-1])["running_reward"]

@@ -317,7 +317,10 @@ def _visits(config: Config) -> VisitPlan:
 def _aggregation(config: Config, dataset: FederatedDataset, ledger: Ledger | None, chosen: PlainMean) -> Aggregation:
     if ledger is None:
         return chosen
-    of = {**config.model_dump(exclude=set(WHERE_COMPUTED)), "fingerprint": dataset.header.fingerprint}
+    of = {
+        **config.model_dump(exclude=set(WHERE_COMPUTED), exclude_defaults=True),
+        "fingerprint": dataset.header.fingerprint,
+    }
     return PrivateMean(ledger.plan, _noise(config, ledger.plan, config.seed, of), ledger)
 
 
@@ -335,9 +338,9 @@ def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any
         "scenario": config.scenario,
         "model": config.model.described,
         "dtype": config.dtype,
-        "client": config.client.model_dump(exclude={"learning_rate"}),
+        "client": config.client.model_dump(exclude={"learning_rate"}, exclude_defaults=True),
         "rate": config.pretraining.client_learning_rate or config.client.learning_rate,
-        "pretraining": config.pretraining.model_dump(),
+        "pretraining": config.pretraining.model_dump(exclude_defaults=True),
         "server": pretraining_server(config),
     }
 

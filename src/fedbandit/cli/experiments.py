@@ -27,7 +27,9 @@ def figure(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
     scale: Annotated[float, typer.Option(help="Shorten rounds and deployment period to this share; try 0.05.")] = 1.0,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for pictures and runs.")] = Path("figures"),
+    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="The folder for pictures and runs.")] = Path(
+        "figures"
+    ),
     tune: Annotated[
         bool,
         typer.Option("--tune", help="First tune rates and exploration on the paper's grid, with separate seeds."),
@@ -86,7 +88,10 @@ def gallery(
 
 def sweep(
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The values to vary; see docs/your-own-data.md.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for runs and tables; use it again to resume.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", file_okay=False, help="The folder for runs and tables; use it again to resume."),
+    ],
     workers: Workers = None,
     engine: Engine = "threads",
     ray_address: RayAddress = None,
@@ -114,7 +119,10 @@ def compare(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder for runs, picture and tables; use it again to resume.")
+        Path,
+        typer.Option(
+            "--out", "-o", file_okay=False, help="The folder for runs, picture and tables; use it again to resume."
+        ),
     ] = Path("comparison"),
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
     against: Annotated[
@@ -183,7 +191,8 @@ def advise(
     data: Annotated[str, typer.Option(help="A data set folder, or the embedded glyphs or topics.")],
     budget: Annotated[float, typer.Option(help="Approximate time in minutes.")] = 10.0,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder for runs and advice; use it again to resume.")
+        Path,
+        typer.Option("--out", "-o", file_okay=False, help="The folder for runs and advice; use it again to resume."),
     ] = Path("advice"),
     scenario: Annotated[
         str, typer.Option(help="The scenario: scratch, init, init-shift or my_module:MyScenario.")

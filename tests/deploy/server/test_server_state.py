@@ -358,7 +358,7 @@ def test_a_banded_deployment_resumes_on_another_kind_of_cpu(tmp_path, monkeypatc
     deployment, network = a_private(tmp_path, **plan)
     first = rounds(deployment, network, 2).deployment.ledger.plan
 
-    def elsewhere(rounds, bands):
+    def elsewhere(rounds, bands, momentum):
         coefficients = np.array(first.strategy.coefficients) * np.array([1.0, 1.0 + 1e-5])
         return Banded(tuple(coefficients / np.linalg.norm(coefficients)))
 

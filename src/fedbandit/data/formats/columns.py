@@ -61,7 +61,9 @@ class TableBatch:
     def array(self, name: str) -> Any:
         """A column as an Arrow array of one of few types."""
         try:
-            return cells.without(cells.plain(self.columns[name]), self.table.missing)
+            column = self.columns[name]
+            column.validate(full=True)  # text that is not UTF-8 would fail wherever it is read
+            return cells.without(cells.plain(column), self.table.missing)
         except (pa.ArrowException, DataError) as error:
             raise DataError(f"{self._near(name)}: {one_line(error)}") from None
 
