@@ -218,7 +218,7 @@ class WeightsAndBiases:
         with needing("--tracker wandb"):
             import wandb
         known, _ = _kept_id(folder, "wandb", lambda: uuid.uuid4().hex[:12])
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")  # wandb says which it knows
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedbandit"),
             mode=mode,

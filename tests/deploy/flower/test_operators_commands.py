@@ -13,7 +13,8 @@ pytest.importorskip("flwr")
 
 from network_builders import a_deployment, devices, settle, values
 
-from fedbandit.deploy.flower import processes
+from fedbandit.core.errors import DataError
+from fedbandit.deploy.flower import operate, processes
 from fedbandit.deploy.server.status import full_status
 
 TOML = """
@@ -112,6 +113,16 @@ def joined(tmp_path):
     yield start
     for process in reversed(running):
         end(process)
+
+
+def test_a_state_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    toml = tmp_path / "deployment.toml"
+    toml.write_text(TOML.format(rounds=1))
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "metrics.jsonl").write_text('{"round": 7}\n')
+    monkeypatch.setattr(operate, "start_superlink", lambda *_: pytest.fail("a SuperLink was started"))
+    with pytest.raises(DataError, match=r"server\.sqlite is missing, but metrics\.jsonl is here"):
+        operate.serve(toml, "127.0.0.1", processes.free_port(), processes.Security())
 
 
 @pytest.mark.slow

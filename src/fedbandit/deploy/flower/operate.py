@@ -3,7 +3,7 @@
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from fedbandit.core.errors import ConfigError, FedbanditError
@@ -89,6 +89,7 @@ def serve(
     from fedbandit.deploy.server.deployment import read_deployment  # a device's node needs none of it
     from fedbandit.deploy.server.live import noting_the_end
     from fedbandit.deploy.server.status import monitoring_page
+    from fedbandit.deploy.server.store import Store
 
     deployment = read_deployment(toml)
     folder, home = deployment.folder, deployment.folder / "flower"
@@ -102,6 +103,9 @@ def serve(
         if page is not None:
             say(f"http://127.0.0.1:{page}/metrics and /healthz say how it gets on")
         end_leftovers(home, say)
+        with closing(Store(folder)) as store:  # a state that cannot be resumed is refused before anything starts
+            if (kept := store.load()) is not None:
+                deployment.resumed(kept.state)
         if why_unreachable(reached, port) is None:
             raise ConfigError(f"--port: {port}: another program listens there; end it or choose another port")
         say("starting a SuperLink")

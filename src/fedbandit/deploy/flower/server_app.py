@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedbandit.core.errors import FedbanditError
 from fedbandit.core.logs import rotating
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import GridTransport
@@ -35,6 +36,9 @@ def main(grid: Grid, context: Context) -> None:
         gather = SecureSums if deployment.rules.secure_aggregation else PlainReports
         watch = Watch(deployment.folder, facts_of(deployment))
         Coordinator(deployment, store, transport, gather=gather, watch=watch).run()
+    except FedbanditError as problem:
+        logger.error("%s", problem)
+        raise
     except Exception:
         logger.exception("the server has stopped; start it again to resume after the last saved round")
         raise
