@@ -182,6 +182,8 @@ class FederatedDataset:
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
+        if self.path is None:  # in memory alone
+            return
         for name, state in self.files.items():
             path = f"{self.path}/{name}"  # no Path: this runs every round
             try:
