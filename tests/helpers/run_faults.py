@@ -171,7 +171,7 @@ def problems_of(data: Path, start: Path | None, out: Path, fails_at: int, number
 
 
 def sweep(data: Path, folder: Path, step: int, numbers: list[int]) -> dict[str, Any]:
-    """Every `step`-th operation of a run from its beginning, and of one that is resumed, with each error."""
+    """Every `step`-th operation of a run from its beginning, and of one that is resumed, with the errors in turn."""
     whole = one(data, folder / "whole")
     assert whole["code"] == 0, whole["said"]
     expected = (folder / "whole" / "metrics.jsonl").read_bytes()
@@ -189,9 +189,9 @@ def sweep(data: Path, folder: Path, step: int, numbers: list[int]) -> dict[str, 
     count = 0
     for start, seen in ((None, whole["seen"]), (half, later["seen"])):
         for fails_at in range(1, len(seen) + 1, step):
-            for number in numbers:
-                found += problems_of(data, start, folder / "run", fails_at, number, expected)
-                count += 1
+            number = numbers[count % len(numbers)]
+            found += problems_of(data, start, folder / "run", fails_at, number, expected)
+            count += 1
             kinds.add(seen[fails_at - 1].split()[0])
     return {"operations": len(whole["seen"]), "tried": count, "kinds": sorted(kinds), "problems": found}
 

@@ -25,7 +25,7 @@ from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
 
 _SCORE_ROWS = 256  # images scored at a time: enough for the dense layers to be worth reading once
-_MOST_STEPS = 1024  # events of a chunk, over all epochs, whose factors are kept: 15 MB
+_MOST_STEPS = 128  # events of a client, over all epochs, whose factors are kept; beyond, their products cost more
 _BLOCK = 4  # images that go through the convolutions together, so that their tiles stay in the cache
 
 
@@ -53,8 +53,8 @@ class CnnLearner:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        steps = self.settings.epochs * len(events)
-        if pull or steps > _MOST_STEPS:
+        largest = self.settings.epochs * np.diff(events.bounds).max(initial=0)
+        if pull or largest > _MOST_STEPS:
             return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
         return self._train_in_steps(weights, events, clip_norm)
 
