@@ -42,7 +42,8 @@ def work(folder: Path) -> None:
     letters = FederatedDataset.open(glyphs.generate(folder / "glyphs", writers=12, mean_examples=10))
     for dtype in ("float32", "float64"):
         played(config(dtype=dtype, rounds=2, scenario="init-shift", evaluate_every=1), words)
-        played(config(dtype=dtype, rounds=2, model__name="cnn", clients_per_round=3, evaluate_every=2), letters)
+        for model in ("cnn", "linear", "mlp"):
+            played(config(dtype=dtype, rounds=2, model__name=model, clients_per_round=3, evaluate_every=2), letters)
     for more in (
         {"mode": "population", "population__events_per_period": 4, "population__pull_probability": 0.5},
         {"client__max_examples": 3, "server__optimizer": "yogi", "objective__name": "weighted-regression"},
