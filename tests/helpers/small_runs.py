@@ -1,5 +1,6 @@
 """Small configurations and finished runs for tests of experiments."""
 
+import os
 from pathlib import Path
 
 from builders import random_text
@@ -47,3 +48,8 @@ def three_policies(folder: Path, seeds: int = 2) -> None:
 def find_runs(folders):
     """Every run in or below the folders that can be read."""
     yield from RunReader().read(folders)[0]
+
+
+def running_metrics(folder: Path) -> list[Path]:
+    """The metrics files under a folder in which runs are going on; `rglob` stumbles over folders that come and go."""
+    return [Path(root) / "metrics.jsonl" for root, _, names in os.walk(folder) if "metrics.jsonl" in names]

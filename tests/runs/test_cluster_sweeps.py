@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from small_runs import small_config
+from small_runs import running_metrics, small_config
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import FederatedDataset
@@ -95,12 +95,12 @@ def owner_of(path: Path) -> int | None:
 def test_members_are_spread_and_a_killed_worker_changes_nothing(spec, runner, tmp_path):
     expected = files_of(spec, tmp_path / "here", LocalRunner(1))
     assert len([name for name in expected if name.endswith("metrics.jsonl")]) == 6
-    out, first_step = tmp_path / "there", {}
+    out, first_step, over = tmp_path / "there", {}, threading.Event()
 
     def kill_one() -> None:
         """In the middle of the second step, behind the state that the first one kept."""
-        while True:
-            for metrics in out.rglob("metrics.jsonl"):
+        while not over.is_set():
+            for metrics in running_metrics(out):
                 if metrics.read_bytes().count(b"\n") > 800 and (owner := owner_of(metrics)) is not None:
                     os.kill(owner, signal.SIGKILL)
                     lines = metrics.with_name("timings.jsonl").read_bytes().splitlines(keepends=True)
@@ -108,9 +108,13 @@ def test_members_are_spread_and_a_killed_worker_changes_nothing(spec, runner, tm
                     return
             time.sleep(0.01)
 
-    killer = threading.Thread(target=kill_one, daemon=True)
+    killer = threading.Thread(target=kill_one)
     killer.start()
-    found = files_of(spec, out, runner)
+    try:
+        found = files_of(spec, out, runner)
+    finally:
+        over.set()
+        killer.join()
     assert found == expected
     assert runner.attempts == 6 + 2 + 1  # six to the first step, the best with two seeds to the end, and one again
     [(folder, timings)] = first_step.items()
@@ -185,7 +189,7 @@ def test_ctrl_c_keeps_what_was_run(tiny_text, tmp_path):
     command = [sys.executable, "-m", "fedbandit", "sweep", "sweep.toml", "-o", "out", "--engine", "ray"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     end = time.monotonic() + 180
-    while not [p for p in (tmp_path / "out").rglob("metrics.jsonl") if p.stat().st_size > 5000]:
+    while not [p for p in running_metrics(tmp_path / "out") if p.stat().st_size > 5000]:
         assert time.monotonic() < end, "no run ever started"
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from small_runs import find_runs, small_config
+from small_runs import find_runs, running_metrics, small_config
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.runs.local_runner import Job, LocalRunner
@@ -42,7 +42,7 @@ def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_pat
     jobs = [Job(config.with_values({"seed": seed}), tmp_path / str(seed)) for seed in range(2)]
 
     def kill_one() -> None:
-        while not list(tmp_path.rglob("metrics.jsonl")):
+        while not running_metrics(tmp_path):
             time.sleep(0.05)
         workers = [p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()]
         workers[0].kill()
@@ -60,7 +60,7 @@ def test_killed_and_started_again_it_goes_on(tiny_text, tmp_path, killer):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     running = tmp_path / "out" / "runs"
     end = time.monotonic() + 120
-    while not [path for path in running.rglob("metrics.jsonl") if path.stat().st_size > 20_000]:
+    while not [path for path in running_metrics(running) if path.stat().st_size > 20_000]:
         assert time.monotonic() < end, "no run ever started"
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.2)

@@ -53,10 +53,10 @@ def test_softmax_is_chosen_unless_another_is_clearly_better_and_a_tie_is_said():
 
 def test_two_seeds_are_no_evidence_of_anything_small():
     """Two standard errors of two seeds covered 70%: Student's t is what 95% takes."""
-    assert not paired(_curves(2.36, 2.50), _curves(1.66, 2.40)).clear
-    assert paired(_curves(2.36, 2.37, 2.38), _curves(1.66, 1.67, 1.66)).clear
+    assert not paired(_curves(2.36, 2.50), _curves(1.66, 2.40)).told_apart
+    assert paired(_curves(2.36, 2.37, 2.38), _curves(1.66, 1.67, 1.66)).told_apart
     alone = paired(_curves(1.0), _curves(0.5))
-    assert not alone.clear
+    assert not alone.told_apart
     assert "single seed" in str(alone)
 
 

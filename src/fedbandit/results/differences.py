@@ -26,6 +26,11 @@ class Difference:
         """Whether the interval leaves zero out."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.mean:+.4f}, from a single seed"
+        return f"{self.mean:+.4f}, 95% interval {self.low:+.4f} to {self.high:+.4f}"
+
     @property
     def interval(self) -> str:
         return "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
@@ -44,15 +49,19 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
     shared = [seed for seed in ours if seed in theirs]
     if not shared:
         return None
-    differences = np.array([ours[seed] - theirs[seed] for seed in shared])
-    mean = float(differences.mean())
-    if len(shared) == 1:
-        return Difference(mean, None, None, 1)
+    return from_zero(np.array([ours[seed] - theirs[seed] for seed in shared]))
+
+
+def from_zero(differences: np.ndarray) -> Difference:
+    """The mean of some differences, one a seed, and where the true one lies."""
+    mean, seeds = float(differences.mean()) if len(differences) else math.nan, len(differences)
+    if seeds < 2:
+        return Difference(mean, None, None, seeds)
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(len(shared) - 1, 0.5 + CONFIDENCE / 2))
-    reach = quantile * float(differences.std(ddof=1)) / math.sqrt(len(shared))
-    return Difference(mean, mean - reach, mean + reach, len(shared))
+    quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
+    reach = quantile * float(differences.std(ddof=1)) / math.sqrt(seeds)
+    return Difference(mean, mean - reach, mean + reach, seeds)
 
 
 @dataclass(frozen=True)

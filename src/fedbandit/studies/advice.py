@@ -3,7 +3,6 @@
 What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.evaluation.metrics import table_rewards
 from fedbandit.presets import preset
+from fedbandit.results.differences import Difference, from_zero
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.comparison import Curves, compare
@@ -159,48 +159,16 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
     best = max(entrants, key=lambda name: entrants[name].final.mean())
     if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
         difference = paired(entrants[best], entrants["softmax"])
-        if not difference.clear:
+        if not difference.told_apart:
             reason = f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
             return "softmax", f"{reason}; a tie, broken in favour of softmax, which has a single parameter"
     return best, ""
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Between the final rewards of two members, paired by seed: the mean, and its 95% interval by Student's t."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out nil."""
-        return bool(self.low > 0 or self.high < 0)
-
-    def __str__(self) -> str:
-        if not math.isfinite(self.low):
-            return f"{self.mean:+.4f}, from a single seed"
-        return f"{self.mean:+.4f}, 95% interval {self.low:+.4f} to {self.high:+.4f}"
-
-
 def paired(one: Curves, other: Curves) -> Difference:
     """How much more one earned than the other, over the seeds that both have: these share clients and examples."""
-    shared = [seed for seed in one.seeds if seed in other.seeds]
-    a, b = ([dict(zip(c.seeds, c.final, strict=True))[seed] for seed in shared] for c in (one, other))
-    return from_zero(np.array(a, float) - np.array(b, float))
-
-
-def from_zero(differences: np.ndarray) -> Difference:
-    """The mean of some differences, one a seed, and where the true one lies."""
-    from scipy.special import stdtrit
-
-    n = len(differences)
-    mean = float(differences.mean()) if n else math.nan
-    if n < 2:
-        return Difference(mean, -math.inf, math.inf)
-    margin = float(stdtrit(n - 1, 0.975) * differences.std(ddof=1) / math.sqrt(n))
-    return Difference(mean, mean - margin, mean + margin)
+    ours, theirs = one.final_by_seed, other.final_by_seed
+    return from_zero(np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs], float))
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:

@@ -12,7 +12,8 @@ import numpy as np
 from fedbandit.config import Config
 from fedbandit.core.parts import counted
 from fedbandit.data.info import describe
-from fedbandit.studies.advice import EXPLORERS, UNTOUCHED, Difference, Tournament, from_zero, paired
+from fedbandit.results.differences import Difference, from_zero
+from fedbandit.studies.advice import EXPLORERS, UNTOUCHED, Tournament, paired
 from fedbandit.studies.comparison import Curves, standard_error
 
 _OFTEN = 20.0  # visits of an example; beyond it a reward shows memory as much as learning
@@ -97,8 +98,8 @@ def _warnings(held: Tournament) -> list[str]:
     said = []
     name, value = max(held.constants.items(), key=lambda item: item[1])
     over = against(held.curves[held.chosen], value)
-    if not over.low > 0:
-        less = "earns less than" if over.high < 0 else "cannot be told apart from"
+    if not (over.told_apart and over.mean > 0):
+        less = "earns less than" if over.told_apart else "cannot be told apart from"
         said.append(
             f"{held.chosen} {less} `{name}`, which needs no model and earns {value:.4f} ({over}). Learning has not paid"
             " here: take the constant, or find better features, more rounds or more data."
@@ -128,7 +129,7 @@ def _worth(curves: Mapping[str, Curves]) -> str:
         return "Cannot be said: the runs that would show it diverged."
     best = max(explorers, key=lambda name: explorers[name].final.mean())
     difference = paired(curves[best], curves["greedy"])
-    if not difference.clear:
+    if not difference.told_apart:
         return f"Cannot be told: {best} and greedy cannot be told apart ({difference})."
     return f"{'Yes' if difference.mean > 0 else 'No'}: {best} against greedy {difference}."
 
@@ -142,7 +143,7 @@ def _rule(held: Tournament) -> str:
     said = []
     for name, curves in sorted(others.items(), key=lambda item: -item[1].final.mean()):
         difference = paired(curves, chosen)
-        said.append(f"{name} {difference}" + ("" if difference.clear else " (cannot be told apart)"))
+        said.append(f"{name} {difference}" + ("" if difference.told_apart else " (cannot be told apart)"))
     if said:
         parts.append(f"The others, against it: {'; '.join(said)}.")
     return " ".join(parts)
@@ -153,11 +154,11 @@ def _period(held: Tournament) -> tuple[int, str]:
     usual = held.configs[held.chosen].deploy_every
     ended = {every: curves for every, curves in sorted(held.periods.items()) if len(curves.final)}
     differences = {every: paired(curves, ended[usual]) for every, curves in ended.items() if every != usual}
-    better = {every: d for every, d in differences.items() if d.clear and d.mean > 0}
+    better = {every: d for every, d in differences.items() if d.told_apart and d.mean > 0}
     best = max(better, key=lambda every: better[every].mean) if better else usual
     parts = []
     for every, difference in differences.items():
-        verdict = ("better" if difference.mean > 0 else "worse") if difference.clear else "cannot be told apart"
+        verdict = ("better" if difference.mean > 0 else "worse") if difference.told_apart else "cannot be told apart"
         parts.append(f"every {every}: {difference} ({verdict})")
     head = f"Every {best} rounds." if better else f"Every {usual} rounds, as tried; nothing else is shown to be better."
     return best, f"{head} Against every {usual}: {'; '.join(parts)}." if parts else head
@@ -173,7 +174,7 @@ def _privacy(held: Tournament) -> str:
             continue
         difference = paired(curves, held.curves[held.chosen])
         share = 100 * difference.mean / held.curves[held.chosen].final.mean()
-        unclear = "" if difference.clear else "; cannot be told apart"
+        unclear = "" if difference.told_apart else "; cannot be told apart"
         parts.append(f"epsilon {epsilon:g}: {difference} ({share:+.1f}%{unclear})")
     return (
         f"{'; '.join(parts)} of reward ({held.private_note}). With few clients noise weighs heavily; with ten times the"

@@ -41,6 +41,10 @@ class Curves:
         """The final running average reward of each seed."""
         return self.running_reward[:, -1:].ravel()  # seeds that all diverged have not even a last round
 
+    @property
+    def final_by_seed(self) -> dict[int, float]:
+        return dict(zip(self.seeds, self.final.tolist(), strict=True))
+
 
 def compare(
     members: Mapping[str, Config],
@@ -112,10 +116,9 @@ def paired_difference(better: Curves, worse: Curves) -> tuple[float, float]:
 
     A seed gives both the same clients and examples, so the difference varies less than either.
     """
-    shared = [seed for seed in better.seeds if seed in worse.seeds]
-    a, b = ([dict(zip(c.seeds, c.final, strict=True))[seed] for seed in shared] for c in (better, worse))
-    differences = np.array(a) - np.array(b)
-    return (float(differences.mean()), standard_error(differences)) if len(shared) else (float("nan"), float("nan"))
+    ours, theirs = better.final_by_seed, worse.final_by_seed
+    differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    return (float(differences.mean()), standard_error(differences)) if len(differences) else (np.nan, np.nan)
 
 
 def table(curves: Mapping[str, Curves], first: str = "policy") -> str:

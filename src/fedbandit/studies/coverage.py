@@ -6,7 +6,6 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
 from typing import Literal
 
 import numpy as np
@@ -236,11 +235,6 @@ def _sums(kind: Kind, records: Records, estimator: Estimator, counts: np.ndarray
         )
         for d in range(draws)
     ]
-
-
-def least_expected(draws: int, coverage: float = 0.95) -> float:
-    """What an interval that covers as promised stays above, three standard errors below the promise."""
-    return coverage - 3 * sqrt(coverage * (1 - coverage) / max(1, draws))
 
 
 def table(draws: int, say: Callable[[str], None] = print) -> None:

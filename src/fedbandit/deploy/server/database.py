@@ -21,7 +21,6 @@ from fedbandit.deploy.sqlite_files import check_format, check_structure, first_l
 
 NAME = "server.sqlite"
 FORMAT = 3  # formats 1 (0.1) and 2 were one file, `state.safetensors`; see migration.py
-KEPT = 2  # generations of the state
 _APPLICATION = 0x66627376  # marks the file as ours
 _AT_ONCE = 500  # names in one query
 _MARKS = "SELECT name, counted, turn, settled, checksum FROM devices WHERE name"
