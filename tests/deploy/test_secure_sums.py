@@ -9,22 +9,18 @@ from fedbandit.deploy.secure_sums import (
     MOST,
     MOST_EVENTS,
     RANGE,
+    STEP,
     Figures,
     ReportBounds,
     decode,
     encode,
     reward_error,
+    to_grid,
     update_error,
     why_impossible,
 )
 
 BOUNDS = ReportBounds(events=1000, reward=2.0)
-
-
-def on_grid(vector, rng):
-    """As SecAgg+ rounds: to the grid point below or above, by chance, without bias."""
-    exact = (np.clip(vector, -RANGE, RANGE) + RANGE) * LEVELS / (2 * RANGE)
-    return (np.floor(exact) + (rng.random(len(exact)) < exact % 1)).astype(np.int64)
 
 
 def some_figures(rng, clip_norm, size=50):
@@ -41,11 +37,11 @@ def some_figures(rng, clip_norm, size=50):
 
 
 def summed(parts, rng, clip_norm, bounds=BOUNDS):
-    levels = sum(on_grid(encode(part, clip_norm, bounds), rng) for part in parts) % MODULUS
+    levels = sum(encode(part, clip_norm, bounds, rng) for part in parts) % MODULUS
     return decode(levels, len(parts), clip_norm, bounds)
 
 
-@pytest.mark.parametrize("devices", [3, 50, MOST])
+@pytest.mark.parametrize("devices", [3, 50, 1500])
 def test_sums_come_back_within_the_bound(devices):
     rng = np.random.default_rng(devices)
     clip_norm = 0.7
@@ -64,7 +60,8 @@ def test_sums_come_back_within_the_bound(devices):
 def test_so_many_devices_at_their_limits_fit_and_no_more(devices, right):
     rng = np.random.default_rng(0)
     limit = Figures(np.array([1.0, 0.0]), 1, 1000, 2000.0, 1000.0)
-    found = summed([limit] * devices, rng, 1.0)
+    levels = devices * encode(limit, 1.0, BOUNDS, rng) % MODULUS
+    found = decode(levels, devices, 1.0, BOUNDS)
     assert bool(found.update[0] == devices) is right
     assert (found.reward_sum == devices * 2000.0) is right
 
@@ -76,6 +73,15 @@ def test_rounding_has_no_bias():
     assert abs(errors.mean()) < 5 * np.sqrt(10 / 4 / 20_000)
 
 
+def test_a_point_of_the_grid_stays_and_what_lies_between_two_becomes_one_of_them():
+    rng = np.random.default_rng(4)
+    points = np.array([-RANGE, -STEP, 0.0, STEP, RANGE])
+    assert to_grid(points, rng).tolist() == [0, LEVELS // 2 - 1, LEVELS // 2, LEVELS // 2 + 1, LEVELS]
+    between = to_grid(np.full(1000, 0.25 * STEP), rng) - LEVELS // 2
+    assert set(between) == {0, 1}
+    assert abs(between.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 1000)
+
+
 def test_counts_up_to_their_limit_are_exact():
     bounds = ReportBounds(MOST_EVENTS, 1.0)
     rng = np.random.default_rng(1)
@@ -85,8 +91,8 @@ def test_counts_up_to_their_limit_are_exact():
 
 
 def test_an_update_beyond_the_clip_norm_is_clipped_and_the_rest_is_refused():
-    vector = encode(Figures(np.full(4, 10.0), 0, 0, 0.0, 0.0), 2.0, BOUNDS)
-    assert np.linalg.norm(vector[:4]) == pytest.approx(1.0)
+    levels = encode(Figures(np.full(4, 10.0), 0, 0, 0.0, 0.0), 2.0, BOUNDS)
+    assert np.linalg.norm(levels[:4] * STEP - RANGE) == pytest.approx(1.0)
     beyond = [
         Figures(np.zeros(4), 0, 1, 2001.0, 0.0),
         Figures(np.zeros(4), 0, 1, 0.0, 1001.0),

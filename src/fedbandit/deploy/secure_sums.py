@@ -1,6 +1,6 @@
 """What a device puts into a secure sum, and what the server reads out of it: numbers between -1 and 1, on a fixed grid.
 
-Flower's SecAgg+ rounds each entry to a neighbouring point of the grid by chance. Knows nothing of masks or of messages.
+Each entry is rounded to a neighbouring point of the grid by chance. Knows nothing of masks or of messages.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import numpy as np
 
 from fedbandit.federated.pipeline import clip_factor
 
-RANGE = 1.0  # entries lie between -RANGE and RANGE; SecAgg+ cuts off what does not
+RANGE = 1.0  # entries lie between -RANGE and RANGE
 LEVELS = 2**22
-MODULUS = 2**32
+MODULUS = 2**40
 STEP = 2 * RANGE / LEVELS  # of the grid; whole multiples of it travel exactly
 MOST = MODULUS // LEVELS - 1  # devices whose sum cannot wrap around
 MOST_EVENTS = LEVELS // 2
@@ -49,8 +49,13 @@ def length(parameters: int) -> int:
     return parameters + _TAIL
 
 
-def encode(own: Figures, clip_norm: float, bounds: ReportBounds) -> np.ndarray:
-    """One device's figures as float64 [P + 5]; the update is clipped once more, and counts are on the grid."""
+def encode(
+    own: Figures, clip_norm: float, bounds: ReportBounds, generator: np.random.Generator | None = None
+) -> np.ndarray:
+    """One device's figures as points of the grid, int64 [P + 5]; the update is clipped once more, counts are exact.
+
+    What `generator` decides is which neighbouring point an entry becomes; by default the operating system seeds it.
+    """
     update = own.update.astype(np.float64)
     vector = np.empty(length(update.size))
     vector[:-_TAIL] = update * (clip_factor(float(np.linalg.norm(update)), clip_norm) / clip_norm)
@@ -63,7 +68,15 @@ def encode(own: Figures, clip_norm: float, bounds: ReportBounds) -> np.ndarray:
     )
     if not (np.abs(vector) <= RANGE * (1 + 1e-9)).all():  # also refuses what is not a number
         raise ValueError("figures beyond their bounds cannot be summed securely")
-    return vector
+    return to_grid(vector, generator or np.random.default_rng())
+
+
+def to_grid(vector: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Entries between -RANGE and RANGE as int64 levels from 0 to LEVELS: the point below or above, without bias."""
+    exact = (np.clip(vector, -RANGE, RANGE) + RANGE) / STEP
+    below = np.floor(exact)
+    levels: np.ndarray = (below + (generator.random(exact.shape) < exact - below)).astype(np.int64)
+    return levels
 
 
 def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBounds) -> Figures:

@@ -182,7 +182,7 @@ class Participant:
         return {**found, "ready": len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A secure round's vector, to be masked before it leaves the device; raises what `answer` would say.
+        """A secure round's vector of grid points, to be masked before it leaves the device; raises what `answer` says.
 
         Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
         """
