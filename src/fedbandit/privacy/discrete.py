@@ -64,7 +64,8 @@ def _accepted(deviation: float, proposals: int, entropy: Callable[[int], bytes],
     taken = drawn + 2.0**-_BITS <= wanted * (1 - doubt)
     for index in np.flatnonzero(~taken & (drawn < wanted * (1 + doubt))):
         taken[index] = _exactly(int(value[index]), int(heights[index]), deviation, int(chance[index]), entropy)
-    return np.where(negative, -value, value)[taken]
+    signed: np.ndarray = np.where(negative, -value, value)[taken]
+    return signed
 
 
 def _exactly(value: int, height: int, deviation: float, chance: int, entropy: Callable[[int], bytes]) -> bool:
