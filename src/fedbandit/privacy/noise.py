@@ -127,7 +127,8 @@ class GridNoise(DeploymentNoise):
         self._deviation = deviation
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
-        return np.rint(super().update(number, like)).astype(np.int64)
+        whole: np.ndarray = np.rint(super().update(number, like)).astype(np.int64)
+        return whole
 
     def whole_count(self, deviation: float) -> int:
         """Noise for a whole number that is not one of the updates'."""
