@@ -5,6 +5,7 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
+from scipy.special import comb
 from scipy.stats import chisquare
 
 from fedbandit.privacy.discrete import _envelope, _exactly, discrete_gaussians
@@ -86,6 +87,27 @@ def test_moments_at_whole_orders_are_the_gaussians_and_never_more_between(deviat
         assert moment <= gaussian + 1e-9
         if order == int(order):
             assert moment == pytest.approx(gaussian, abs=1e-9)
+
+
+@pytest.mark.parametrize(("deviation", "shift"), [(0.6, 1), (1.3, 2), (5.0, 3)])
+@pytest.mark.parametrize("probability", [0.01, 0.3, 0.9])
+def test_with_sampling_both_orders_of_neighbours_cost_at_most_what_the_gaussian_costs(deviation, shift, probability):
+    numbers = np.arange(-400, 401)
+    log_q = -(numbers**2) / (2 * deviation**2)
+    log_q = log_q - np.logaddexp.reduce(log_q)
+    log_p = np.roll(log_q, shift)
+    mixed = np.logaddexp(np.log1p(-probability) + log_q, np.log(probability) + log_p)
+    for order in (2, 3, 5, 8):
+        terms = [
+            np.log(comb(order, k)) + (order - k) * np.log1p(-probability) + k * np.log(probability)
+            + k * (k - 1) * shift**2 / (2 * deviation**2)
+            for k in range(order + 1)
+        ]  # fmt: skip
+        gaussian = np.logaddexp.reduce(terms)
+        added = np.logaddexp.reduce(order * mixed + (1 - order) * log_q)
+        removed = np.logaddexp.reduce(order * log_q + (1 - order) * mixed)
+        assert added == pytest.approx(gaussian, abs=1e-9)
+        assert removed <= gaussian + 1e-9
 
 
 @pytest.mark.slow

@@ -297,9 +297,9 @@ def test_what_does_not_go_together_is_refused(tmp_path, privacy, rules, message)
 
 
 def test_a_plan_whose_redraws_are_negligible_is_charged_for_them(tmp_path):
-    """The paper's numbers, with 12 devices needed in a sum where 46 are expected at the least."""
+    """The documented plan: 15 devices are needed in a sum where 46 are expected at the least."""
     poisson = {"mechanism": "dp-fedavg", "epsilon": 4.0}
-    rules = {"min_reports": 12, "min_reach": 0.9, "max_dropout": 0.2}
+    rules = {"min_reports": 15, "min_reach": 0.9, "max_dropout": 0.2}
     given = private_values(poisson, population=342_477, clients=64, rounds=1600)
     given["deployment"] |= rules
     plan = a_deployment(tmp_path, given).ledger
