@@ -13,6 +13,7 @@ from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_json
+from fedbandit.deploy.device.turns import Turns, read_turns
 
 _logger = logging.getLogger("fedbandit.deploy")
 
@@ -53,11 +54,12 @@ _LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
 
 @dataclass(frozen=True)
 class Card:
-    """A device's name, its mark, and what its last secure round will have counted if it came about."""
+    """A device's name, its mark, what its last secure round will have counted if it came about, and its turns."""
 
     device: str = field(default_factory=lambda: uuid.uuid4().hex)
     counted: int = 0
     pending: Mapping[str, int] = field(default_factory=dict)  # token of a round -> the mark if its sum was taken
+    private: Turns | None = None  # what it agreed to and has done in private rounds; None: it never was in any
 
     def __post_init__(self) -> None:
         if not is_token(self.device):
@@ -92,14 +94,16 @@ def read_card(path: Path) -> Card:
     if not isinstance(kept, dict):
         raise _damaged(path, f"a {type(kept).__name__} where a card was expected")
     try:
-        return Card(kept.get("device", ""), kept.get("counted"), kept.get("pending", {}))  # type: ignore[arg-type]
+        private = read_turns(kept.get("private"))
+        return Card(kept.get("device", ""), kept.get("counted"), kept.get("pending", {}), private)  # type: ignore[arg-type]
     except DataError as problem:
         raise _damaged(path, str(problem)) from None
 
 
 def write_card(path: Path, card: Card) -> None:
     """Keep the card, or raise `OSError` and keep the old one."""
-    write_json(path, asdict(card))
+    kept = asdict(card)
+    write_json(path, kept if card.private is not None else {n: v for n, v in kept.items() if n != "private"})
     make_private(path)
 
 

@@ -39,7 +39,7 @@ from fedbandit.federated.state import State, Version
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
-from fedbandit.privacy.accounting import Ledger
+from fedbandit.privacy.accounting import Ledger, finite
 from fedbandit.privacy.noise import DeploymentNoise, PrivateMean
 from fedbandit.privacy.strategies import with_coefficients
 
@@ -158,6 +158,21 @@ class Deployment:
         if self.ledger is not None:
             events = number * self.config.clients_per_round * self.rules.max_events
         return Progress(version, number, events, len(self.actions))
+
+    @cached_property
+    def terms(self) -> dict[str, Any]:
+        """What every request of a private deployment tells devices to hold it to; nothing of one that is not."""
+        if self.ledger is None:
+            return {}
+        plan, rounds = self.ledger.plan, self.rounds
+        terms = {
+            "rounds": rounds,
+            "separation": plan.separation,
+            "turns": plan.turns(rounds),
+            "epsilon": finite(self.ledger.epsilon(rounds)),
+            "delta": plan.delta,
+        }
+        return {"privacy": terms}
 
     @cached_property
     def space(self) -> str:

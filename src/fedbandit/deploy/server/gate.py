@@ -86,6 +86,7 @@ class Gatekeeper:
             "estimator": self._estimator.kind,
             "limit": self._estimator.limit,
             "bounds": rules.bounds.to_json(),
+            **self._deployment.terms,
         }
 
 

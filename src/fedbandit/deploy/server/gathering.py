@@ -7,17 +7,27 @@ import logging
 import random
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.reports import Screening, Sorted, count_rewards, summed, versions_held
+from fedbandit.deploy.server.reports import (
+    Screening,
+    Sorted,
+    count_rewards,
+    is_count,
+    is_name,
+    summed,
+    versions_held,
+)
 from fedbandit.federated.state import State
 
+_WITNESSES = 2  # devices that have to say the same before it is believed
 _chance = random.SystemRandom()
 _logger = logging.getLogger("fedbandit.deploy.server")
 
@@ -37,6 +47,15 @@ class Contribution:
     versions: dict[str, int]  # how many devices hold which model
     marks: dict[str, Mark]  # what is remembered of the devices in the sum from now on
     by_version: dict[str, list[float]] | None = None  # events and rewards by the version that chose; None: hidden
+
+
+class OlderThanSeen(DataError):
+    """Devices have seen a later round than this server is at: its state is an old copy."""
+
+    def __init__(self, number: int, seen: int, devices: int) -> None:
+        problem = f"{devices} devices have seen round {seen}, and this state would run round {number}"
+        super().__init__(f"deployment.state: older than what devices have seen: {problem}; restore the newer state")
+        self.seen = seen
 
 
 class Gathering(Protocol):
@@ -69,13 +88,19 @@ class PlainReports:
         sound = {device: mark.counted for device, mark in known.items() if not mark.damaged}
         counted = {node: sound.get(device) for node, device in names.items()}
         tasks = [self._task(state, node, number, token, counted.get(node)) for node in asked]
-        found = sort(self._answers(tasks, number, sort))
+        answers = self._answers(tasks, number, sort)
+        if self._deployment.ledger is not None:
+            check_not_older(answers, number)
+        found = sort(answers)
         name_refused(number, found.refused)
         reports, least = found.reports, self._least()
         if len(reports) < least:
             _logger.warning("round %d: %d reports, %d needed; it is run again", number, len(reports), least)
             return None
         following, figures, elsewhere = count_rewards(screening.marks, reports, number)
+        if self._deployment.ledger is not None:
+            # Having nothing to train on must not change who is drawn later: it was their turn all the same.
+            following |= {device: replace(screening.marks.get(device, Mark()), turn=number) for device in found.idle}
         for device in elsewhere:
             _logger.warning(
                 "round %d: device %s reports rewards that were counted before; it will be informed", number, device
@@ -87,7 +112,7 @@ class PlainReports:
             events=figures.events,
             reward_sum=figures.reward_sum,
             propensity_sum=figures.propensity_sum,
-            idle=found.idle,
+            idle=len(found.idle),
             refused=found.kinds(),
             versions=versions_held(report.version for report in reports),
             marks=following,
@@ -107,6 +132,7 @@ class PlainReports:
             "counted": counted,
             "learning": self._deployment.learning,
             "bounds": self._deployment.rules.bounds.to_json(),
+            **self._deployment.terms,
         }
         seconds = self._deployment.rules.round_seconds + GRACE
         return Request("train", node, facts, {"weights": state.kept["weights"]}, seconds)
@@ -124,6 +150,21 @@ class PlainReports:
             if isinstance(device, str):
                 self.devices[node] = device
         return answers
+
+
+def check_not_older(answers: Answers, number: int) -> None:
+    """Stop where devices have seen a later round: what was released since would be released once more, unaccounted.
+
+    One device alone could only want to stop the server; it refuses to take part, and the round goes on without it.
+    """
+    said = {
+        str(reply.facts["device"]): int(reply.facts["seen"])
+        for _, reply in answers
+        if reply.error is None and is_name(reply.facts.get("device")) and is_count(reply.facts.get("seen"))
+    }
+    later = {device: seen for device, seen in said.items() if seen > number}
+    if len(later) >= min(_WITNESSES, max(1, len(answers))):
+        raise OlderThanSeen(number, sorted(later.values())[-_WITNESSES:][0], len(later))
 
 
 def name_refused(number: int, refused: Iterable[tuple[int, str, str]]) -> None:

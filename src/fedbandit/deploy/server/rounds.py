@@ -13,7 +13,15 @@ from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transpor
 from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gate import Gatekeeper
-from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, awake, select, takes_turns
+from fedbandit.deploy.server.gathering import (
+    Contribution,
+    Gathering,
+    OlderThanSeen,
+    PlainReports,
+    awake,
+    select,
+    takes_turns,
+)
 from fedbandit.deploy.server.live import Watch, Watched
 from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why_not_now
 from fedbandit.deploy.server.store import Store
@@ -105,7 +113,11 @@ class Coordinator:
         ready = awake(self.deployment, nodes, self._gathering.devices, self._store.marks, number)
         asked = self._select(self.deployment, ready, number)
         self._recall(asked)
-        found = self._gathering.gather(self.state, number, asked, self._store.marks)
+        try:
+            found = self._gathering.gather(self.state, number, asked, self._store.marks)
+        except OlderThanSeen as problem:
+            self._store.witnessed(problem.seen - 1)
+            raise
         if found is None:
             return None
         metrics = self._conclude(number, asked, found, {"in_reach": len(nodes), "began": began})
@@ -135,9 +147,11 @@ class Coordinator:
             return
         payload = np.frombuffer(self._store.model_path(self.version).read_bytes(), np.uint8)
         rules = self.deployment.rules
+        facts = {"version": self.version}
+        if self.deployment.terms:
+            facts |= {"round": self.state.round, **self.deployment.terms}
         requests = [
-            Request("install", node, {"version": self.version}, {"model": payload}, rules.install_seconds + GRACE)
-            for node in behind
+            Request("install", node, facts, {"model": payload}, rules.install_seconds + GRACE) for node in behind
         ]
         # Who was asked for this version before and did not answer must not hold up every round from then on.
         awaited = {node for node in behind if self._offered.get(node) != self.version}

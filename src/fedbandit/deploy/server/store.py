@@ -201,6 +201,10 @@ class Store:
             ledger.append(self.folder / ledger.NAME, number, "released")
             self._released = number
 
+    def witnessed(self, number: int) -> None:
+        """Keep that devices know of so many released rounds: no server goes on from an older state than that."""
+        ledger.append(self.folder / ledger.NAME, number, "witnessed")
+
     def _refuse_remains(self) -> None:
         """A folder in which rounds have been run is not a new deployment, whatever is missing."""
         names = (migration.OLD, f"{database.NAME}-journal", ledger.NAME, "metrics.jsonl")
