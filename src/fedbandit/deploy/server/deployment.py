@@ -187,7 +187,17 @@ class Deployment:
             "dtype": self.config.dtype,
             "privacy": None if self.ledger is None else split_plan(repr(self.ledger.plan)),
             "secure aggregation": self.rules.secure_aggregation or None,
+            "private figures": self._shares or None,
         }
+
+    @property
+    def _shares(self) -> dict[str, Any]:
+        """How the privacy plan departs from one that pays for the model alone and protects devices."""
+        if self.ledger is None:
+            return {}
+        plan = self.ledger.plan
+        said = {"figures_share": plan.figures_share, "gate_share": plan.gate_share, "unit": plan.unit}
+        return {name: value for name, value in said.items() if value not in (0.0, "client")}
 
     def resumed(self, state: State) -> "Deployment":
         """The deployment as the state was started with it; refuses a state with other promises.
@@ -269,6 +279,8 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         _check_secure(config, rules, where)
     if config.gate.confidence is not None:
         _check_gate(config, rules, where)
+    elif config.privacy.gate_share is not None:
+        raise ConfigError(f"{where}privacy.gate_share: set, but there is no gate (gate.confidence)")
     deployment = Deployment(
         config=config,
         rules=rules,
@@ -362,13 +374,21 @@ def _check_secure(config: Config, rules: Rules, where: str) -> None:
 
 
 def _check_gate(config: Config, rules: Rules, where: str) -> None:
-    if reason := why_impossible(build_policy(config), private=config.privacy.mechanism != "none"):
+    private = config.privacy.mechanism != "none"
+    if private and config.privacy.gate_share is None:
+        raise ConfigError(
+            f"{where}privacy.gate_share: missing; the gate of a private deployment decides by sums with noise, and a"
+            " part of the budget has to pay for them, such as 0.1"
+        )
+    if reason := why_impossible(build_policy(config), private=False):
         raise ConfigError(f"{where}gate: {reason}")
+    if private and "clients" in config.gate.model_fields_set:
+        raise ConfigError(f"{where}gate.clients: under privacy the round's own devices judge, in their own turn")
     if rules.secure_aggregation:
         raise ConfigError(f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices")
     if config.gate.limit is None:
         raise ConfigError(f"{where}gate.limit: missing; without it one device could claim a gain of any size")
-    if config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
+    if not private and config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
         raise ConfigError(f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass")
 
 

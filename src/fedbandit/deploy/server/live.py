@@ -111,7 +111,7 @@ class Watch:
         """A round has ended with these metrics."""
         self._recent = [*self._recent, {key: metrics.get(key) for key in _KEPT}][-_RECENT:]
         for key in ("asked", "clients", "events"):
-            self._totals[key] += metrics[key]
+            self._totals[key] += metrics[key] or 0
         self._totals["empty"] += metrics["clients"] == 0
         for kind, number in metrics["refused"].items():
             self._totals["refused"][kind] = self._totals["refused"].get(kind, 0) + number

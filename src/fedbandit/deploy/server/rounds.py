@@ -12,7 +12,8 @@ from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
 from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gate import Gatekeeper
+from fedbandit.deploy.server.figures import RoundNoise, reported, reported_with_noise
+from fedbandit.deploy.server.gate import UNJUDGED, Gatekeeper
 from fedbandit.deploy.server.gathering import (
     Contribution,
     Gathering,
@@ -27,7 +28,6 @@ from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
-from fedbandit.privacy.noise import DeploymentNoise
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 Select = Callable[[Deployment, Sequence[int], int], list[int]]
@@ -172,11 +172,10 @@ class Coordinator:
         self, number: int, asked: Sequence[int], found: Contribution, circumstances: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
-        state = self.state
-        noise = None
-        if self.deployment.ledger is not None:
-            noise = DeploymentNoise(self.deployment.ledger.plan.strategy, number - 1, self._memory)
-        server, freezing = self.deployment.server(noise), self.deployment.freezing
+        state, ledger = self.state, self.deployment.ledger
+        noise = None if ledger is None else RoundNoise(ledger.plan, number, self._memory, state.weights.dtype)
+        server = self.deployment.server(None if noise is None else noise.weights)
+        freezing = self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)
         facts = RoundFacts(number, counted, self.deployment.rules.population or len(self._courier.nodes()))
         try:
@@ -191,49 +190,64 @@ class Coordinator:
         candidate = Version(weights, progress)
         extra, deployed = dict(state.extra), dict(state.deployed)
         pinned = self._wishes().pinned  # read anew: the operator may have decided while the round was running
-        deploys, verdict = number % self.deployment.config.deploy_every == 0 and pinned is None, None
-        if deploys and self._gatekeeper is not None:
-            verdict = self._gatekeeper.judge(number, self.version, candidate, asked)
-            deploys = verdict["passes"]
-        if deploys:
-            deployed, extra = self._with_version(deployed, extra, candidate, number, "trained")
-        metrics: dict[str, Any] = {
-            "round": number,
-            "reward": found.reward_sum / found.events if found.events else None,
-            "propensity": found.propensity_sum / found.events if found.events else None,
-            "events": found.events,
-            "running_reward": None,
-            "asked": len(asked),
-            "clients": found.accepted,
-            "idle": found.idle,
-            "refused": found.refused,
-            "clip_norm": state.clip_norm,
-            "unclipped": found.below / found.accepted if found.accepted else None,
-            "update_norm": float(np.linalg.norm(step.update)),
-            "model_version": self.version,
-            "model_versions": found.versions,
-            "rewards_by_version": found.by_version,
-            "in_reach": circumstances["in_reach"],
-            "seconds": round(self._clock() - circumstances["began"], 3),
-        }
-        if self._watch.watches:  # rounds themselves read no wall clock
-            metrics["time"] = self._watch.now()
-        if pinned is not None:
-            metrics["pinned"] = pinned
-        following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)
-        metrics["running_reward"] = following.running_reward
-        metrics |= server.aggregation.metrics(number, deploys)
-        if verdict is not None:
-            metrics["gate"] = verdict
-        following.extra["last_metrics"] = metrics
+        due = number % self.deployment.config.deploy_every == 0 and pinned is None
+        said = reported(found, noise is not None)
+        if noise is not None:
+            totals = extra.get("figures", {})
+            figures, totals = reported_with_noise(found, noise, self.deployment.rules.bounds, totals)
+            said |= figures
+            extra |= {"figures": totals} if totals else {}
+
+        def after(deploys: bool, verdict: dict[str, Any] | None) -> tuple[State, dict[str, Any]]:
+            kept, more = deployed, extra
+            if deploys:
+                kept, more = self._with_version(deployed, extra, candidate, number, "trained")
+            exact = 0 if noise is not None else found.events
+            following = state.after(step, weights, kept, said["reward"] if exact else None, exact, dict(more))
+            metrics: dict[str, Any] = {
+                "round": number,
+                "running_reward": following.running_reward,
+                "asked": len(asked),
+                "refused": found.refused,
+                "clip_norm": state.clip_norm,
+                "update_norm": float(np.linalg.norm(step.update)),
+                "model_version": max(state.deployed),
+                "model_versions": found.versions,
+                "in_reach": circumstances["in_reach"],
+                "seconds": round(self._clock() - circumstances["began"], 3),
+                **said,
+            }
+            if self._watch.watches:  # rounds themselves read no wall clock
+                metrics["time"] = self._watch.now()
+            if pinned is not None:
+                metrics["pinned"] = pinned
+            metrics |= server.aggregation.metrics(number, deploys)
+            if verdict is not None:
+                metrics["gate"] = verdict
+            following.extra["last_metrics"] = metrics
+            return following, metrics
+
         devices = {node: self._gathering.devices.get(node) for node in asked}
         nodes = {n: name for n, name in devices.items() if name in found.marks and name != self._recalled.get(n)}
-        self._keep(following, {} if noise is None else dict(noise.memory), found.marks, nodes)
+        memory = {} if noise is None else noise.memory
+        marks: Mapping[str, Mark] | None = found.marks
+        deploys, verdict, in_use = due, None, self.version
+        if due and self._gatekeeper is not None:
+            if noise is not None:
+                # Those who judge see the candidate: the round has to be charged and to have happened before that. A
+                # server that is killed meanwhile holds the model back.
+                self.state, self._memory = after(False, UNJUDGED)[0], memory
+                self._store.checkpoint(self.state, memory, found.marks, nodes)
+                marks = None
+            verdict = self._gatekeeper.judge(number, in_use, candidate, asked, noise)
+            deploys = verdict["passes"]
+        following, metrics = after(deploys, verdict)
+        self._keep(following, memory, marks, nodes)
         self._recalled |= nodes
         _logger.info(
             "round %d: %d of %d asked, reward %s, after %.1f s",
             number,
-            found.accepted,
+            metrics["clients"],
             len(asked),
             metrics["reward"],
             metrics["seconds"],

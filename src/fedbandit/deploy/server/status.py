@@ -175,6 +175,8 @@ class Figures:
             "events": "Rewarded events reported, since the server started",
             "empty": "Rounds that heard from no device, since the server started",
         }
+        if live.get("privacy") is not None:  # a count that carries noise may fall, and one without is not reported
+            del counters["events"]
         for name, what in counters.items():
             yield CounterMetricFamily(f"fedbandit_{name}", what, totals.get(name, 0))
         refused = CounterMetricFamily(
@@ -234,7 +236,8 @@ def monitoring_page(folder: Path, port: int | None) -> Iterator[int | None]:
 
 def round_in_words(line: Mapping[str, Any]) -> str:
     """A round's metrics as one line."""
-    reward = "no new rewards" if line["reward"] is None else f"reward {line['reward']:.4f}"
+    unknown = "no new rewards" if line["events"] == 0 else "no reward to report"
+    reward = unknown if line["reward"] is None else f"reward {line['reward']:.4f}"
     took = f", {in_words(line['seconds'])}" if isinstance(line.get("seconds"), int | float) else ""
     held_back = "" if line.get("gate", {}).get("passes", True) else "; the new model was held back"
     return f"round {line['round']}: {line['clients']} of {line['asked']} devices, {reward}{took}{held_back}"
