@@ -41,6 +41,7 @@ from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger, finite
 from fedbandit.privacy.noise import DeploymentNoise, PrivateMean
+from fedbandit.privacy.reporting import summary
 from fedbandit.privacy.strategies import with_coefficients
 
 _MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "training", "evaluate_every")
@@ -146,8 +147,16 @@ class Deployment:
             deployed={0: Version(self.initial, Progress(actions=len(self.actions)))},
             kept=self.kept(self.initial),
             clip_norm=build_clipping(self.config).initial,
-            extra={"promises": self.promises(), "versions": [{"version": 0, "round": 0, "why": "the initial model"}]},
+            extra={
+                "promises": self.promises(),
+                "versions": [{"version": 0, "round": 0, "why": "the initial model"}],
+                **self.spent(0, False),
+            },
         )
+
+    def spent(self, rounds: int, tight: bool) -> dict[str, Any]:
+        """What so many rounds have cost, with all that it means; nothing of a deployment that is not private."""
+        return {} if self.ledger is None else {"privacy": summary(self.ledger, rounds, deployed=True, tight=tight)}
 
     def kept(self, weights: np.ndarray) -> Vectors:
         """What the algorithm keeps at the start of training from these weights of the whole model."""

@@ -203,7 +203,8 @@ class Coordinator:
             if deploys:
                 kept, more = self._with_version(deployed, extra, candidate, number, "trained")
             exact = 0 if noise is not None else found.events
-            following = state.after(step, weights, kept, said["reward"] if exact else None, exact, dict(more))
+            more = {**more, **self.deployment.spent(number, deploys or number == self.deployment.rounds)}
+            following = state.after(step, weights, kept, said["reward"] if exact else None, exact, more)
             metrics: dict[str, Any] = {
                 "round": number,
                 "running_reward": following.running_reward,

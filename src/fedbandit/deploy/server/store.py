@@ -20,6 +20,7 @@ from fedbandit.deploy.server.database import Database, Generation, Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.generations import facts_of, read_arrays, read_memory, with_facts, write_files
 from fedbandit.federated.state import DamagedState, State
+from fedbandit.privacy.reporting import in_one_line
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _OWN_FILE = re.compile(r"(state|noise|model)-\d+\.safetensors")
@@ -339,7 +340,6 @@ def read_status(folder: Path) -> dict[str, Any]:
     recent = lines[-_RECENT:]
     asked = sum(line["asked"] for line in recent)
     last = lines[-1] if lines else {}
-    epsilons = [line["epsilon_pld"] for line in lines if line.get("epsilon_pld") is not None]
     refused: dict[str, int] = {}
     for line in lines:
         for kind, count in line["refused"].items():
@@ -361,9 +361,7 @@ def read_status(folder: Path) -> dict[str, Any]:
             "lately": _mean_reward(recent),
             "by_version": _by_version(lines),
         },
-        "privacy": {"epsilon_rdp": last.get("epsilon"), "epsilon_pld": max(epsilons, default=None)}
-        if "epsilon" in last
-        else None,
+        "privacy": (state.extra.get("privacy") or "no round since an update") if private else None,
         "gate": _gate(lines),
         "secure_aggregation": bool(state.extra.get("promises", {}).get("secure aggregation")),
         "clip_norm": state.clip_norm,
@@ -377,6 +375,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 def in_lines(status: dict[str, Any]) -> list[str]:
     """The same as lines for a terminal."""
     part, reward = status["participation"], status["reward"]
+    spent = status["privacy"] or {"mechanism": "none"}
     lines = [
         f"round          {status['round']}",
         f"devices seen   {status['devices']}",
@@ -384,7 +383,7 @@ def in_lines(status: dict[str, Any]) -> list[str]:
         + ("" if part["idle"] is None else f" {part['idle']} had nothing to train on,")
         + f" {part['refused']} were refused",
         f"reward         {_rewards(reward)}",
-        f"privacy        {_privacy(status['privacy'])}",
+        f"privacy        {spent if isinstance(spent, str) else in_one_line(spent)}",
         "aggregation    "
         + ("secure: only sums are seen here" if status["secure_aggregation"] else "plain: each report is seen here"),
         f"clip norm      {status['clip_norm']:.4g}",
@@ -466,10 +465,3 @@ def _rewards(reward: dict[str, Any]) -> str:
         return "not reported: no part of the privacy budget pays for it (privacy.figures_share)"
     noised = ", with noise" if reward["figures"] == "noised" else ""
     return f"{_shown(reward['running'])} over all rounds, {_shown(reward['lately'])} lately{noised}"
-
-
-def _privacy(spent: dict[str, Any] | None) -> str:
-    if spent is None:
-        return "no differential privacy"
-    tight = "" if spent["epsilon_pld"] is None else f", {_shown(spent['epsilon_pld'])} (PLD) at the last deployment"
-    return f"epsilon {_shown(spent['epsilon_rdp'])} (RDP){tight}"
