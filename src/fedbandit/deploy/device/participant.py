@@ -146,7 +146,7 @@ class Participant:
         changed = self.agent.install(payload.tobytes())
         if changed and self._after_install is not None:
             self._after_install(self.agent)
-        return {"version": self.agent.model_version}, {}
+        return {"version": self.agent.model_version, **self._owner()}, {}
 
     def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         task, counted = read_task(facts, self._limits), read_mark(facts)
@@ -216,7 +216,7 @@ class Participant:
             propensity_sum=fresh.propensity_sum,
         )
         vector = encode(own, task.clip_norm, bounds)
-        write_card(self._card, Card(card.device, since, {task.token: fresh.upto}, turns))
+        write_card(self._card, replace(card, counted=since, pending={task.token: fresh.upto}, private=turns))
         return vector
 
     def _turn(self, card: Card, facts: Mapping[str, Any], *, attempts: bool = False) -> Turns | None:
@@ -245,6 +245,11 @@ class Participant:
             told = agreed(card.private, said[1], self._limits.private).told(said[0])
             if told != card.private:
                 write_card(self._card, replace(card, private=told))
+
+    def _owner(self) -> dict[str, str]:
+        """Whose device this is, where somebody has said so."""
+        user = read_card(self._card).user
+        return {} if user is None else {"user": user}
 
     def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""

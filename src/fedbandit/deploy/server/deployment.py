@@ -356,6 +356,8 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
             " round, which the noise does not cover"
         )
+    if config.privacy.unit == "user" and rules.secure_aggregation:
+        raise ConfigError(f"{where}privacy.unit: user is not kept by deployment.secure_aggregation yet")
     return build_ledger(config, rules.population, False, deployed=True)
 
 

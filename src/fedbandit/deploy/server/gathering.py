@@ -74,11 +74,12 @@ class PlainReports:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
+        self.users: dict[int, str] | None = {} if takes_users(deployment) else None  # node -> whose turns it has
 
     def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
         token = secrets.token_hex(8)
         bounds, weights = self._deployment.rules.bounds, state.kept["weights"]
-        screening = Screening(token, weights, state.clip_norm, bounds, marks)
+        screening = Screening(token, weights, state.clip_norm, bounds, marks, self.users)
 
         def sort(replies: Answers) -> Sorted:
             return screening.sort(replies, lambda mark: rests(self._deployment, mark, number))
@@ -92,6 +93,7 @@ class PlainReports:
         if self._deployment.ledger is not None:
             check_not_older(answers, number)
         found = sort(answers)
+        names_of = {node: self.devices.get(node) for node, _ in answers}
         name_refused(number, found.refused)
         reports, least = found.reports, self._least()
         if len(reports) < least:
@@ -101,6 +103,8 @@ class PlainReports:
         if self._deployment.ledger is not None:
             # Having nothing to train on must not change who is drawn later: it was their turn all the same.
             following |= {device: replace(screening.marks.get(device, Mark()), turn=number) for device in found.idle}
+        if self.users is not None:
+            following |= {self.users[node]: Mark(turn=number) for node in asked if names_of.get(node) in following}
         for device in elsewhere:
             _logger.warning(
                 "round %d: device %s reports rewards that were counted before; it will be informed", number, device
@@ -204,6 +208,20 @@ def rests(deployment: Deployment, mark: Mark, number: int) -> bool:
 def takes_turns(deployment: Deployment) -> bool:
     """Whether the privacy plan gives each device its turns."""
     return deployment.ledger is not None and deployment.ledger.plan.sampling == "min-separation"
+
+
+def takes_users(deployment: Deployment) -> bool:
+    """Whether turns belong to users, of whom each may have several devices."""
+    return deployment.ledger is not None and deployment.ledger.plan.unit == "user"
+
+
+def one_of_each(nodes: Sequence[int], users: Mapping[int, str]) -> list[int]:
+    """One node of each user, by chance; whose user is not known is left out until it is."""
+    owned: dict[str, list[int]] = {}
+    for node in nodes:
+        if node in users:
+            owned.setdefault(users[node], []).append(node)
+    return [_chance.choice(own) for own in owned.values()]
 
 
 def awake(

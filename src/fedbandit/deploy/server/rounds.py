@@ -10,7 +10,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
-from fedbandit.deploy.server.database import Mark
+from fedbandit.deploy.server.database import Mark, user_key
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.figures import RoundNoise, reported, reported_with_noise
 from fedbandit.deploy.server.gate import UNJUDGED, Gatekeeper
@@ -20,11 +20,13 @@ from fedbandit.deploy.server.gathering import (
     OlderThanSeen,
     PlainReports,
     awake,
+    one_of_each,
     select,
     takes_turns,
 )
 from fedbandit.deploy.server.live import Watch, Watched
 from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why_not_now
+from fedbandit.deploy.server.reports import is_name
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
@@ -65,6 +67,7 @@ class Coordinator:
         watched = Watched(self._admission, self._watch)
         self._courier = Courier(watched, clock, sleep, deployment.rules.poll_seconds)
         self._gathering = gather(deployment, self._courier)
+        self._users = self._gathering.users if isinstance(self._gathering, PlainReports) else None
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
         self._memory: dict[int, np.ndarray] = {}  # of the noise
@@ -110,7 +113,10 @@ class Coordinator:
         number = self.state.round + 1
         if takes_turns(self.deployment):
             self._recall(nodes)
-        ready = awake(self.deployment, nodes, self._gathering.devices, self._store.marks, number)
+        owners, candidates = self._gathering.devices, nodes
+        if self._users is not None:
+            owners, candidates = self._users, one_of_each(nodes, self._users)
+        ready = awake(self.deployment, candidates, owners, self._store.marks, number)
         asked = self._select(self.deployment, ready, number)
         self._recall(asked)
         try:
@@ -164,6 +170,8 @@ class Coordinator:
             version = reply.facts.get("version")
             if reply.error is None and type(version) is int:
                 self._held[node] = version
+            if self._users is not None and reply.error is None and is_name(reply.facts.get("user")):
+                self._users[node] = user_key(str(reply.facts["user"]))
             if self._held.get(node) != self.version:
                 why = reply.error or reply.facts.get("problem") or f"it holds {str(version)[:20]}"
                 _logger.warning("model %d: node %d has not installed it: %s", self.version, node, str(why)[:300])
