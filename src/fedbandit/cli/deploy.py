@@ -56,6 +56,9 @@ def client(
     create: Annotated[
         bool, typer.Option("--create", help="Start before the app has made FOLDER: create it if it is missing.")
     ] = False,
+    user: Annotated[
+        str | None, typer.Option(help="Whose device this is, if one person has several: an opaque name.")
+    ] = None,
 ) -> None:
     """Let this device take part until Ctrl-C or SIGTERM.
 
@@ -63,7 +66,7 @@ def client(
     """
     from fedbandit.deploy.flower.operate import take_part
 
-    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key), secure_aggregation, _say, create)
+    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key), secure_aggregation, _say, create, user)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import object_in
+from fedbandit.deploy.device.card import name_user
 from fedbandit.deploy.flower.processes import (
     CONNECTION,
     Security,
@@ -224,16 +225,20 @@ def take_part(
     sums_only: bool = False,
     say: Callable[[str], None] = print,
     create: bool = False,
+    user: str | None = None,
 ) -> None:
     """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
 
-    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for.
+    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. `user` names
+    whose device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
     if not create and not (agent / "events.sqlite").exists():
         raise ConfigError(f"{agent}: no agent's folder (no events.sqlite); start the app first, or use --create")
     own = "secure-aggregation=true" if sums_only else ""
     agent.mkdir(parents=True, exist_ok=True)
+    if user is not None:
+        name_user(agent, user)
     home, log, delay = agent / "flower", agent / "node.log", 1.0
     with ended_by_signals(), alone(home, "deploy client"):
         end_leftovers(home, say)

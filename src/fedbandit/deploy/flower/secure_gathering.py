@@ -73,7 +73,7 @@ class SecureSums:
         name_refused(number, attempt.refused)
         devices = [attempt.devices[node] for node in summed]
         if self._private:
-            attempt.idle = min(max(len(devices) - found.devices, 0), len(devices))
+            attempt.idle = len(devices) - found.devices
         return Contribution(
             total=found.update if self._private else found.update.astype(state.kept["weights"].dtype),
             accepted=found.devices,
@@ -174,6 +174,7 @@ class SecureSums:
             "learning": self._deployment.learning,
             "bounds": rules.bounds.to_json(),
             **self._said,
+            **self._deployment.terms,
         }
 
         def enough(answers: Answers) -> bool:
