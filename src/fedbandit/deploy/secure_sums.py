@@ -132,6 +132,12 @@ def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Fi
     )
 
 
+def figures_modulo(bounds: ReportBounds) -> tuple[float, float, float]:
+    """What the events, rewards and propensities of a sum are known modulo, each in its own unit."""
+    events = MODULUS * STEP * bounds.events
+    return float(MODULUS), events * bounds.reward, events
+
+
 def update_error(devices: int, clip_norm: float) -> float:
     """By how much, at most, rounding can change an entry of the summed update; counts are not changed at all."""
     return devices * clip_norm * STEP / RANGE

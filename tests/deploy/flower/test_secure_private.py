@@ -18,6 +18,7 @@ from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
 from fedbandit.deploy.server.deployment import build_deployment
+from fedbandit.deploy.server.figures import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.store import Store, read_status
 from fedbandit.privacy.noise import GridMean, GridNoise
@@ -353,6 +354,19 @@ def test_rewards_are_counted_once_over_idle_and_failed_rounds(tmp_path, seen):
     server.attempt()
     server.attempt()
     assert [found.events for found in seen[-2:]] == [2, 0]
+
+
+def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(tmp_path, seen):
+    """Noise comes first: with and without the device, what is reported differs by its part, modulo the same."""
+    privacy = {**FIXED, "noise_multiplier": 0.01, "figures_share": 0.5}
+    deployment, grid, _ = a_network(tmp_path, given=private_values(privacy))
+    a_server(deployment, grid).attempt()
+    bounds, said = deployment.rules.bounds, []
+    for events in (2**39 - 1, -(2**39)):  # the numbers on both sides of the edge
+        noise = RoundNoise(deployment.ledger.plan, 1, {}, np.dtype(np.float64))
+        noise._drawn[:] = 0.5
+        said.append(reported_with_noise(replace(seen[0], events=events), noise, bounds, {})[0]["events"])
+    assert said[1] - said[0] == 1
 
 
 @pytest.mark.parametrize("mechanism", ["dp-fedavg", "dp-ftrl", "blt"])

@@ -14,7 +14,16 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower import masking
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
-from fedbandit.deploy.secure_sums import LEVELS, MODULUS, Figures, decode, decode_private, length, why_impossible
+from fedbandit.deploy.secure_sums import (
+    LEVELS,
+    MODULUS,
+    Figures,
+    decode,
+    decode_private,
+    figures_modulo,
+    length,
+    why_impossible,
+)
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import Contribution, name_refused, rests
@@ -84,6 +93,7 @@ class SecureSums:
             idle=attempt.idle,
             refused=by_kind(attempt.refused),
             versions=versions_held(attempt.versions[node] for node in summed),
+            known_modulo=figures_modulo(self._deployment.rules.bounds) if self._private else None,
             marks={
                 device: replace(attempt.marks.get(device, Mark()), settled=attempt.token, turn=number)
                 for device in devices

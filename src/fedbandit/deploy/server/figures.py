@@ -112,7 +112,11 @@ def reported_with_noise(
     noised = noise.figures(np.array([found.events, found.reward_sum, found.propensity_sum]), most)
     if noised is None:
         return {}, {}
-    events, rewards, propensities = map(float, noised.sums)
+    sums = noised.sums
+    if found.known_modulo is not None:  # once there is noise: one device could wrap what hostile ones have prepared
+        modulo = np.array(found.known_modulo)
+        sums = (sums + modulo / 2) % modulo - modulo / 2
+    events, rewards, propensities = map(float, sums)
     totals = {"events": before.get("events", 0.0) + events, "rewards": before.get("rewards", 0.0) + rewards}
     clear = events > _CLEAR * noised.deviations[0]
     so_far = totals["events"] > _CLEAR * noised.of_prefix[0]
