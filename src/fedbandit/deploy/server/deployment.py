@@ -28,7 +28,7 @@ from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, ReportBounds
+from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, MOST_SHARES, ReportBounds
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.learners.choosing import Trainable
@@ -71,7 +71,7 @@ class Rules(BaseModel):
     keep_versions: Annotated[int, Field(ge=2)] = 5
     secure_aggregation: bool = False  # the server sees sums only; the rest is for this
     secure_seconds: Positive = 60.0  # for each exchange of keys; training has round_seconds
-    secure_shares: Annotated[int, Field(ge=LEAST)] = 25  # devices that keep a share of one device's secrets
+    secure_shares: Annotated[int, Field(ge=LEAST, le=MOST_SHARES)] = 25  # devices that keep shares of one's secrets
     secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
     max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
     max_reward: Positive = 1.0  # larger ones are counted as this; both bound reports, secure sums and the gate
