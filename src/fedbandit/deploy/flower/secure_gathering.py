@@ -14,7 +14,7 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower.roster import read_roster
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement
+from fedbandit.deploy.masking.announcements import Announcement, reused
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.masking.server import MaskedSum, Terms
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
@@ -101,7 +101,7 @@ class SecureSums:
         self._recoverable(sealed, neighbours, sealed, terms)
 
         total = MaskedSum(attempt.token, length(attempt.state.kept["weights"].size))
-        self._vectors(attempt, sealed, total)
+        self._vectors(attempt, sealed, neighbours, total)
         self._enough(total.nodes, "have sent what is to be summed")
         self._recoverable(sealed, neighbours, total.nodes, terms)
 
@@ -113,9 +113,10 @@ class SecureSums:
             {node: wire.unmask(*pair) for node, pair in names.items()},
             lambda node, answer: _for_exactly(set().union(*names[node]), wire.read_parcels(answer, SHARE)),
         )
-        shares = {node: {keeper: kept[node] for keeper, kept in answers.items() if node in kept} for node in sealed}
-        for node in sealed:
-            self._recoverable([node], neighbours, shares[node], terms)
+        self._recoverable(sealed, neighbours, answers, terms)
+        shares = {
+            node: {keeper: answers[keeper][node] for keeper in neighbours[node] & answers.keys()} for node in sealed
+        }
         try:
             levels = total.unmasked(shares, terms.threshold, announced, neighbours, sealed)
         except DataError as problem:
@@ -151,7 +152,7 @@ class SecureSums:
             try:
                 said = Announcement.of(wire.read_bytes(reply.sealed, wire.ANNOUNCEMENT))
                 said.check(attempt.token, node, roster)
-                if len(keys | set(said.keys)) < len(keys) + len(said.keys):
+                if reused([said]) or not keys.isdisjoint(said.keys):
                     raise DataError("one key stands for two things or two nodes")
             except DataError as problem:
                 attempt.refused.append((node, "keys", str(problem)))
@@ -167,7 +168,13 @@ class SecureSums:
         self._enough(attempt.devices, "have something to train on")
         return list(attempt.devices)
 
-    def _vectors(self, attempt: _Attempt, sealed: Mapping[int, Mapping[int, bytes]], total: MaskedSum) -> None:
+    def _vectors(
+        self,
+        attempt: _Attempt,
+        sealed: Mapping[int, Mapping[int, bytes]],
+        neighbours: Mapping[int, set[int]],
+        total: MaskedSum,
+    ) -> None:
         """The step in which devices train: the task goes out, and masked vectors are added up, at most to the goal."""
         state, rules = attempt.state, self._deployment.rules
         task = {
@@ -179,7 +186,7 @@ class SecureSums:
         }
 
         def packets_for(node: int) -> wire.Said:
-            found = {other: packets[node] for other, packets in sealed.items() if node in packets}
+            found = {other: sealed[other][node] for other in sorted(neighbours[node] - {node}) if other in sealed}
             return {wire.STEP: wire.VECTOR, **wire.parcels(found)}
 
         self._step(
@@ -243,8 +250,9 @@ class SecureSums:
         terms: Terms,
     ) -> None:
         """Each secret needs enough neighbours that still answer, or the masks cannot come off."""
+        left_of_all = set(keepers)
         for owner in owners:
-            left = len(neighbours[owner] & set(keepers))
+            left = len(neighbours[owner] & left_of_all)
             if left < terms.threshold:
                 raise _GivenUp(
                     f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed"
