@@ -186,7 +186,7 @@ class SecureSums:
                 continue
             del attempt.devices[node]
             attempt.refused.append((node, *refuse))
-        self._enough(attempt.devices, "have something to train on")
+        self._enough(attempt.devices, "are there whose turn it is" if self._private else "have something to train on")
         return list(attempt.devices)
 
     def _vectors(
