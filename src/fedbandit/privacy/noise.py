@@ -18,7 +18,7 @@ from fedbandit.core.randomness import Purpose, generator
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.discrete import discrete_gaussians
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Memory, Strategy, noise_of_loudest_round, noise_of_round, stays_whole
+from fedbandit.privacy.strategies import Memory, Strategy, stays_whole
 
 _UPDATE, _COUNT = 0, 1
 
@@ -232,7 +232,7 @@ class GridMean(PrivateMean):
 
         From the plan alone: who took part must not decide how much the others count.
         """
-        noise = self.plan.update_multiplier * clip_norm * noise_of_round(self.plan.strategy, number)
+        noise = self.plan.update_multiplier * clip_norm * math.sqrt(self.plan.noise_variances[0, number - 1])
         longest = most_devices(self.plan) * clip_norm
         allowed = longest**2 + _RARE * noise * (noise * math.sqrt(2 * values.size) + 2 * longest)
         found = float(values @ values) - values.size * noise**2
@@ -256,5 +256,5 @@ def most_devices(plan: PrivacyPlan) -> float:
 
 def room_needed(plan: PrivacyPlan) -> float:
     """How large an entry of a noisy sum can become, in clip norms: what a grid's modulus must have room for."""
-    loudest = noise_of_loudest_round(plan.strategy, plan.rounds)
+    loudest = math.sqrt(plan.noise_variances[0].max())
     return most_devices(plan) + 2 * _RARE * plan.update_multiplier * loudest
