@@ -152,6 +152,20 @@ def test_a_device_killed_around_remembering_never_has_a_turn_twice(asked, monkey
     assert ask(participant, request, 7)[0]["trained"]
 
 
+def test_what_a_log_does_to_training_is_not_told(asked, monkeypatch, caplog):
+    participant, request = asked
+
+    def failing(task, arrays, since):
+        raise DataError("the update is not finite")
+
+    monkeypatch.setattr(participant, "_fit", failing)
+    answered, arrays = ask(participant, request, 4)
+    assert (answered["trained"], arrays) == (False, {})
+    assert "problem" not in answered
+    assert "the update is not finite; nothing is sent" in caplog.text
+    assert card_of(participant).private.last == 4
+
+
 def test_requests_at_once_have_one_turn_between_them(asked):
     participant, request = asked
     several = [after_a_restart(participant) for _ in range(8)]

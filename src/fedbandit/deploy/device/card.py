@@ -108,6 +108,8 @@ def read_card(path: Path) -> Card:
 def name_user(folder: Path, user: str) -> None:
     """Say, once, whose device the one with that agent's folder is; all devices of one person get the same name."""
     path = folder / "device.json"
+    if not is_token(user):
+        raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
     card = read_card(path)
     if card.user not in (None, user):
         raise DataError(f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one")

@@ -158,7 +158,7 @@ class Participant:
                 _fitting(arrays, self._built(self._model(task.space), task.learning).trained)
                 # From here on it has had its turn, whatever it has to train on and however that ends.
                 write_card(self._card, replace(card, counted=since, private=turns))
-        trained = self._fit(task, arrays, since)
+        trained = self._fit(task, arrays, since) if turns is None else self._fit_or_nothing(task, arrays, since)
         if turns is None and since != card.counted:
             with suppress(OSError):  # no space: the server will send it again
                 write_card(self._card, replace(card, counted=since))
@@ -257,6 +257,14 @@ class Participant:
         """Whose device this is, where somebody has said so."""
         user = read_card(self._card).user
         return {} if user is None else {"user": user}
+
+    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+        """In a private round nobody learns that a log made training fail: it counts as an empty one."""
+        try:
+            return self._fit(task, arrays, since)
+        except Exception as problem:
+            _logger.warning("train: %s; nothing is sent, as from an empty log", problem, exc_info=True)
+            return None
 
     def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
