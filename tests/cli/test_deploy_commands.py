@@ -10,6 +10,7 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.deploy.device.card import name_user
 from fedbandit.deploy.flower.operate import take_part
 from fedbandit.deploy.flower.processes import Security, parse_address
 from fedbandit.deploy.server.operator import Wishes, read_wishes
@@ -226,3 +227,10 @@ def test_a_node_is_told_of_its_key_and_roster(tmp_path, monkeypatch, signed):
     signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true'
     assert told == [signature if signed else "secure-aggregation=true unsigned-keys=true"]
     assert ("unsigned keys: the server could pose as all other devices" in "".join(said)) is not signed
+
+
+def test_a_device_of_one_user_is_not_taken_for_anothers(tmp_path):
+    name_user(tmp_path, "ann")
+    client = ("deploy", "client", tmp_path, "--server", "127.0.0.1:1", "--insecure", "--create", "--user")
+    fails_with_one_line(in_this_process(*client, "bob"), "device.json: a device of user ann")
+    fails_with_one_line(in_this_process(*client, ""), "user: not a name of 1 to 64 characters")

@@ -6,7 +6,8 @@ Checked when it is read and before it is written; a damaged one is refused by na
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,11 +108,25 @@ def read_card(path: Path) -> Card:
 def name_user(folder: Path, user: str) -> None:
     """Say, once, whose device the one with that agent's folder is; all devices of one person get the same name."""
     path = folder / "device.json"
+    if not is_token(user):
+        raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
     card = read_card(path)
     if card.user not in (None, user):
         raise DataError(f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one")
     if card.user is None:
         write_card(path, replace(card, user=user))
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Until the block ends, no other request to this device reads or changes the card to take a turn."""
+    import fcntl  # not everywhere; a device that has it not takes part in no private round
+
+    lock = path.with_name(f"{path.name}.lock")
+    with open(lock, "ab") as held:
+        make_private(lock)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def write_card(path: Path, card: Card) -> None:
