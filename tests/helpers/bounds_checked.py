@@ -52,6 +52,8 @@ def work(folder: Path) -> None:
         {"algorithm__name": "scaffold"},
         {"algorithm__name": "fedprox", "algorithm__mu": 0.1},
         {"aggregation__name": "median"},
+        {"policy": {"name": "falcon"}},
+        {"policy": {"name": "uniform"}},
         {"scenario": "drift", "drift__kind": "rotate", "drift__at": [2]},
     ):
         played(config(rounds=3, **more), text())
