@@ -86,7 +86,7 @@ def setup(**changed):
         (setup(share_num=2, threshold=2), "too few"),
         (setup(clipping_range=1e-6), "clipping_range"),
         (setup(target_range=2**31), "target_range"),
-        (setup(mod_range=2**23), "mod_range"),
+        (setup(mod_range=2**32), "mod_range"),
         (setup(max_weight=1000.0), "max_weight"),
         ({"stage": "share_keys", "1": [b"", b""], "2": [b"", b""]}, "2 devices are too few"),
         ({"stage": "collect_masked_vectors", "srcs": [2, 2], "ctxts": [b"", b""]}, "2 devices are too few"),

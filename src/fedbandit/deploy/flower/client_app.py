@@ -24,7 +24,7 @@ from fedbandit.deploy.device.instructions import Limits, check_understood
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.flower.transport import from_records, sealed_in, to_records
 from fedbandit.deploy.messages import with_protocol
-from fedbandit.deploy.secure_sums import LEAST, LEVELS, MODULUS, RANGE
+from fedbandit.deploy.secure_sums import LEAST, LEVELS, MODULUS, RANGE, STEP
 
 _NOTHING_OF_THE_LOG = {"query.fedbandit_install", "query.fedbandit_ready"}
 
@@ -61,9 +61,9 @@ def only_sums(required: Callable[[Context], bool]) -> Mod:
     return guard
 
 
-def as_result(vector: np.ndarray) -> RecordDict:
-    """A vector as Flower's SecAgg+ takes it from the app, with weight one."""
-    parameters = ndarrays_to_parameters([vector])
+def as_result(levels: np.ndarray) -> RecordDict:
+    """Points of the grid as Flower's SecAgg+ takes them from the app, with weight one; its rounding leaves them."""
+    parameters = ndarrays_to_parameters([levels * STEP - RANGE])
     return fitres_to_recorddict(FitRes(Status(Code.OK, ""), parameters, 1, {}), False)
 
 

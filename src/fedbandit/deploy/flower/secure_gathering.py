@@ -14,10 +14,10 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower import masking
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
-from fedbandit.deploy.secure_sums import LEVELS, MODULUS, Figures, decode, length, why_impossible
+from fedbandit.deploy.secure_sums import LEVELS, MODULUS, Figures, decode, decode_private, length, why_impossible
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gathering import Contribution, name_refused
+from fedbandit.deploy.server.gathering import Contribution, name_refused, rests
 from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
 from fedbandit.federated.state import State
 
@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 
 class _GivenUp(Exception):
-    """This attempt comes to nothing, for the reason given."""
+    """This attempt comes to nothing, for the reason given; `left` are still there, and could try among themselves."""
+
+    def __init__(self, reason: str, left: Collection[int] = ()) -> None:
+        super().__init__(reason)
+        self.left = list(left)
 
 
 @dataclass
@@ -50,6 +54,9 @@ class SecureSums:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
+        self._private = deployment.ledger is not None
+        # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
+        self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
 
     def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
         attempt = _Attempt(state, number, secrets.token_hex(8), marks)
@@ -57,12 +64,18 @@ class SecureSums:
             found, summed = self._sum(attempt, asked)
         except _GivenUp as reason:
             name_refused(number, attempt.refused)
+            if self._private and 0 < len(reason.left) < len(asked):
+                # Only too few devices may have a private round drawn anew: that is what is charged for.
+                _logger.warning("round %d: no secure sum: %s; those who are left try again", number, reason)
+                return self.gather(state, number, reason.left, marks)
             _logger.warning("round %d: no secure sum: %s; it is run again", number, reason)
             return None
         name_refused(number, attempt.refused)
         devices = [attempt.devices[node] for node in summed]
+        if self._private:
+            attempt.idle = min(max(len(devices) - found.devices, 0), len(devices))
         return Contribution(
-            total=found.update.astype(state.kept["weights"].dtype),
+            total=found.update if self._private else found.update.astype(state.kept["weights"].dtype),
             accepted=found.devices,
             below=found.unclipped,
             events=found.events,
@@ -91,11 +104,11 @@ class SecureSums:
             attempt, "shares", known, lambda node, answer: masking.sealed_shares(answer, neighbours[node] - {node})
         )
         self._enough(sealed, "have sent shares")
-        self._recoverable(sealed, neighbours, sealed, terms)
+        self._recoverable(sealed, neighbours, sealed, terms, sealed)
 
         vectors = self._vectors(attempt, sealed)
         self._enough(vectors, "have sent what is to be summed")
-        self._recoverable(sealed, neighbours, vectors, terms)
+        self._recoverable(sealed, neighbours, vectors, terms, vectors)
 
         dropped = sealed.keys() - vectors.keys()
         names = {
@@ -104,7 +117,7 @@ class SecureSums:
         answers = self._step(attempt, "unmasking", names, lambda _, answer: masking.shares_told(answer))
         shares = {node: {n: kept[node] for n, kept in answers.items() if node in kept} for node in sealed}
         for node in sealed:
-            self._recoverable([node], neighbours, shares[node], terms)
+            self._recoverable([node], neighbours, shares[node], terms, answers)
         try:
             total = masking.unmasked_sum(vectors, shares, keys, neighbours)
         except DataError as problem:
@@ -112,11 +125,12 @@ class SecureSums:
         return self._read(attempt, total, len(vectors)), list(vectors)
 
     def _ready(self, attempt: _Attempt, asked: Sequence[int]) -> list[int]:
-        """Those of the nodes that have something to train on, each device once.
+        """Those of the nodes that have something to train on, each device once, and only where it is its turn.
 
         The others sit out before masks are made: among idle devices, the sum would show the only one that is not.
+        In a private round they take part all the same, and have their turn.
         """
-        facts = {"token": attempt.token, "space": self._deployment.space}
+        facts = {"token": attempt.token, "space": self._deployment.space, **self._said}
         seconds = self._deployment.rules.secure_seconds
         requests = [Request("ready", node, facts, {}, seconds + GRACE) for node in asked]
         seen: set[str] = set()
@@ -138,9 +152,15 @@ class SecureSums:
                 attempt.idle += 1
         attempt.marks = attempt.marks_of(attempt.devices.values())
         for node, device in list(attempt.devices.items()):
-            if attempt.marks.get(device, Mark()).damaged:
-                del attempt.devices[node]
-                attempt.refused.append((node, "damaged mark", f"what is remembered of device {device} is damaged"))
+            mark = attempt.marks.get(device, Mark())
+            if mark.damaged:
+                refuse = ("damaged mark", f"what is remembered of device {device} is damaged")
+            elif rests(self._deployment, mark, attempt.number):
+                refuse = ("not its turn", f"device {device} took part in round {mark.turn}")
+            else:
+                continue
+            del attempt.devices[node]
+            attempt.refused.append((node, *refuse))
         self._enough(attempt.devices, "have something to train on")
         return list(attempt.devices)
 
@@ -153,6 +173,7 @@ class SecureSums:
             "space": self._deployment.space,
             "learning": self._deployment.learning,
             "bounds": rules.bounds.to_json(),
+            **self._said,
         }
 
         def enough(answers: Answers) -> bool:
@@ -215,20 +236,23 @@ class SecureSums:
         neighbours: Mapping[int, set[int]],
         keepers: Mapping[int, Any],
         terms: masking.Terms,
+        here: Collection[int],
     ) -> None:
         """Each secret needs enough neighbours that still answer, or the masks cannot come off."""
         for owner in owners:
             left = len(neighbours[owner] & keepers.keys())
             if left < terms.threshold:
                 raise _GivenUp(
-                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed"
+                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed", here
                 )
 
     def _read(self, attempt: _Attempt, total: np.ndarray, devices: int) -> Figures:
-        """The figures in a sum; all that can be refused is the whole of it."""
+        """The figures in a sum; all that can be refused is the whole of it, and of a private one not even that."""
         clip_norm, bounds = attempt.state.clip_norm, self._deployment.rules.bounds
         if total[0] != devices * LEVELS % MODULUS:
             raise _GivenUp("the sum is refused: devices did not weigh one each, or a share was wrong")
+        if self._private:
+            return decode_private(total[1:], devices, bounds)
         found = decode(total[1:], devices, clip_norm, bounds)
         if reason := why_impossible(found, devices, clip_norm, bounds):
             raise _GivenUp(f"the sum is refused: {reason}")
