@@ -189,3 +189,40 @@ def test_what_flower_is_told_about_keys(tmp_path):
     assert "--enable-supernode-auth" in Security(**names).superlink_options()
     options = Security(ca=tmp_path / "ca", node_key=tmp_path / "n0").node_options()
     assert options == ["--root-certificates", f"{tmp_path}/ca", "--auth-supernode-private-key", f"{tmp_path}/n0"]
+
+
+def test_secure_aggregation_needs_a_roster_and_a_key_or_to_be_told_to_do_without(tmp_path):
+    device, keys = tmp_path / "device", {"ca": tmp_path / "ca", "key": tmp_path / "key", "roster": tmp_path / "roster"}
+    for path in keys.values():
+        path.touch()
+    joins = ("client", device, "--server", "127.0.0.1:1", "--create", "--secure-aggregation")
+    for more, why in (
+        (("--insecure",), "--roster: missing; --secure-aggregation needs it, or --unsigned-keys"),
+        (("--insecure", "--roster", keys["roster"]), "--roster: needs --key"),
+        (("--insecure", "--roster", keys["roster"], "--unsigned-keys"), "--unsigned-keys: cannot be combined"),
+        (("--ca", keys["ca"], "--key", keys["key"], "--roster", tmp_path / "none"), "--roster: .*none: no such file"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            run(*joins, *more)
+    assert not device.exists()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_node_is_told_of_its_key_and_roster(tmp_path, monkeypatch, signed):
+    told, said = [], []
+
+    def start(home, superlink, agent, security, log, config):
+        told.append(config)
+        raise Enough
+
+    monkeypatch.setattr("fedbandit.deploy.flower.operate.start_supernode", start)
+    monkeypatch.setattr("fedbandit.deploy.flower.operate.why_unreachable", lambda *_: None)
+    roster, key = tmp_path / "roster.pub", tmp_path / "node"
+    roster.touch()
+    security = Security(ca=tmp_path / "ca", node_key=key) if signed else Security()
+    given = {"roster": roster} if signed else {"unsigned": True}
+    with pytest.raises(Enough):
+        take_part(tmp_path / "device", "127.0.0.1:1", security, True, said.append, True, **given)
+    signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true'
+    assert told == [signature if signed else "secure-aggregation=true unsigned-keys=true"]
+    assert ("unsigned keys: the server could pose as all other devices" in "".join(said)) is not signed

@@ -17,6 +17,7 @@ STEP = 2 * RANGE / LEVELS  # of the grid; whole multiples of it travel exactly
 MOST = MODULUS // LEVELS - 1  # devices whose sum cannot wrap around
 MOST_EVENTS = LEVELS // 2
 LEAST = 3  # devices in a sum that a device lends itself to: with two, each knows the other's part
+MOST_SHARES = 1024  # devices, itself included, that a device makes masks with
 _TAIL = 5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
 TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
 

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from masked_round import node_key, private_file, public_line
 from network_builders import kept_state
 from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
 from test_agreement import simulated_round, simulated_states
@@ -89,7 +90,7 @@ class RealNetwork:
         self.link = self.start_link()
         for client in self.clients:
             device, log = self.folder / f"device-{client}", self.folder / f"node-{client}.log"
-            address, own = f"127.0.0.1:{self.port}", f"client={client} {self.own}".strip()
+            address, own = f"127.0.0.1:{self.port}", f"client={client} {self.own.format(client=client)}".strip()
             plain = processes.Security()
             self.nodes.append(processes.start_supernode(device / "home", address, device / "agent", plain, log, own))
         return self
@@ -146,11 +147,18 @@ def test_real_processes_agree_with_the_simulator_and_survive_a_killed_server(tmp
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills process groups")
 def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
-    """Every round deploys, so the weights after each are kept: each is compared with the simulator's next."""
+    """Every round deploys, so the weights after each are kept: each is compared with the simulator's next.
+
+    Devices sign their keys, and believe those on the roster alone.
+    """
     rounds = 2
     rules = {"secure_aggregation": True, "secure_seconds": 100}
     toml = write_toml(tmp_path, rounds, NODES, rules, **SECURE_TRAINING)
-    own = "secure-aggregation=true"
+    keys = {client: node_key() for client in NODES}
+    for client, key in keys.items():
+        (tmp_path / f"key-{client}").write_bytes(private_file(key))
+    (tmp_path / "roster.pub").write_bytes(b"\n".join(public_line(key) for key in keys.values()))
+    own = f'secure-aggregation=true roster="{tmp_path}/roster.pub" node-key="{tmp_path}/key-{{client}}"'
     with RealNetwork(tmp_path, toml, NODES, rounds, own, **SECURE_TRAINING) as network:
         run = network.submit()
         network.wait_for_rounds(rounds, 600)

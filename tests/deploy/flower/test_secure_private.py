@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from secure_builders import FIRST, TRAINING, UNMASKING, a_network, a_server, lines_of, own_parts, secure_values
 from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values, experiment, live_a_period, open_agent
 from test_agreement import simulated_round
-from test_secure_server import replaced
+from test_secure_server import added
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.transport import from_records
@@ -89,7 +89,9 @@ def test_each_round_is_the_simulators_up_to_rounding_and_the_noise_that_was_draw
         after_install=lambda agent, context: live_a_period(agent, context.node_config["client"], simulated),
         secure_aggregation=True,
     )
-    configs = [{"agent-dir": str(tmp_path / f"device-{client}"), "client": client} for client in CLIENTS]
+    configs = [
+        {"agent-dir": str(tmp_path / f"device-{client}"), "client": client, "unsigned-keys": True} for client in CLIENTS
+    ]
     server = a_server(deployment, RecordingGrid(app, configs))
     for _ in range(rounds):
         before = server.state
@@ -220,13 +222,13 @@ def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog)
 def test_an_impossible_sum_is_brought_back_to_what_is_possible_and_not_refused(tmp_path, caplog, entries):
     """A refusal would let one device more decide whether the others are revealed."""
 
-    def change(weight, masked):
-        lie = np.zeros_like(masked)
-        lie[entries] = 2**37
-        return weight, masked + lie
+    def lie(length):
+        found = np.zeros(length)
+        found[entries] = 2**37
+        return found
 
     deployment, grid, _ = a_network(tmp_path, given=private_values())
-    grid.broken = {(FIRST, TRAINING): replaced(change)}
+    grid.broken = {(FIRST, TRAINING): added(lie)}
     server = a_server(deployment, grid)
     metrics = server.attempt()
     assert metrics is not None

@@ -95,6 +95,15 @@ _logger = logging.getLogger("fedbandit.deploy")
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
+def cannot(kind: str, facts: Mapping[str, Any], problem: Exception) -> dict[str, Any]:
+    """What to answer to a request that has failed."""
+    expected = isinstance(problem, FedbanditError | OSError | ValueError)
+    _logger.warning("%s: %s", kind, problem, exc_info=not expected)
+    why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
+    token = facts.get("token")  # whatever it is, it goes back only if it can be one
+    return {"token": token if is_token(token) else None, "problem": why}
+
+
 class Participant:
     """Answers the server's requests for one agent. Nothing is consumed, so a request may come twice."""
 
@@ -129,11 +138,7 @@ class Participant:
             check_understood(facts)
             said, sent = self._answers[kind](facts, arrays)
         except Exception as problem:  # a server's word, or a part of the user's, may fail in any way
-            expected = isinstance(problem, FedbanditError | OSError | ValueError)
-            _logger.warning("%s: %s", kind, problem, exc_info=not expected)
-            why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
-            token = facts.get("token")  # whatever it is, it goes back only if it can be one
-            said, sent = {"token": token if is_token(token) else None, "problem": why}, {}
+            said, sent = cannot(kind, facts, problem), {}
         return with_protocol(said), sent
 
     def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:

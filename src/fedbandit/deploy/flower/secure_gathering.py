@@ -1,4 +1,4 @@
-"""A round of which the server sees only the sum: Flower's SecAgg+, step by step, under our own deadlines.
+"""A round of which the server sees only the sum: the exchanges with devices, step by step, each with its deadline.
 
 Who drops out is left behind as long as the protocol allows it; otherwise the attempt is given up and nothing counts.
 """
@@ -12,9 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.flower import masking
-from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
-from fedbandit.deploy.secure_sums import LEVELS, MODULUS, Figures, decode, decode_private, length, why_impossible
+from fedbandit.deploy.flower.roster import read_roster
+from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking.announcements import Announcement
+from fedbandit.deploy.masking.primitives import SHARE, TAG
+from fedbandit.deploy.masking.server import MaskedSum, Terms
+from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
+from fedbandit.deploy.secure_sums import Figures, decode, decode_private, length, why_impossible
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import Contribution, name_refused, rests
@@ -46,6 +50,7 @@ class _Attempt:
     idle: int = 0
     devices: dict[int, str] = field(default_factory=dict)  # node -> device, of those that can train
     versions: dict[int, int] = field(default_factory=dict)
+    announced: dict[int, Announcement] = field(default_factory=dict)
 
 
 class SecureSums:
@@ -94,38 +99,44 @@ class SecureSums:
         """What the devices add up to, and the nodes that are in the sum."""
         rules = self._deployment.rules
         ready = self._ready(attempt, asked)
-        terms = masking.Terms.of(len(ready), rules.secure_shares, rules.secure_threshold)
-        keys = self._step(attempt, "keys", dict.fromkeys(ready, terms.setup()), lambda _, a: masking.public_keys(a))
-        self._enough(keys, "have sent keys")
+        terms = Terms.of(len(ready), rules.secure_shares, rules.secure_threshold)
+        neighbours, announced = terms.neighbours(ready), attempt.announced
 
-        neighbours = terms.neighbours(list(keys))
-        known = {node: masking.share_keys({n: keys[n] for n in sorted(neighbours[node])}) for node in keys}
-        sealed = self._step(
-            attempt, "shares", known, lambda node, answer: masking.sealed_shares(answer, neighbours[node] - {node})
-        )
+        def introduced(node: int) -> wire.Said:
+            keys = {other: announced[other].to_bytes() for other in sorted(neighbours[node] - {node})}
+            return {wire.STEP: wire.SHARES, wire.THRESHOLD: terms.threshold, **wire.parcels(keys)}
+
+        def packets(node: int, answer: wire.Said) -> dict[int, bytes]:
+            return _for_exactly(neighbours[node] - {node}, wire.read_parcels(answer, 2 * SHARE + TAG))
+
+        sealed = self._step(attempt, "shares", {node: introduced(node) for node in ready}, packets)
         self._enough(sealed, "have sent shares")
         self._recoverable(sealed, neighbours, sealed, terms, sealed)
 
-        vectors = self._vectors(attempt, sealed)
-        self._enough(vectors, "have sent what is to be summed")
-        self._recoverable(sealed, neighbours, vectors, terms, vectors)
+        total = MaskedSum(attempt.token, length(attempt.state.kept["weights"].size))
+        self._vectors(attempt, sealed, total)
+        self._enough(total.nodes, "have sent what is to be summed")
+        self._recoverable(sealed, neighbours, total.nodes, terms, total.nodes)
 
-        dropped = sealed.keys() - vectors.keys()
-        names = {
-            node: masking.unmask(neighbours[node] & vectors.keys(), neighbours[node] & dropped) for node in vectors
-        }
-        answers = self._step(attempt, "unmasking", names, lambda _, answer: masking.shares_told(answer))
-        shares = {node: {n: kept[node] for n, kept in answers.items() if node in kept} for node in sealed}
+        dropped = sealed.keys() - total.nodes
+        names = {node: (neighbours[node] & total.nodes, neighbours[node] & dropped) for node in total.nodes}
+        answers = self._step(
+            attempt,
+            "unmasking",
+            {node: wire.unmask(*pair) for node, pair in names.items()},
+            lambda node, answer: _for_exactly(set().union(*names[node]), wire.read_parcels(answer, SHARE)),
+        )
+        shares = {node: {keeper: kept[node] for keeper, kept in answers.items() if node in kept} for node in sealed}
         for node in sealed:
             self._recoverable([node], neighbours, shares[node], terms, answers)
         try:
-            total = masking.unmasked_sum(vectors, shares, keys, neighbours)
+            levels = total.unmasked(shares, terms.threshold, announced, neighbours, sealed)
         except DataError as problem:
             raise _GivenUp(str(problem)) from None
-        return self._read(attempt, total, len(vectors)), list(vectors)
+        return self._read(attempt, levels, len(total.nodes)), [node for node in ready if node in total.nodes]
 
     def _ready(self, attempt: _Attempt, asked: Sequence[int]) -> list[int]:
-        """Those of the nodes that have something to train on, each device once, and only where it is its turn.
+        """Those of the nodes that have something to train on and have announced keys, each device once, in its turn.
 
         The others sit out before masks are made: among idle devices, the sum would show the only one that is not.
         In a private round they take part all the same, and have their turn.
@@ -134,6 +145,8 @@ class SecureSums:
         seconds = self._deployment.rules.secure_seconds
         requests = [Request("ready", node, facts, {}, seconds + GRACE) for node in asked]
         seen: set[str] = set()
+        keys: set[bytes] = set()
+        roster = read_roster(self._deployment.folder)
         for node, reply in self._courier.ask(requests, seconds, f"round {attempt.number}"):
             refuse = refusal(reply, attempt.token)
             device, version, ready = (reply.facts.get(name) for name in ("device", "version", "ready"))
@@ -146,10 +159,20 @@ class SecureSums:
                 continue
             seen.add(str(device))
             self.devices[node] = str(device)
-            if ready:
-                attempt.devices[node], attempt.versions[node] = str(device), int(str(version))
-            else:
+            if not ready:
                 attempt.idle += 1
+                continue
+            try:
+                said = Announcement.of(wire.read_bytes(reply.sealed, wire.ANNOUNCEMENT))
+                said.check(attempt.token, node, roster)
+                if len(keys | set(said.keys)) < len(keys) + len(said.keys):
+                    raise DataError("one key stands for two things or two nodes")
+            except DataError as problem:
+                attempt.refused.append((node, "keys", str(problem)))
+                continue
+            keys.update(said.keys)
+            attempt.announced[node] = said
+            attempt.devices[node], attempt.versions[node] = str(device), int(str(version))
         attempt.marks = attempt.marks_of(attempt.devices.values())
         for node, device in list(attempt.devices.items()):
             mark = attempt.marks.get(device, Mark())
@@ -164,8 +187,8 @@ class SecureSums:
         self._enough(attempt.devices, "have something to train on")
         return list(attempt.devices)
 
-    def _vectors(self, attempt: _Attempt, sealed: Mapping[int, Mapping[int, bytes]]) -> dict[int, np.ndarray]:
-        """The step in which devices train: the task goes out, masked vectors come back, at most until the goal."""
+    def _vectors(self, attempt: _Attempt, sealed: Mapping[int, Mapping[int, bytes]], total: MaskedSum) -> None:
+        """The step in which devices train: the task goes out, and masked vectors are added up, at most to the goal."""
         state, rules = attempt.state, self._deployment.rules
         task = {
             "round": attempt.number,
@@ -176,45 +199,45 @@ class SecureSums:
             **self._said,
         }
 
-        def enough(answers: Answers) -> bool:
-            goal = rules.report_goal
-            return goal is not None and sum(refusal(reply, attempt.token) is None for _, reply in answers) >= goal
+        def packets_for(node: int) -> wire.Said:
+            found = {other: packets[node] for other, packets in sealed.items() if node in packets}
+            return {wire.STEP: wire.VECTOR, **wire.parcels(found)}
 
-        return self._step(
+        self._step(
             attempt,
             "training",
-            {n: masking.collect({o: sealed[o][n] for o in sealed if n in sealed[o]}) for n in sealed},
-            lambda _, answer: masking.masked_vector(answer, length(state.kept["weights"].size)),
+            {node: packets_for(node) for node in sealed},
+            lambda node, answer: total.add(node, wire.read_bytes(answer, wire.MASKED)),
             facts={n: {**task, "settled": attempt.marks.get(attempt.devices[n], Mark()).settled} for n in sealed},
             arrays={"weights": state.kept["weights"]},
             seconds=rules.round_seconds,
-            enough=enough,
+            enough=lambda _: rules.report_goal is not None and len(total.nodes) >= rules.report_goal,
         )
 
     def _step(
         self,
         attempt: _Attempt,
         what: str,
-        sealed: Mapping[int, Mapping[str, Any]],
-        read: Callable[[int, Mapping[str, Any]], T],
+        said: Mapping[int, wire.Said],
+        read: Callable[[int, wire.Said], T],
         *,
         facts: Mapping[int, Mapping[str, Any]] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
         seconds: float | None = None,
         enough: Callable[[Answers], bool] = lambda _: False,
     ) -> dict[int, T]:
-        """Send each node its message; by node, what could be read from the answers that came in time."""
+        """Send each node its message; by node, what could be read from the answers that came in time.
+
+        Answers are read as they come, and what has been read is let go of.
+        """
         seconds = self._deployment.rules.secure_seconds if seconds is None else seconds
+        found: dict[int, T] = {}
 
         def request(node: int) -> Request:
-            said = {"token": attempt.token, **({} if facts is None else facts[node])}
-            return Request("secure", node, said, arrays or {}, seconds + GRACE, sealed=sealed[node])
+            known = {"token": attempt.token, **({} if facts is None else facts[node])}
+            return Request("secure", node, known, arrays or {}, seconds + GRACE, sealed=said[node])
 
-        found: dict[int, T] = {}
-        answers = self._courier.ask(
-            [request(node) for node in sealed], seconds, f"round {attempt.number}, {what}", enough
-        )
-        for node, reply in answers:
+        def take(node: int, reply: Reply) -> Reply:
             refuse = refusal(reply, attempt.token)
             try:
                 if refuse is None:
@@ -223,7 +246,10 @@ class SecureSums:
                 refuse = ("garbage", str(problem))
             if refuse is not None:
                 attempt.refused.append((node, refuse[0], f"{what}: {refuse[1]}"))
-        return found
+            return replace(reply, arrays={}, sealed={})
+
+        self._courier.ask([request(n) for n in said], seconds, f"round {attempt.number}, {what}", enough, take)
+        return {node: found[node] for node in said if node in found}
 
     def _enough(self, nodes: Collection[int], what: str) -> None:
         least = self._deployment.rules.min_reports
@@ -234,26 +260,30 @@ class SecureSums:
         self,
         owners: Collection[int],
         neighbours: Mapping[int, set[int]],
-        keepers: Mapping[int, Any],
-        terms: masking.Terms,
+        keepers: Collection[int],
+        terms: Terms,
         here: Collection[int],
     ) -> None:
         """Each secret needs enough neighbours that still answer, or the masks cannot come off."""
         for owner in owners:
-            left = len(neighbours[owner] & keepers.keys())
+            left = len(neighbours[owner] & set(keepers))
             if left < terms.threshold:
                 raise _GivenUp(
                     f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed", here
                 )
 
-    def _read(self, attempt: _Attempt, total: np.ndarray, devices: int) -> Figures:
+    def _read(self, attempt: _Attempt, levels: np.ndarray, devices: int) -> Figures:
         """The figures in a sum; all that can be refused is the whole of it, and of a private one not even that."""
         clip_norm, bounds = attempt.state.clip_norm, self._deployment.rules.bounds
-        if total[0] != devices * LEVELS % MODULUS:
-            raise _GivenUp("the sum is refused: devices did not weigh one each, or a share was wrong")
         if self._private:
-            return decode_private(total[1:], devices, bounds)
-        found = decode(total[1:], devices, clip_norm, bounds)
+            return decode_private(levels, devices, bounds)
+        found = decode(levels, devices, clip_norm, bounds)
         if reason := why_impossible(found, devices, clip_norm, bounds):
             raise _GivenUp(f"the sum is refused: {reason}")
         return found
+
+
+def _for_exactly(nodes: set[int], found: dict[int, bytes]) -> dict[int, bytes]:
+    if found.keys() != nodes:
+        raise DataError("parcels for others than its neighbours")
+    return found

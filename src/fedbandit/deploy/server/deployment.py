@@ -34,6 +34,7 @@ from fedbandit.deploy.secure_sums import (
     MODULUS,
     MOST,
     MOST_EVENTS,
+    MOST_SHARES,
     RANGE,
     STEP,
     ReportBounds,
@@ -82,7 +83,7 @@ class Rules(BaseModel):
     keep_versions: Annotated[int, Field(ge=2)] = 5
     secure_aggregation: bool = False  # the server sees sums only; the rest is for this
     secure_seconds: Positive = 60.0  # for each exchange of keys; training has round_seconds
-    secure_shares: Annotated[int, Field(ge=LEAST)] = 25  # devices that keep a share of one device's secrets
+    secure_shares: Annotated[int, Field(ge=LEAST, le=MOST_SHARES)] = 25  # devices that keep shares of one's secrets
     secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
     max_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # part of the devices in reach that would drop out if asked
     max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
