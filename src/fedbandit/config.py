@@ -195,6 +195,10 @@ class PrivacyConfig(_Section):
     restart_at_deployments: bool = False
     noise: Literal["seed", "system"] = "seed"  # of a simulation; a deployment's is always the operating system's
     pretraining: Literal["public", "accounted"] | None = None
+    # Of deployments: parts of the budget that pay for noised figures and for the gate; None: there are none.
+    figures_share: Fraction | None = None
+    gate_share: Fraction | None = None
+    unit: Literal["client", "user"] | None = None  # of deployments: who is protected; None: a client, which is a device
 
 
 class DriftConfig(_Section):

@@ -145,14 +145,10 @@ def test_a_private_sum_is_whole_steps_and_nothing_in_it_is_refused():
     assert (found.unclipped, found.events) == (usual.unclipped, usual.events)
     assert found.reward_sum == pytest.approx(usual.reward_sum)
     assert found.propensity_sum == pytest.approx(usual.propensity_sum)
-    for entry in range(50, 55):
-        for lie in (2**35, -(2**35)):
-            hostile = sum(each)
-            hostile[entry] += lie
-            found = decode_private(hostile % MODULUS, 7, BOUNDS)
-            assert 0 <= found.events <= 7 * BOUNDS.events
-            assert abs(found.reward_sum) <= found.events * BOUNDS.reward
-            assert 0 <= found.propensity_sum <= found.events
+    for lie in (2**35, -(2**35)):
+        hostile = sum(each)
+        hostile[51] += lie
+        assert decode_private(hostile % MODULUS, 7, BOUNDS).events == usual.events + lie
 
 
 def centred(steps):

@@ -36,7 +36,8 @@ _SAMPLING: dict[str, Sampling] = {
     "banded-mf": "min-separation",
     "blt": "min-separation",
 }
-_OWN_KEYS = ("noise_multiplier", "delta", "sampling", "separation", "bands", "epsilon")  # those of [privacy]
+_OWN_KEYS = ("noise_multiplier", "delta", "sampling", "separation", "bands", "epsilon", "figures_share", "gate_share")
+_OF_DEPLOYMENTS = ("figures_share", "gate_share", "unit")
 _CANDIDATES: tuple[tuple[str, Sampling], ...] = (  # for the best; a mechanism without its best sampling cannot win
     ("dp-fedavg", "poisson"),
     ("dp-fedavg", "min-separation"),
@@ -73,6 +74,9 @@ def build_ledger(
     if chosen.mechanism == "none":
         _refuse_settings_without_mechanism(chosen)
         return None
+    for key in () if deployed else _OF_DEPLOYMENTS:
+        if getattr(chosen, key) is not None:
+            raise ConfigError(f"privacy.{key}: is for deployments; the figures of a simulation have no noise")
     if deployed and chosen.sampling == "cyclic-poisson":
         raise ConfigError("privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns")
     if chosen.mechanism == "best":
@@ -118,7 +122,8 @@ def candidates(
             "privacy.buffers": chosen.buffers if mechanism == "blt" else None,
         }
         try:
-            ledger = build_ledger(config.with_values(own), population, pretrained, secure=secure)
+            own_config = config.with_values(own)
+            ledger = build_ledger(own_config, population, pretrained, deployed=deployed, secure=secure)
         except ConfigError:
             continue  # it does not fit the rest of the configuration: adaptive clipping, restarts, few clients
         assert ledger is not None
@@ -197,6 +202,9 @@ def _plan(config: Config, population: int) -> PrivacyPlan:
         separation=separation,
         strategy=strategy,
         clipping=FixedClipping(config.clipping.norm or 1.0),
+        figures_share=chosen.figures_share or 0.0,
+        gate_share=chosen.gate_share or 0.0,
+        unit=chosen.unit or "client",
     )
 
 
@@ -279,7 +287,7 @@ def _calibrated(ledger: Ledger, target: float) -> float:
 
 
 def _refuse_settings_without_mechanism(chosen: PrivacyConfig) -> None:
-    for key in ("noise_multiplier", "epsilon", "bands", "buffers", "pretraining"):
+    for key in ("noise_multiplier", "epsilon", "bands", "buffers", "pretraining", *_OF_DEPLOYMENTS):
         if getattr(chosen, key) is not None:
             raise ConfigError(f'privacy.{key}: set, but privacy.mechanism is "none"')
     if chosen.restart_at_deployments:

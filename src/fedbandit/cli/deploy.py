@@ -62,6 +62,9 @@ def client(
     create: Annotated[
         bool, typer.Option("--create", help="Start before the app has made FOLDER: create it if it is missing.")
     ] = False,
+    user: Annotated[
+        str | None, typer.Option(help="Whose device this is, if one person has several: an opaque name.")
+    ] = None,
 ) -> None:
     """Let this device take part until Ctrl-C or SIGTERM.
 
@@ -70,7 +73,7 @@ def client(
     from fedbandit.deploy.flower.operate import take_part
 
     security = _security(insecure, ca=ca, node_key=key)
-    take_part(agent, superlink, security, secure_aggregation, _say, create, roster, unsigned_keys)
+    take_part(agent, superlink, security, secure_aggregation, _say, create, roster, unsigned_keys, user)
 
 
 @app.command()

@@ -116,23 +116,27 @@ def nothing(parameters: int) -> Figures:
 def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Figures:
     """The figures of a private sum, which is never refused for what is in it: one device could decide that.
 
-    The update is whole steps modulo MODULUS, int64 [P], and counts are as they add up: noise comes first, whatever
-    bounds them comes after. What gets no noise is brought to the nearest possible value.
+    The update is whole steps modulo MODULUS, int64 [P], and the rest is as it adds up: noise comes first, whatever
+    bounds it comes after.
     """
     steps = (levels - devices * (LEVELS // 2)) % MODULUS
-    unclipped, count, rewards, propensities, present = (
+    unclipped, events, rewards, propensities, present = (
         int(step) for step in (steps[-_TAIL:] + MODULUS // 2) % MODULUS - MODULUS // 2
     )
-    events = min(max(count, 0), devices * bounds.events)
-    most = events * bounds.reward
     return Figures(
         update=steps[:-_TAIL],
         unclipped=unclipped,
         events=events,
-        reward_sum=min(max(rewards * STEP * bounds.events * bounds.reward, -most), most),
-        propensity_sum=min(max(propensities * STEP * bounds.events, 0.0), float(events)),
+        reward_sum=rewards * STEP * bounds.events * bounds.reward,
+        propensity_sum=propensities * STEP * bounds.events,
         devices=present,
     )
+
+
+def figures_modulo(bounds: ReportBounds) -> tuple[float, float, float]:
+    """What the events, rewards and propensities of a sum are known modulo, each in its own unit."""
+    events = MODULUS * STEP * bounds.events
+    return float(MODULUS), events * bounds.reward, events
 
 
 def update_error(devices: int, clip_norm: float) -> float:

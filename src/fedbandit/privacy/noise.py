@@ -123,7 +123,10 @@ class GridNoise(DeploymentNoise):
     """
 
     def __init__(self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None) -> None:
-        super().__init__(strategy, done, memory)
+        kept = dict(memory or {})
+        if stays_whole(strategy):  # it may have been kept with numbers that are not
+            kept = {at: np.rint(value).astype(np.int64) for at, value in kept.items()}
+        super().__init__(strategy, done, kept)
         self._deviation = deviation
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:

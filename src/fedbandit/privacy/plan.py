@@ -21,6 +21,7 @@ from fedbandit.privacy.strategies import (
     largest_column,
     mechanism_name,
     never_rises,
+    noise_of_rounds,
     squared_sensitivities,
 )
 
@@ -40,6 +41,9 @@ class PrivacyPlan:
     sampling: Sampling = "poisson"
     separation: int = 1  # min-separation, cyclic-poisson: a client takes part at most in every such round
     strategy: Strategy = field(default_factory=Independent)
+    figures_share: float = field(default=0.0, repr=False)  # part of z⁻² that pays for sums beside the model, ...
+    gate_share: float = field(default=0.0, repr=False)  # ... and for what decides whether a model goes out
+    unit: Literal["client", "user"] = field(default="client", repr=False)  # what `population` counts
 
     def __post_init__(self) -> None:
         independent = isinstance(self.strategy, Independent)
@@ -57,9 +61,12 @@ class PrivacyPlan:
         self._check_sampling(independent)
         if self.adaptive and not independent:
             raise ValueError("clipping: correlated noise needs a fixed norm (set clipping.norm)")
-        if self.adaptive and self.noise_multiplier >= 2 * self.count_deviation:
+        if min(self.figures_share, self.gate_share) < 0 or not self.weights_share > 0:
+            raise ValueError("figures_share: with gate_share it must leave something of the budget for the model")
+        most = 2 * self.count_deviation * math.sqrt(self.weights_share)
+        if self.adaptive and self.noise_multiplier >= most:
             raise ValueError(
-                f"noise_multiplier: {self.noise_multiplier:g} is not below {2 * self.count_deviation:g}, the noise of"
+                f"noise_multiplier: {self.noise_multiplier:g} is not below {most:g}, the noise of"
                 " the count that moves the clip norm; use more clients a round or a fixed clipping.norm"
             )
 
@@ -118,18 +125,36 @@ class PrivacyPlan:
         return self.clients_per_round / 20
 
     @property
+    def weights_share(self) -> float:
+        """The part of the budget that is left for the model, and for the count that moves its clip norm."""
+        return 1 - self.figures_share - self.gate_share
+
+    @property
     def update_multiplier(self) -> float:
-        """Noise on the sum of updates, in clip norms: with that of the count it makes up `noise_multiplier`."""
+        """Noise on the sum of updates, in clip norms: with all else that is released it makes up `noise_multiplier`."""
         z = self.noise_multiplier
         if not self.adaptive or z == 0:
-            return z
-        multiplier: float = (z**-2 - (2 * self.count_deviation) ** -2) ** -0.5
+            return z / math.sqrt(self.weights_share)
+        multiplier: float = (self.weights_share * z**-2 - (2 * self.count_deviation) ** -2) ** -0.5
         return multiplier
+
+    def share_multiplier(self, share: float) -> float:
+        """Noise on a sum of vectors of norm at most 1 that this part of the budget pays for in every round.
+
+        One Gaussian mechanism on several sums at once: what their multipliers z₁, z₂, ... cost is what z costs, with
+        1/z² = 1/z₁² + 1/z₂² + ...
+        """
+        return self.noise_multiplier / math.sqrt(share)
 
     @cached_property
     def squared_sensitivities(self) -> np.ndarray:
         """[rounds + 1], in squared clip norms, after each round; what unamplified accounting rests on."""
         return squared_sensitivities(self.strategy, self.rounds, self.separation)
+
+    @cached_property
+    def noise_variances(self) -> np.ndarray:
+        """[2, rounds]: of each round's noise, and of the sum of all rounds up to it, for a multiplier of 1."""
+        return noise_of_rounds(self.strategy, self.rounds)
 
     @cached_property
     def turn_multiplier(self) -> float:

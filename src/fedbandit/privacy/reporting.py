@@ -24,6 +24,7 @@ NOT_COVERED = (
     "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
     " are not noised"
 )
+_UNITS = {"client": "one client with all its data", "user": "one user with all of their devices and data"}
 
 
 def show(epsilon: float) -> str:
@@ -47,11 +48,12 @@ def verdict(epsilon: float) -> str:
 def assumptions(plan: PrivacyPlan) -> dict[str, str]:
     """What has to be true for the epsilon to hold."""
     n, everybody, rounds = plan.clients_per_round, plan.population, plan.rounds
-    adjacency = "all updates of one client are replaced by nothing"
+    who = plan.unit
+    adjacency = f"all updates of one {who} are replaced by nothing"
     if plan.sampling == "poisson":
-        adjacency = "one client is added or removed"
+        adjacency = f"one {who} is added or removed"
         sampling = (
-            f"Poisson: in each of {rounds} rounds each of {everybody} clients takes part with probability"
+            f"Poisson: in each of {rounds} rounds each of {everybody} {who}s takes part with probability"
             f" {plan.probability:.4g}, {n} on average; nobody learns who took part"
         )
     elif plan.sampling == "cyclic-poisson":
@@ -64,28 +66,32 @@ def assumptions(plan: PrivacyPlan) -> dict[str, str]:
         turns = "any round"
         if plan.sampling == "min-separation":
             turns = f"one of every {plan.separation} rounds at most, so {plan.turns()} of {rounds} times"
-        sampling = f"cohorts of {n} out of {everybody}; a client may take part in {turns}; no amplification is claimed"
-    return {"unit": "one client with all its data", "adjacency": adjacency, "sampling": sampling}
+        sampling = f"cohorts of {n} out of {everybody}; a {who} may take part in {turns}; no amplification is claimed"
+    return {"unit": _UNITS[who], "adjacency": adjacency, "sampling": sampling}
 
 
-def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False) -> dict[str, Any]:
-    """For `summary.json` and the status of a deployment: the privacy after `rounds` rounds, with all assumptions."""
+def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False, tight: bool = True) -> dict[str, Any]:
+    """For `summary.json` and the status of a deployment: the privacy after `rounds` rounds, with all assumptions.
+
+    Without `tight`, epsilon by PLD is left out: it takes a while.
+    """
     if ledger is None:
         return {"mechanism": "none", "guarantee": "none: updates are clipped where configured, but no noise is added"}
     plan = ledger.plan
-    epsilon, tight = ledger.epsilon(rounds), ledger.tight_epsilon(rounds)
+    epsilon = ledger.epsilon(rounds)
+    tightest = ledger.tight_epsilon(rounds) if tight else epsilon
     found: dict[str, Any] = {
         "mechanism": mechanism_name(plan.strategy),
         "epsilon_rdp": finite(epsilon),
-        "epsilon_pld": tight if ledger.has_pld(epsilon) else None,
+        "epsilon_pld": tightest if tight and ledger.has_pld(epsilon) else None,
         "delta": plan.delta,
-        "guarantee": verdict(tight),
+        "guarantee": verdict(tightest),
         "noise_multiplier": plan.noise_multiplier,
         "noise": NOISE["system" if deployed else ledger.source],
         "clip": _clip_in_words(plan),
         "rounds": rounds,
         "assumptions": assumptions(plan),
-        "covers": NOT_COVERED,
+        "covers": _covered(plan) if deployed else NOT_COVERED,
     }
     rho = plan.rho(rounds)
     if rho is not None and ledger.pretraining is None:
@@ -172,6 +178,12 @@ def extrapolated(plan: PrivacyPlan, scale: float, population: int) -> PrivacyPla
         clients_per_round=round(plan.clients_per_round * scale),
         noise_multiplier=plan.noise_multiplier * scale,
     )
+
+
+def _covered(plan: PrivacyPlan) -> str:
+    beside = {"the figures of rewards": plan.figures_share, "the gate's decisions": plan.gate_share}
+    paid = [f"{what} ({share:g} of the budget)" for what, share in beside.items() if share]
+    return f"covers {', '.join(['the released models', *paid])}; how many devices were asked and answered is not noised"
 
 
 def _clip_in_words(plan: PrivacyPlan) -> str:

@@ -282,6 +282,17 @@ def noise_of_weights(strategy: Strategy, rounds: int, momentum: float = 0.0) -> 
     return np.cumsum(found) if toeplitz else found
 
 
+def noise_of_rounds(strategy: Strategy, rounds: int) -> np.ndarray:
+    """[2, rounds]: variance of the noise of each round, and of the sum of all rounds up to it."""
+    toeplitz = isinstance(strategy, Independent | Banded | Blt)
+    found = np.zeros(rounds)
+    for start in range(0, 1 if toeplitz else rounds, _AT_ONCE):
+        columns = 1 if toeplitz else min(_AT_ONCE, rounds - start)
+        for index, noise in enumerate(_responses(strategy, rounds, start, columns)):
+            found[index] += float(noise @ noise)
+    return np.stack([np.cumsum(found) if toeplitz else found, noise_of_weights(strategy, rounds)])
+
+
 def _responses(strategy: Strategy, rounds: int, start: int, columns: int) -> Iterator[np.ndarray]:
     """The noise of every round in terms of the normals of `columns` rounds."""
     memory: Memory = {}

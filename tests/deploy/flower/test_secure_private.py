@@ -14,9 +14,11 @@ from test_agreement import simulated_round
 from test_secure_server import added
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
 from fedbandit.deploy.server.deployment import build_deployment
+from fedbandit.deploy.server.figures import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.store import Store, read_status
 from fedbandit.privacy.noise import GridMean, GridNoise
@@ -41,6 +43,19 @@ def known_noise(monkeypatch):
 
     monkeypatch.setattr(GridNoise, "update", update)
     return drawn
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What the server learns in every round, before there is noise on it: metrics do not say."""
+    found, gather = [], SecureSums.gather
+
+    def recorded(self, *args):
+        found.append(gather(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(SecureSums, "gather", recorded)
+    return found
 
 
 def make_idle(participant):
@@ -108,7 +123,8 @@ def test_epsilon_in_the_status_is_the_plans(tmp_path):
     a_server(deployment, grid).run()
     status = read_status(deployment.folder)
     assert status["round"] == 4
-    assert status["privacy"] == {"epsilon_rdp": deployment.ledger.epsilon(4), "epsilon_pld": None}
+    assert status["privacy"]["epsilon_rdp"] == deployment.ledger.epsilon(4)
+    assert status["privacy"]["epsilon_pld"] is None
     assert status["secure_aggregation"] is True
 
 
@@ -130,7 +146,7 @@ def test_correlated_noise_is_whole_and_goes_on_after_a_restart(tmp_path):
     assert 500 < total.std() < 1700
 
 
-def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(tmp_path, known_noise):
+def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(tmp_path, known_noise, seen):
     deployment, grid, participants = a_network(tmp_path, given=private_values())
     parts = own_parts(deployment, participants)
     for participant in participants[3:]:
@@ -138,7 +154,8 @@ def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(
     store = Store(deployment.folder)
     server = a_server(deployment, grid, store)
     metrics = server.attempt()
-    assert (metrics["asked"], metrics["clients"], metrics["idle"], metrics["events"]) == (5, 3, 2, 18)
+    assert (seen[0].accepted, seen[0].idle, seen[0].events) == (3, 2, 18)
+    assert (metrics["asked"], metrics["clients"], metrics["idle"], metrics["events"]) == (5, 5, None, None)
     moved = (server.state.weights - deployment.initial).astype(np.float64) * 5
     expected = sum(update for _, update in parts[:3]) + known_noise[0] * STEP
     np.testing.assert_allclose(moved, expected, atol=20 * update_error(5, 1.0), rtol=0)
@@ -151,7 +168,7 @@ def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(
     assert [mark.turn for mark in marks.values()] == [1] * 5
 
 
-def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(tmp_path, monkeypatch, caplog):
+def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(tmp_path, monkeypatch, caplog, seen):
     """Otherwise a device's data would decide whether it is in the sum, and whether there is one."""
     from fedbandit.deploy.device.participant import Participant
 
@@ -164,8 +181,8 @@ def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(tmp
         return fit(self, *args)
 
     monkeypatch.setattr(Participant, "_fit", fails)
-    metrics = a_server(deployment, grid).attempt()
-    assert (metrics["clients"], metrics["idle"], metrics["refused"]) == (2, 1, {})
+    a_server(deployment, grid).attempt()
+    assert (seen[0].accepted, seen[0].idle, seen[0].refused) == (2, 1, {})
     assert "this device sends zeros: the update is not finite" in caplog.text
 
 
@@ -227,15 +244,14 @@ def test_an_impossible_sum_is_brought_back_to_what_is_possible_and_not_refused(t
         found[entries] = 2**37
         return found
 
-    deployment, grid, _ = a_network(tmp_path, given=private_values())
+    deployment, grid, _ = a_network(tmp_path, given=private_values({**FIXED, "figures_share": 0.2}))
     grid.broken = {(FIRST, TRAINING): added(lie)}
     server = a_server(deployment, grid)
     metrics = server.attempt()
     assert metrics is not None
     assert "refused" not in caplog.text
     assert metrics["update_norm"] * 5 < 3 * 5  # three times the clip norms of all five, at the most
-    assert 0 <= metrics["clients"] <= 5
-    assert 0 <= metrics["events"] <= 5000
+    assert metrics["clients"] == 5
     assert metrics["reward"] is None or abs(metrics["reward"]) <= 1
 
 
@@ -328,16 +344,46 @@ def test_every_mechanism_of_deployments_goes_with_secure_sums(tmp_path, mechanis
     assert LEVELS * STEP == 2
 
 
-def test_rewards_are_counted_once_over_idle_and_failed_rounds(tmp_path):
+def test_rewards_are_counted_once_over_idle_and_failed_rounds(tmp_path, seen):
     deployment, grid, participants = a_network(tmp_path, given=private_values(rounds=6))
     server = a_server(deployment, grid)
-    assert server.attempt()["events"] == 30
+    server.attempt()
+    assert seen[-1].events == 30
     grid.lost = {(FIRST + i, TRAINING) for i in range(3)}
     live(participants[4], events=2, seed=3)
     assert server.attempt() is None
     grid.lost = set()
-    assert server.attempt()["events"] == 2
-    assert server.attempt()["events"] == 0
+    server.attempt()
+    server.attempt()
+    assert [found.events for found in seen[-2:]] == [2, 0]
+
+
+def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(tmp_path, seen):
+    """Noise comes first: with and without the device, what is reported differs by its part, modulo the same."""
+    privacy = {**FIXED, "noise_multiplier": 0.01, "figures_share": 0.5}
+    deployment, grid, _ = a_network(tmp_path, given=private_values(privacy))
+    a_server(deployment, grid).attempt()
+    bounds, said = deployment.rules.bounds, []
+    for events in (2**39 - 1, -(2**39)):  # the numbers on both sides of the edge
+        noise = RoundNoise(deployment.ledger.plan, 1, {}, np.dtype(np.float64))
+        noise._drawn[:] = 0.5
+        said.append(reported_with_noise(replace(seen[0], events=events), noise, bounds, {})[0]["events"])
+    assert said[1] - said[0] == 1
+
+
+@pytest.mark.parametrize("mechanism", ["dp-fedavg", "dp-ftrl", "blt"])
+def test_figures_that_the_plan_pays_for_are_reported_with_noise_and_resumed(tmp_path, seen, mechanism):
+    """Their noise is not on the grid, and is kept beside that of the model."""
+    privacy = {"mechanism": mechanism, "noise_multiplier": 1e-3, "sampling": "fixed", "figures_share": 0.5}
+    deployment, grid, _ = a_network(tmp_path, given=private_values(privacy, max_events=6))
+    for number in range(1, 4):
+        store = Store(deployment.folder)
+        metrics = a_server(deployment, grid, store).attempt()
+        store.close()
+        noise = metrics["noise"]["events"]
+        assert 0 < noise < 0.1
+        assert abs(metrics["events"] - seen[-1].events) <= 1 + 6 * noise
+        assert seen[-1].events == (30 if number == 1 else 0)
 
 
 def test_a_living_deployment_keeps_its_noise_on_the_grid(tmp_path):

@@ -393,7 +393,7 @@ def test_a_server_killed_between_verdict_and_checkpoint_plays_the_round_again(tm
         (gated(rules={"secure_aggregation": True, "min_reports": 3}), "gate: not with deployment.secure_aggregation"),
         (
             gated(privacy={"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, rules={"population": 500}),
-            "gate: it decides by sums without noise",
+            "privacy.gate_share: missing",
         ),
         (gated({"clients": 2}), "gate.clients: at least 3"),
         (gated({"clients": 5}, rules={"min_reports": 6}), "gate.clients: at least 6"),

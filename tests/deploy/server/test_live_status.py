@@ -13,6 +13,7 @@ from fedbandit.deploy.messages import Reply
 from fedbandit.deploy.server.live import Watch, facts_of, in_words, noting_the_end, read_live, warnings_of
 from fedbandit.deploy.server.status import full_status, health, monitoring_page, nodes_table, status_lines
 from fedbandit.deploy.server.store import Store
+from fedbandit.privacy.reporting import in_one_line, summary
 
 START = 1_800_000_000.0
 
@@ -180,13 +181,18 @@ def test_a_paused_server_is_not_stalled(world):
 
 
 def test_a_private_deployment_shows_its_epsilon_with_all_that_it_means(tmp_path):
+    """In the one form that all commands have; by PLD only where a model went out, since that takes a while."""
     world = private_world(tmp_path)
-    world.server.attempt()
-    shown = world.status()
-    assert "privacy        epsilon" in shown
-    assert "  delta        1e-05, after 1 of 4 rounds" in shown
-    assert "  adjacency    one client is added or removed" in shown
-    assert "  sampling     Poisson: in each of 4 rounds each of 4 clients takes part with probability 0.5" in shown
+    assert "privacy        epsilon 0.00 (RDP) at delta 1e-05 after 0 rounds" in world.status()
+    for number, tight in ((1, False), (2, True)):
+        world.server.attempt()
+        found = summary(world.deployment.ledger, number, deployed=True, tight=tight)
+        assert full_status(world.folder)["privacy"] == found
+        assert f"privacy        {in_one_line(found)}\n" in world.status()
+        assert (found["epsilon_pld"] is not None) == tight
+        assert found["covers"].startswith("covers the released models; ")
+    assert "(PLD) at delta 1e-05 after 2 rounds" in world.status()
+    assert "[one client with all its data; one client is added or removed; Poisson: in each of 4" in world.status()
     world.store.close()
 
 

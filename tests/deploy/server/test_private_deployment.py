@@ -1,5 +1,6 @@
 """A private deployment: noise that is drawn once, kept secretly over a restart, and accounted for."""
 
+import json
 import stat
 from itertools import pairwise
 
@@ -8,9 +9,12 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.files import read_object
+from fedbandit.deploy.device.card import read_card
 from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.gathering import rests, select
 from fedbandit.deploy.server.store import Store
+from fedbandit.federated.state import Version
 
 
 def private(tmp_path, rounds=4, population=100, clients=2, deploy_every=2, more=None, **privacy):
@@ -99,6 +103,24 @@ def test_a_device_that_missed_its_turn_waits_for_the_next(tmp_path):
     assert clients == [2, 0, 0, 1, 0, 0, 2]
 
 
+def test_a_device_with_nothing_to_train_on_has_had_its_turn_all_the_same(tmp_path):
+    """Otherwise having data would change who can be drawn in the rounds to come."""
+    asked = []
+    for name in ("with data", "without"):
+        folder = tmp_path / name
+        deployment = private(folder, 7, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
+        network = network_of(folder, deployment)
+        if name == "without":
+            empty = devices(folder / "empty", 1)[100]
+            empty.agent.install(deployment.device_model(Version(deployment.initial), 0))
+            network.participants[101] = empty
+        server = coordinator(deployment, network)
+        asked.append([server.attempt()["asked"] for _ in range(7)])
+        turns = [read_card(part.agent.folder / "device.json").private for part in network.participants.values()]
+        assert [(turn.taken, turn.last) for turn in turns] == [(3, 7), (3, 7)]
+    assert asked == [[2, 0, 0, 2, 0, 0, 2]] * 2
+
+
 def turns_allowed(deployment):
     """All the ways in which a device can take part, one round of its own after the other."""
 
@@ -142,6 +164,8 @@ def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog)
     network = network_of(tmp_path, deployment)
     server = coordinator(deployment, network)
     server.attempt()
+    for part in network.participants.values():  # such as remember nothing of their turns themselves
+        (card := part.agent.folder / "device.json").write_text(json.dumps({**read_object(card), "private": None}))
     network.participants = {node + 50: part for node, part in network.participants.items()}
     assert server.attempt()["refused"] == {"not its turn": 2}
     assert "took part in round 1" in caplog.text

@@ -7,12 +7,13 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_json
+from fedbandit.deploy.device.turns import Turns, read_turns
 
 _logger = logging.getLogger("fedbandit.deploy")
 
@@ -53,11 +54,13 @@ _LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
 
 @dataclass(frozen=True)
 class Card:
-    """A device's name, its mark, and what its last secure round will have counted if it came about."""
+    """A device's name, its mark, what its last secure round will have counted if it came about, and its turns."""
 
     device: str = field(default_factory=lambda: uuid.uuid4().hex)
     counted: int = 0
     pending: Mapping[str, int] = field(default_factory=dict)  # token of a round -> the mark if its sum was taken
+    private: Turns | None = None  # what it agreed to and has done in private rounds; None: it never was in any
+    user: str | None = None  # whose device it is, by a name that means nothing to anybody else; None: nobody said
 
     def __post_init__(self) -> None:
         if not is_token(self.device):
@@ -66,6 +69,8 @@ class Card:
             raise DataError("counted: not a count")
         if not isinstance(self.pending, dict) or not all(is_token(t) and is_mark(m) for t, m in self.pending.items()):
             raise DataError("pending: not counts by the tokens of rounds")
+        if self.user is not None and not is_token(self.user):
+            raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
 
 
 def is_token(value: object) -> bool:
@@ -92,14 +97,26 @@ def read_card(path: Path) -> Card:
     if not isinstance(kept, dict):
         raise _damaged(path, f"a {type(kept).__name__} where a card was expected")
     try:
-        return Card(kept.get("device", ""), kept.get("counted"), kept.get("pending", {}))  # type: ignore[arg-type]
+        private = read_turns(kept.get("private"))
+        pending, user = kept.get("pending", {}), kept.get("user")
+        return Card(kept.get("device", ""), kept.get("counted"), pending, private, user)  # type: ignore[arg-type]
     except DataError as problem:
         raise _damaged(path, str(problem)) from None
 
 
+def name_user(folder: Path, user: str) -> None:
+    """Say, once, whose device the one with that agent's folder is; all devices of one person get the same name."""
+    path = folder / "device.json"
+    card = read_card(path)
+    if card.user not in (None, user):
+        raise DataError(f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one")
+    if card.user is None:
+        write_card(path, replace(card, user=user))
+
+
 def write_card(path: Path, card: Card) -> None:
     """Keep the card, or raise `OSError` and keep the old one."""
-    write_json(path, asdict(card))
+    write_json(path, {name: value for name, value in asdict(card).items() if value is not None})
     make_private(path)
 
 

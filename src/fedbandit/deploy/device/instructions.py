@@ -4,24 +4,27 @@ What a newer server adds is ignored unless it says that it is required. Knows no
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.device.card import is_mark, is_token
+from fedbandit.deploy.device.turns import MostAgreed
 from fedbandit.deploy.messages import protocol_problem
 from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds
 
 _CLIENT = ("learning_rate", "batch_size", "epochs")
 _LEARNING = ("objective", "objective_parameters", "client", "dtype", "algorithm", "freeze")
 _FACTS = ("protocol", "required", "token", "round", "space", "version", "counted", "settled", "clip_norm", "bounds")
+_PRIVACY = ("rounds", "separation", "turns", "epsilon", "delta")
 _UNDERSTOOD = {
     *_FACTS,
     *("learning", "rule", "estimator", "limit", "zeros"),
     *(f"learning.{name}" for name in _LEARNING),
     *(f"learning.client.{name}" for name in _CLIENT),
     *("bounds.events", "bounds.reward"),
+    *("privacy", *(f"privacy.{name}" for name in _PRIVACY)),
 }
 
 
@@ -34,6 +37,7 @@ class Limits:
     learning_rate: float = 1e4
     clip_norm: float = 1e6
     reward: float = 1e9  # the bound of a reward that a server may ask for
+    private: MostAgreed = field(default_factory=MostAgreed)  # the largest privacy plan that it agrees to
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from fedbandit.deploy.device.instructions import (
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
+from fedbandit.deploy.device.turns import LaterRoundSeen, Turns, agreed, read_terms
 from fedbandit.deploy.messages import with_protocol
 from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode, nothing
 from fedbandit.evaluation.gate import GainEstimator
@@ -101,7 +102,10 @@ def cannot(kind: str, facts: Mapping[str, Any], problem: Exception) -> dict[str,
     _logger.warning("%s: %s", kind, problem, exc_info=not expected)
     why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
     token = facts.get("token")  # whatever it is, it goes back only if it can be one
-    return {"token": token if is_token(token) else None, "problem": why}
+    said: dict[str, Any] = {"token": token if is_token(token) else None, "problem": why}
+    if isinstance(problem, LaterRoundSeen):  # the server must know, and from whom
+        said |= {"device": problem.device, "seen": problem.seen}
+    return said
 
 
 class Participant:
@@ -145,17 +149,23 @@ class Participant:
         payload = arrays.get("model")
         if not isinstance(payload, np.ndarray) or payload.dtype != np.uint8:
             raise DataError("the server's request: model: not the bytes of a file")
+        self._hear(facts)
         changed = self.agent.install(payload.tobytes())
         if changed and self._after_install is not None:
             self._after_install(self.agent)
-        return {"version": self.agent.model_version}, {}
+        return {"version": self.agent.model_version, **self._owner()}, {}
 
     def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         task, counted = read_task(facts, self._limits), read_mark(facts)
         card = read_card(self._card)  # a device that could not be known again must not take part
         since = card.counted if counted is None else counted
+        turns = self._turn(card, facts)
+        if turns is not None:
+            _fitting(arrays, self._built(self._model(task.space), task.learning).trained)
+            # From here on it has had its turn, whatever it has to train on and however that ends.
+            write_card(self._card, replace(card, counted=since, private=turns))
         trained = self._fit(task, arrays, since)
-        if since != card.counted:
+        if turns is None and since != card.counted:
             with suppress(OSError):  # no space: the server will send it again
                 write_card(self._card, replace(card, counted=since))
         found = {"token": task.token, "device": card.device, "version": self.agent.model.version, "since": since}
@@ -167,7 +177,11 @@ class Participant:
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """What the log says of the server's candidate in place of the model in use: sums, and nothing of training."""
         model = self._model(read_space(facts))
-        found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
+        card = read_card(self._card)
+        found = {"token": read_token(facts), "device": card.device, "version": model.version}
+        self._check_private(card, facts)
+        if card.private is not None:
+            write_card(self._card, replace(card, private=card.private.after_judging(facts["round"])))
         logged = self.agent.events()
         if model.version != read_version(facts) or not len(logged):
             return {**found, "events": 0}, {}
@@ -196,6 +210,7 @@ class Participant:
         task, bounds, settled = read_task(facts, self._limits), read_bounds(facts, self._limits), facts.get("settled")
         card = read_card(self._card)
         since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
+        turns = self._turn(card, facts, attempts=True)  # of an attempt that fails nobody sees anything
         trained = self._fit_or_nothing(task, arrays, since) if sends_zeros(facts) else self._fit(task, arrays, since)
         if trained is not None:
             fresh = _Fresh.of(trained.logged, since, bounds)
@@ -205,7 +220,7 @@ class Participant:
         else:
             raise DataError("nothing to train on any more")
         vector = encode(own, task.clip_norm, bounds)
-        write_card(self._card, Card(card.device, since, {task.token: upto}))
+        write_card(self._card, replace(card, counted=since, pending={task.token: upto}, private=turns))
         return vector
 
     def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
@@ -216,6 +231,38 @@ class Participant:
         except Exception as problem:  # a damaged row, an update that is not finite, a part of the user's
             _logger.warning("this device sends zeros: %s", problem)
             return None
+
+    def _turn(self, card: Card, facts: Mapping[str, Any], *, attempts: bool = False) -> Turns | None:
+        """The card's account with the turn that a private server asks for; None of a server that is not private."""
+        self._check_private(card, facts)
+        said = read_terms(facts)
+        if said is None:
+            return None
+        number, terms = said
+        before = agreed(card.private, terms, self._limits.private)
+        try:
+            return before.after(number, terms, attempts=attempts)
+        except LaterRoundSeen as problem:
+            problem.device = card.device
+            raise
+
+    def _check_private(self, card: Card, facts: Mapping[str, Any]) -> None:
+        """Once it has agreed to a privacy plan, a device does nothing without one."""
+        if card.private is not None and read_terms(facts) is None:
+            raise DataError("the server asks for a round without privacy, and this device agreed to a private plan")
+
+    def _hear(self, facts: Mapping[str, Any]) -> None:
+        """Remember how far a private server has come; on first contact, agree to its plan."""
+        if (said := read_terms(facts)) is not None:
+            card = read_card(self._card)
+            told = agreed(card.private, said[1], self._limits.private).told(said[0])
+            if told != card.private:
+                write_card(self._card, replace(card, private=told))
+
+    def _owner(self) -> dict[str, str]:
+        """Whose device this is, where somebody has said so."""
+        user = read_card(self._card).user
+        return {} if user is None else {"user": user}
 
     def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""

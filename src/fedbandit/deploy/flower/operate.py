@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import object_in
+from fedbandit.deploy.device.card import name_user
 from fedbandit.deploy.flower.processes import (
     CONNECTION,
     Security,
@@ -227,11 +228,13 @@ def take_part(
     create: bool = False,
     roster: Path | None = None,
     unsigned: bool = False,
+    user: str | None = None,
 ) -> None:
     """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
 
     With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. In these it
-    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names.
+    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names. `user` names whose
+    device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
     own = _secure_settings(security, sums_only, roster, unsigned)
@@ -240,6 +243,8 @@ def take_part(
     if unsigned:
         say("secure sums with unsigned keys: the server could pose as all other devices; beyond trials use --roster")
     agent.mkdir(parents=True, exist_ok=True)
+    if user is not None:
+        name_user(agent, user)
     home, log, delay = agent / "flower", agent / "node.log", 1.0
     with ended_by_signals(), alone(home, "deploy client"):
         end_leftovers(home, say)

@@ -18,7 +18,7 @@ from fedbandit.deploy.masking.announcements import Announcement
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.masking.server import MaskedSum, Terms
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
-from fedbandit.deploy.secure_sums import Figures, decode, decode_private, length, why_impossible
+from fedbandit.deploy.secure_sums import Figures, decode, decode_private, figures_modulo, length, why_impossible
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import Contribution, name_refused, rests
@@ -78,7 +78,7 @@ class SecureSums:
         name_refused(number, attempt.refused)
         devices = [attempt.devices[node] for node in summed]
         if self._private:
-            attempt.idle = min(max(len(devices) - found.devices, 0), len(devices))
+            attempt.idle = len(devices) - found.devices
         return Contribution(
             total=found.update if self._private else found.update.astype(state.kept["weights"].dtype),
             accepted=found.devices,
@@ -89,6 +89,7 @@ class SecureSums:
             idle=attempt.idle,
             refused=by_kind(attempt.refused),
             versions=versions_held(attempt.versions[node] for node in summed),
+            known_modulo=figures_modulo(self._deployment.rules.bounds) if self._private else None,
             marks={
                 device: replace(attempt.marks.get(device, Mark()), settled=attempt.token, turn=number)
                 for device in devices
@@ -197,6 +198,7 @@ class SecureSums:
             "learning": self._deployment.learning,
             "bounds": rules.bounds.to_json(),
             **self._said,
+            **self._deployment.terms,
         }
 
         def packets_for(node: int) -> wire.Said:

@@ -26,6 +26,8 @@ _AT_ONCE = 500  # names in one query
 _MARKS = "SELECT name, counted, turn, settled, checksum FROM devices WHERE name"
 _NODES = "SELECT node, name FROM nodes WHERE node"
 _NEW_DEVICE = "INSERT INTO devices (counted, turn, settled, checksum, name) VALUES (?, ?, ?, ?, ?)"
+_LONGEST_NAME = 64  # of a device
+_USER = "user:"
 _PATIENCE = 60.0  # seconds to wait for somebody who reads the status
 _SCHEMA = """
 CREATE TABLE devices (
@@ -56,6 +58,11 @@ class Mark:
     turn: int | None = None  # the round in which it was last in a sum
     settled: str | None = None  # the token of the last secure sum that it was in
     damaged: bool = False  # what was kept of it is not what was written
+
+
+def user_key(user: str) -> str:
+    """The name under which the turns of a user are kept, among the devices; longer than a device's can be."""
+    return _USER + hashlib.sha256(user.encode()).hexdigest()
 
 
 MarksOf = Callable[[Iterable[str]], dict[str, Mark]]
@@ -128,7 +135,8 @@ class Database:
             newest = db.execute("SELECT max(number) FROM generations").fetchone()[0]
             if newest != after:
                 raise DataError(f"{self.path}: is at generation {newest}, where {after} was expected; start again")
-            devices = int(following.facts["devices"]) + sum(_write(db, name, mark) for name, mark in marks.items())
+            new = [name for name, mark in marks.items() if _write(db, name, mark)]
+            devices = int(following.facts["devices"]) + sum(len(name) <= _LONGEST_NAME for name in new)
             known = ((str(node), name) for node, name in nodes.items())
             db.executemany("INSERT OR REPLACE INTO nodes VALUES (?, ?)", known)
             _insert(db, following, devices)

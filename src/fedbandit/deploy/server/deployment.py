@@ -50,8 +50,9 @@ from fedbandit.federated.state import State, Version
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
-from fedbandit.privacy.accounting import Ledger, Redraws
+from fedbandit.privacy.accounting import Ledger, Redraws, finite
 from fedbandit.privacy.noise import DeploymentNoise, Grid, GridMean, GridNoise, PrivateMean, room_needed
+from fedbandit.privacy.reporting import summary
 from fedbandit.privacy.strategies import Memory, with_coefficients
 
 _MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "training", "evaluate_every")
@@ -175,8 +176,16 @@ class Deployment:
             deployed={0: Version(self.initial, Progress(actions=len(self.actions)))},
             kept=self.kept(self.initial),
             clip_norm=build_clipping(self.config).initial,
-            extra={"promises": self.promises(), "versions": [{"version": 0, "round": 0, "why": "the initial model"}]},
+            extra={
+                "promises": self.promises(),
+                "versions": [{"version": 0, "round": 0, "why": "the initial model"}],
+                **self.spent(0, False),
+            },
         )
+
+    def spent(self, rounds: int, tight: bool) -> dict[str, Any]:
+        """What so many rounds have cost, with all that it means; nothing of a deployment that is not private."""
+        return {} if self.ledger is None else {"privacy": summary(self.ledger, rounds, deployed=True, tight=tight)}
 
     def kept(self, weights: np.ndarray) -> Vectors:
         """What the algorithm keeps at the start of training from these weights of the whole model."""
@@ -187,6 +196,21 @@ class Deployment:
         if self.ledger is not None:
             events = number * self.config.clients_per_round * self.rules.max_events
         return Progress(version, number, events, len(self.actions))
+
+    @cached_property
+    def terms(self) -> dict[str, Any]:
+        """What every request of a private deployment tells devices to hold it to; nothing of one that is not."""
+        if self.ledger is None:
+            return {}
+        plan, rounds = self.ledger.plan, self.rounds
+        terms = {
+            "rounds": rounds,
+            "separation": plan.separation,
+            "turns": plan.turns(rounds),
+            "epsilon": finite(self.ledger.epsilon(rounds)),
+            "delta": plan.delta,
+        }
+        return {"privacy": terms}
 
     @cached_property
     def space(self) -> str:
@@ -201,7 +225,17 @@ class Deployment:
             "dtype": self.config.dtype,
             "privacy": None if self.ledger is None else split_plan(repr(self.ledger.plan)),
             "secure aggregation": self.rules.secure_aggregation or None,
+            "private figures": self._shares or None,
         }
+
+    @property
+    def _shares(self) -> dict[str, Any]:
+        """How the privacy plan departs from one that pays for the model alone and protects devices."""
+        if self.ledger is None:
+            return {}
+        plan = self.ledger.plan
+        said = {"figures_share": plan.figures_share, "gate_share": plan.gate_share, "unit": plan.unit}
+        return {name: value for name, value in said.items() if value not in (0.0, "client")}
 
     def resumed(self, state: State) -> "Deployment":
         """The deployment as the state was started with it; refuses a state with other promises.
@@ -285,6 +319,8 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         raise ConfigError(f"{where}deployment.max_dropout: is for private secure sums with Poisson sampling")
     if config.gate.confidence is not None:
         _check_gate(config, rules, where)
+    elif config.privacy.gate_share is not None:
+        raise ConfigError(f"{where}privacy.gate_share: set, but there is no gate (gate.confidence)")
     deployment = Deployment(
         config=config,
         rules=rules,
@@ -356,6 +392,8 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
             " round, which the noise does not cover"
         )
+    if config.privacy.unit == "user" and rules.secure_aggregation:
+        raise ConfigError(f"{where}privacy.unit: user is not kept by deployment.secure_aggregation yet")
     redraws = None
     if rules.secure_aggregation:
         connected = math.floor(rules.least_reach(rules.population) * (1 - rules.max_dropout))
@@ -386,13 +424,21 @@ def _check_secure(config: Config, rules: Rules, ledger: Ledger | None, where: st
 
 
 def _check_gate(config: Config, rules: Rules, where: str) -> None:
-    if reason := why_impossible(build_policy(config), private=config.privacy.mechanism != "none"):
+    private = config.privacy.mechanism != "none"
+    if private and config.privacy.gate_share is None:
+        raise ConfigError(
+            f"{where}privacy.gate_share: missing; the gate of a private deployment decides by sums with noise, and a"
+            " part of the budget has to pay for them, such as 0.1"
+        )
+    if reason := why_impossible(build_policy(config), private=False):
         raise ConfigError(f"{where}gate: {reason}")
+    if private and "clients" in config.gate.model_fields_set:
+        raise ConfigError(f"{where}gate.clients: under privacy the round's own devices judge, in their own turn")
     if rules.secure_aggregation:
         raise ConfigError(f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices")
     if config.gate.limit is None:
         raise ConfigError(f"{where}gate.limit: missing; without it one device could claim a gain of any size")
-    if config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
+    if not private and config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
         raise ConfigError(f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass")
 
 

@@ -18,13 +18,26 @@ from fedbandit.deploy.device.participant import GainSums
 from fedbandit.deploy.messages import GRACE, Courier, Reply, Request
 from fedbandit.deploy.secure_sums import TOLERANCE
 from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
+from fedbandit.deploy.server.figures import RoundNoise, private_verdict
 from fedbandit.deploy.server.gathering import name_refused, select_judges
 from fedbandit.deploy.server.reports import by_kind, is_count, is_name, is_number, refusal
 from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
-from fedbandit.evaluation.ope.sums import Sums
+from fedbandit.evaluation.ope.sums import Sums, value_of
 from fedbandit.federated.state import Version
 
 _logger = logging.getLogger("fedbandit.deploy.server")
+
+
+UNJUDGED: dict[str, Any] = {
+    "passes": False,
+    "gain": None,
+    "standard_error": None,
+    "lower": None,
+    "asked": 0,
+    "devices": 0,
+    "refused": {},
+}
+"""What a private round's metrics say of a candidate that nobody has judged yet, or ever will."""
 
 
 class Gatekeeper:
@@ -37,33 +50,35 @@ class Gatekeeper:
         self._confidence, self._margin = gate.confidence, gate.margin
         self._estimator = GainEstimator(gate.estimator, gate.limit, rules.max_reward)
 
-    def judge(self, number: int, version: int, candidate: Version, trained: Sequence[int]) -> dict[str, Any]:
+    def judge(
+        self, number: int, version: int, candidate: Version, trained: Sequence[int], noise: RoundNoise | None = None
+    ) -> dict[str, Any]:
         """The verdict on a candidate for the place of that version, as the round's metrics show it.
 
-        `trained` are the nodes that were asked to train in this round.
+        `trained` are the nodes that were asked to train in this round. Under privacy (`noise`) they are those who
+        judge: it is their turn, and what they say is part of what they release in it.
         """
         rules, token = self._deployment.rules, secrets.token_hex(8)
-        nodes = select_judges(self._courier.nodes(), trained, self._deployment.config.gate.clients)
+        if noise is None:
+            nodes = select_judges(self._courier.nodes(), trained, self._deployment.config.gate.clients)
+        else:
+            nodes = sorted(set(self._courier.nodes()) & set(trained))
         question, seconds = self._question(number, version, candidate, token), rules.round_seconds + GRACE
         requests = [Request("judge", node, question, {"weights": candidate.weights}, seconds) for node in nodes]
         answers = self._courier.ask(requests, rules.round_seconds, f"round {number}, judging")
         found = screen(answers, token, version, self._estimator, rules.max_events)
         name_refused(number, found.refused)
+        if noise is not None:
+            gains = np.array([value_of(sums) for sums in found.sums])
+            verdict, devices = private_verdict(gains, noise, rules.bounds, self._confidence, self._margin)
+            self._log(number, verdict, f"about {devices} devices")
+            refused = by_kind(found.refused)
+            return {**UNJUDGED, **_shown(verdict), "asked": len(nodes), "devices": devices, "refused": refused}
         verdict = without_any_one(found.sums, self._confidence, self._margin)
         if len(found.sums) < rules.min_reports:
             _logger.warning("round %d: %d devices judge, %d needed", number, len(found.sums), rules.min_reports)
             verdict = replace(verdict, passes=False)
-        _logger.log(
-            logging.INFO if verdict.passes else logging.WARNING,
-            "round %d: model %s: gain %.4g, at least %.4g where %.4g is needed, by %d events of %d devices",
-            number,
-            "passed the gate" if verdict.passes else "held back",
-            verdict.gain,
-            verdict.lower,
-            0.0 - self._margin,
-            verdict.events,
-            len(found.sums),
-        )
+        self._log(number, verdict, f"{verdict.events} events of {len(found.sums)} devices")
         return {
             **verdict.to_json(),
             "asked": len(nodes),
@@ -73,6 +88,18 @@ class Gatekeeper:
             "behind": found.behind,
             "refused": by_kind(found.refused),
         }
+
+    def _log(self, number: int, verdict: Verdict, by: str) -> None:
+        _logger.log(
+            logging.INFO if verdict.passes else logging.WARNING,
+            "round %d: model %s: gain %.4g, at least %.4g where %.4g is needed, by %s",
+            number,
+            "passed the gate" if verdict.passes else "held back",
+            verdict.gain,
+            verdict.lower,
+            0.0 - self._margin,
+            by,
+        )
 
     def _question(self, number: int, version: int, candidate: Version, token: str) -> dict[str, Any]:
         rules = self._deployment.rules
@@ -86,6 +113,7 @@ class Gatekeeper:
             "estimator": self._estimator.kind,
             "limit": self._estimator.limit,
             "bounds": rules.bounds.to_json(),
+            **self._deployment.terms,
         }
 
 
@@ -171,6 +199,11 @@ def _unsound(facts: Mapping[str, Any], estimator: GainEstimator, max_events: int
     if not importance**2 <= events * squares * slack or not squares <= estimator.limit * importance * slack:
         return "garbage", "its figures contradict each other"
     return None
+
+
+def _shown(verdict: Verdict) -> dict[str, Any]:
+    """What may be seen of a private verdict."""
+    return {name: value for name, value in verdict.to_json().items() if name in UNJUDGED}
 
 
 def _sums(own: GainSums) -> Sums:

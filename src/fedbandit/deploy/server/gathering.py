@@ -7,17 +7,27 @@ import logging
 import random
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core.errors import DataError
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.reports import Screening, Sorted, count_rewards, summed, versions_held
+from fedbandit.deploy.server.reports import (
+    Screening,
+    Sorted,
+    count_rewards,
+    is_count,
+    is_name,
+    summed,
+    versions_held,
+)
 from fedbandit.federated.state import State
 
+_WITNESSES = 2  # devices that have to say the same before it is believed
 _chance = random.SystemRandom()
 _logger = logging.getLogger("fedbandit.deploy.server")
 
@@ -37,6 +47,16 @@ class Contribution:
     versions: dict[str, int]  # how many devices hold which model
     marks: dict[str, Mark]  # what is remembered of the devices in the sum from now on
     by_version: dict[str, list[float]] | None = None  # events and rewards by the version that chose; None: hidden
+    known_modulo: tuple[float, float, float] | None = None  # events, rewards, propensities of a private secure sum
+
+
+class OlderThanSeen(DataError):
+    """Devices have seen a later round than this server is at: its state is an old copy."""
+
+    def __init__(self, number: int, seen: int, devices: int) -> None:
+        problem = f"{devices} devices have seen round {seen}, and this state would run round {number}"
+        super().__init__(f"deployment.state: older than what devices have seen: {problem}; restore the newer state")
+        self.seen = seen
 
 
 class Gathering(Protocol):
@@ -55,11 +75,12 @@ class PlainReports:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
+        self.users: dict[int, str] | None = {} if takes_users(deployment) else None  # node -> whose turns it has
 
     def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
         token = secrets.token_hex(8)
         bounds, weights = self._deployment.rules.bounds, state.kept["weights"]
-        screening = Screening(token, weights, state.clip_norm, bounds, marks)
+        screening = Screening(token, weights, state.clip_norm, bounds, marks, self.users)
 
         def sort(replies: Answers) -> Sorted:
             return screening.sort(replies, lambda mark: rests(self._deployment, mark, number))
@@ -69,13 +90,22 @@ class PlainReports:
         sound = {device: mark.counted for device, mark in known.items() if not mark.damaged}
         counted = {node: sound.get(device) for node, device in names.items()}
         tasks = [self._task(state, node, number, token, counted.get(node)) for node in asked]
-        found = sort(self._answers(tasks, number, sort))
+        answers = self._answers(tasks, number, sort)
+        if self._deployment.ledger is not None:
+            check_not_older(answers, number)
+        found = sort(answers)
+        names_of = {node: self.devices.get(node) for node, _ in answers}
         name_refused(number, found.refused)
         reports, least = found.reports, self._least()
         if len(reports) < least:
             _logger.warning("round %d: %d reports, %d needed; it is run again", number, len(reports), least)
             return None
         following, figures, elsewhere = count_rewards(screening.marks, reports, number)
+        if self._deployment.ledger is not None:
+            # Having nothing to train on must not change who is drawn later: it was their turn all the same.
+            following |= {device: replace(screening.marks.get(device, Mark()), turn=number) for device in found.idle}
+        if self.users is not None:
+            following |= {self.users[node]: Mark(turn=number) for node in asked if names_of.get(node) in following}
         for device in elsewhere:
             _logger.warning(
                 "round %d: device %s reports rewards that were counted before; it will be informed", number, device
@@ -87,7 +117,7 @@ class PlainReports:
             events=figures.events,
             reward_sum=figures.reward_sum,
             propensity_sum=figures.propensity_sum,
-            idle=found.idle,
+            idle=len(found.idle),
             refused=found.kinds(),
             versions=versions_held(report.version for report in reports),
             marks=following,
@@ -107,6 +137,7 @@ class PlainReports:
             "counted": counted,
             "learning": self._deployment.learning,
             "bounds": self._deployment.rules.bounds.to_json(),
+            **self._deployment.terms,
         }
         seconds = self._deployment.rules.round_seconds + GRACE
         return Request("train", node, facts, {"weights": state.kept["weights"]}, seconds)
@@ -124,6 +155,21 @@ class PlainReports:
             if isinstance(device, str):
                 self.devices[node] = device
         return answers
+
+
+def check_not_older(answers: Answers, number: int) -> None:
+    """Stop where devices have seen a later round: what was released since would be released once more, unaccounted.
+
+    One device alone could only want to stop the server; it refuses to take part, and the round goes on without it.
+    """
+    said = {
+        str(reply.facts["device"]): int(reply.facts["seen"])
+        for _, reply in answers
+        if reply.error is None and is_name(reply.facts.get("device")) and is_count(reply.facts.get("seen"))
+    }
+    later = {device: seen for device, seen in said.items() if seen > number}
+    if len(later) >= min(_WITNESSES, max(1, len(answers))):
+        raise OlderThanSeen(number, sorted(later.values())[-_WITNESSES:][0], len(later))
 
 
 def name_refused(number: int, refused: Iterable[tuple[int, str, str]]) -> None:
@@ -163,6 +209,20 @@ def rests(deployment: Deployment, mark: Mark, number: int) -> bool:
 def takes_turns(deployment: Deployment) -> bool:
     """Whether the privacy plan gives each device its turns."""
     return deployment.ledger is not None and deployment.ledger.plan.sampling == "min-separation"
+
+
+def takes_users(deployment: Deployment) -> bool:
+    """Whether turns belong to users, of whom each may have several devices."""
+    return deployment.ledger is not None and deployment.ledger.plan.unit == "user"
+
+
+def one_of_each(nodes: Sequence[int], users: Mapping[int, str]) -> list[int]:
+    """One node of each user, by chance; whose user is not known is left out until it is."""
+    owned: dict[str, list[int]] = {}
+    for node in nodes:
+        if node in users:
+            owned.setdefault(users[node], []).append(node)
+    return [_chance.choice(own) for own in owned.values()]
 
 
 def awake(

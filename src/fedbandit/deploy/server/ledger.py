@@ -15,7 +15,7 @@ from fedbandit.core.files import keep_names, object_in
 
 NAME = "ledger.jsonl"
 _LONGEST = 1024  # bytes in which a line ends
-What = Literal["charged", "released", "migrated"]
+What = Literal["charged", "released", "migrated", "witnessed"]  # the last: released, as devices say
 
 
 @dataclass(frozen=True)

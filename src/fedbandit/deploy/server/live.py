@@ -16,7 +16,6 @@ from fedbandit.core.files import last_lines, object_in, read_json
 from fedbandit.deploy.messages import Reply, Request, Transport
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.operator import least_reach
-from fedbandit.privacy.reporting import assumptions
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _RECENT = 20  # rounds whose times are kept at hand
@@ -46,7 +45,7 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         "longest_round": longest,
         "needed": least_reach(deployment),
         "wanted": deployment.config.clients_per_round if ledger is None else ledger.plan.population,
-        "privacy": None if ledger is None else {"delta": ledger.plan.delta, **assumptions(ledger.plan)},
+        "private": ledger is not None,
     }
 
 
@@ -111,7 +110,7 @@ class Watch:
         """A round has ended with these metrics."""
         self._recent = [*self._recent, {key: metrics.get(key) for key in _KEPT}][-_RECENT:]
         for key in ("asked", "clients", "events"):
-            self._totals[key] += metrics[key]
+            self._totals[key] += metrics[key] or 0
         self._totals["empty"] += metrics["clients"] == 0
         for kind, number in metrics["refused"].items():
             self._totals["refused"][kind] = self._totals["refused"].get(kind, 0) + number
@@ -242,7 +241,7 @@ def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
     patience = 3 * view.get("longest_round", 180.0)
     if view["phase"] != "paused" and now - began > patience:
         found["stalled"] = f"no round has ended for {in_words(now - began)}: {view['doing']}"
-    wanted, private = view.get("wanted", 0), view.get("privacy") is not None
+    wanted, private = view.get("wanted", 0), view.get("private", False)
     if view["phase"] != "starting" and view["in_reach"] < _LOW * wanted:
         made_for = f"the population of {wanted}" if private else f"the {wanted} that a round asks"
         found["low reach"] = f"{view['in_reach']} nodes in reach, far fewer than {made_for}"

@@ -42,12 +42,19 @@ class Report:
     by_version: tuple[tuple[int, int, float], ...]  # version that made the choices, events, sum of their rewards
 
 
+@dataclass(frozen=True)
+class Idle:
+    """The answer of a device that had nothing to train on."""
+
+    device: str
+
+
 @dataclass
 class Sorted:
     """A round's answers: reports in the order in which devices were asked, and everything else by name."""
 
     reports: list[Report] = field(default_factory=list)
-    idle: int = 0  # had nothing to train on
+    idle: list[str] = field(default_factory=list)  # devices that had nothing to train on
     refused: list[tuple[int, str, str]] = field(default_factory=list)  # node, kind, what exactly
 
     def kinds(self) -> dict[str, int]:
@@ -58,53 +65,69 @@ class Sorted:
 class Screening:
     """The door for the answers to one attempt at a round. Each is looked at once, however often they are sorted."""
 
-    def __init__(self, token: str, like: np.ndarray, clip_norm: float, bounds: ReportBounds, marks: MarksOf) -> None:
+    def __init__(
+        self,
+        token: str,
+        like: np.ndarray,
+        clip_norm: float,
+        bounds: ReportBounds,
+        marks: MarksOf,
+        users: Mapping[int, str] | None = None,
+    ) -> None:
+        """`users` says whose devices nodes are, by the names under which turns are kept; None: devices have turns."""
+        self._users = users
         self._token, self._like, self._clip_norm, self._bounds, self._marks_of = token, like, clip_norm, bounds, marks
-        self._seen: dict[str, Report | Refusal | None] = {}  # by ticket; None: nothing to train on
+        self._seen: dict[str, Report | Idle | Refusal] = {}  # by ticket
         self._looked_up: set[str] = set()
         self.marks: dict[str, Mark] = {}  # of the devices that have reported; new ones have none
 
     def sort(self, replies: Iterable[tuple[int, Reply]], rests: Callable[[Mark], bool]) -> Sorted:
         """The answers of nodes, one for each device; `rests` says whose turn it is not."""
         answers = [(node, self._look(reply)) for node, reply in replies]
-        named = {answer.device for _, answer in answers if isinstance(answer, Report)}
+        named = {answer.device for _, answer in answers if isinstance(answer, Report | Idle)}
+        named |= set() if self._users is None else {self._users[node] for node, _ in answers if node in self._users}
         self.marks |= self._marks_of(sorted(named - self._looked_up))
         self._looked_up |= named
         found = Sorted()
         devices: set[str] = set()
         for node, answer in answers:
-            if answer is None:
-                found.idle += 1
-                continue
-            refuse = answer if not isinstance(answer, Report) else self._out_of_turn(answer.device, devices, rests)
-            if refuse is None:
-                assert isinstance(answer, Report)
-                devices.add(answer.device)
-                found.reports.append(answer)
-            else:
+            if not isinstance(answer, Report | Idle):
+                found.refused.append((node, *answer))
+            elif refuse := self._out_of_turn(node, answer.device, devices, rests):
                 found.refused.append((node, *refuse))
+            else:
+                devices |= {answer.device} if self._users is None else {answer.device, self._users[node]}
+                if isinstance(answer, Report):
+                    found.reports.append(answer)
+                else:
+                    found.idle.append(answer.device)
         return found
 
-    def _out_of_turn(self, device: str, devices: set[str], rests: Callable[[Mark], bool]) -> Refusal | None:
-        if device in devices:
+    def _out_of_turn(self, node: int, device: str, seen: set[str], rests: Callable[[Mark], bool]) -> Refusal | None:
+        owner = device if self._users is None else self._users.get(node)
+        if owner is None:
+            return "no user", f"device {device} has not said whose it is"
+        if device in seen:
             return "twice", f"device {device} has already reported in this round"
-        mark = self.marks.get(device, Mark())
-        if mark.damaged:
+        if owner in seen:
+            return "twice", f"another device of the same user as {device} has already reported in this round"
+        mark, turns = self.marks.get(device, Mark()), self.marks.get(owner, Mark())
+        if mark.damaged or turns.damaged:
             return "damaged mark", f"what the server remembers of device {device} is not what it wrote"
-        if rests(mark):
-            return "not its turn", f"device {device} took part in round {mark.turn}"
+        if rests(turns):
+            return "not its turn", f"device {device} took part in round {turns.turn}"
         return None
 
-    def _look(self, reply: Reply) -> Report | Refusal | None:
+    def _look(self, reply: Reply) -> Report | Idle | Refusal:
         if reply.ticket not in self._seen:
             self._seen[reply.ticket] = self._judged(reply)
         return self._seen[reply.ticket]
 
-    def _judged(self, reply: Reply) -> Report | Refusal | None:
+    def _judged(self, reply: Reply) -> Report | Idle | Refusal:
         if refuse := refusal(reply, self._token):
             return refuse
         if reply.facts.get("trained") is False and is_name(reply.facts.get("device")):
-            return None
+            return Idle(reply.facts["device"])
         if problem := _unreadable(reply):
             return "garbage", problem
         if refuse := _beyond(reply.facts, self._bounds):

@@ -10,12 +10,23 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
-from fedbandit.deploy.server.database import Mark
+from fedbandit.deploy.server.database import Mark, user_key
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gate import Gatekeeper
-from fedbandit.deploy.server.gathering import Contribution, Gathering, PlainReports, awake, select, takes_turns
+from fedbandit.deploy.server.figures import RoundNoise, reported, reported_with_noise
+from fedbandit.deploy.server.gate import UNJUDGED, Gatekeeper
+from fedbandit.deploy.server.gathering import (
+    Contribution,
+    Gathering,
+    OlderThanSeen,
+    PlainReports,
+    awake,
+    one_of_each,
+    select,
+    takes_turns,
+)
 from fedbandit.deploy.server.live import Watch, Watched
 from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why_not_now
+from fedbandit.deploy.server.reports import is_name
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
@@ -56,6 +67,7 @@ class Coordinator:
         watched = Watched(self._admission, self._watch)
         self._courier = Courier(watched, clock, sleep, deployment.rules.poll_seconds)
         self._gathering = gather(deployment, self._courier)
+        self._users = self._gathering.users if isinstance(self._gathering, PlainReports) else None
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
         self._memory: dict[int, np.ndarray] = {}  # of the noise
@@ -101,10 +113,17 @@ class Coordinator:
         number = self.state.round + 1
         if takes_turns(self.deployment):
             self._recall(nodes)
-        ready = awake(self.deployment, nodes, self._gathering.devices, self._store.marks, number)
+        owners, candidates = self._gathering.devices, nodes
+        if self._users is not None:
+            owners, candidates = self._users, one_of_each(nodes, self._users)
+        ready = awake(self.deployment, candidates, owners, self._store.marks, number)
         asked = self._select(self.deployment, ready, number)
         self._recall(asked)
-        found = self._gathering.gather(self.state, number, asked, self._store.marks)
+        try:
+            found = self._gathering.gather(self.state, number, asked, self._store.marks)
+        except OlderThanSeen as problem:
+            self._store.witnessed(problem.seen - 1)
+            raise
         if found is None:
             return None
         metrics = self._conclude(number, asked, found, {"in_reach": len(nodes), "began": began})
@@ -134,9 +153,11 @@ class Coordinator:
             return
         payload = np.frombuffer(self._store.model_path(self.version).read_bytes(), np.uint8)
         rules = self.deployment.rules
+        facts = {"version": self.version}
+        if self.deployment.terms:
+            facts |= {"round": self.state.round, **self.deployment.terms}
         requests = [
-            Request("install", node, {"version": self.version}, {"model": payload}, rules.install_seconds + GRACE)
-            for node in behind
+            Request("install", node, facts, {"model": payload}, rules.install_seconds + GRACE) for node in behind
         ]
         # Who was asked for this version before and did not answer must not hold up every round from then on.
         awaited = {node for node in behind if self._offered.get(node) != self.version}
@@ -149,6 +170,8 @@ class Coordinator:
             version = reply.facts.get("version")
             if reply.error is None and type(version) is int:
                 self._held[node] = version
+            if self._users is not None and reply.error is None and is_name(reply.facts.get("user")):
+                self._users[node] = user_key(str(reply.facts["user"]))
             if self._held.get(node) != self.version:
                 why = reply.error or reply.facts.get("problem") or f"it holds {str(version)[:20]}"
                 _logger.warning("model %d: node %d has not installed it: %s", self.version, node, str(why)[:300])
@@ -157,11 +180,12 @@ class Coordinator:
         self, number: int, asked: Sequence[int], found: Contribution, circumstances: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
-        state = self.state
+        state, ledger = self.state, self.deployment.ledger
         noise = None
-        if self.deployment.ledger is not None:
-            noise = self.deployment.noise(number - 1, self._memory)
-        server, freezing = self.deployment.server(noise), self.deployment.freezing
+        if ledger is not None:
+            noise = RoundNoise(ledger.plan, number, self._memory, state.weights.dtype, self.deployment.noise)
+        server = self.deployment.server(None if noise is None else noise.weights)
+        freezing = self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)
         facts = RoundFacts(number, counted, self.deployment.rules.population or len(self._courier.nodes()))
         try:
@@ -176,49 +200,65 @@ class Coordinator:
         candidate = Version(weights, progress)
         extra, deployed = dict(state.extra), dict(state.deployed)
         pinned = self._wishes().pinned  # read anew: the operator may have decided while the round was running
-        deploys, verdict = number % self.deployment.config.deploy_every == 0 and pinned is None, None
-        if deploys and self._gatekeeper is not None:
-            verdict = self._gatekeeper.judge(number, self.version, candidate, asked)
-            deploys = verdict["passes"]
-        if deploys:
-            deployed, extra = self._with_version(deployed, extra, candidate, number, "trained")
-        metrics: dict[str, Any] = {
-            "round": number,
-            "reward": found.reward_sum / found.events if found.events else None,
-            "propensity": found.propensity_sum / found.events if found.events else None,
-            "events": found.events,
-            "running_reward": None,
-            "asked": len(asked),
-            "clients": min(max(found.accepted, 0), len(asked)),  # devices may lie in a private secure sum
-            "idle": found.idle,
-            "refused": found.refused,
-            "clip_norm": state.clip_norm,
-            "unclipped": min(max(found.below / found.accepted, 0.0), 1.0) if found.accepted else None,
-            "update_norm": float(np.linalg.norm(step.update)),
-            "model_version": self.version,
-            "model_versions": found.versions,
-            "rewards_by_version": found.by_version,
-            "in_reach": circumstances["in_reach"],
-            "seconds": round(self._clock() - circumstances["began"], 3),
-        }
-        if self._watch.watches:  # rounds themselves read no wall clock
-            metrics["time"] = self._watch.now()
-        if pinned is not None:
-            metrics["pinned"] = pinned
-        following = state.after(step, weights, deployed, metrics["reward"], found.events, extra)
-        metrics["running_reward"] = following.running_reward
-        metrics |= server.aggregation.metrics(number, deploys)
-        if verdict is not None:
-            metrics["gate"] = verdict
-        following.extra["last_metrics"] = metrics
+        due = number % self.deployment.config.deploy_every == 0 and pinned is None
+        said = reported(found, noise is not None)
+        if noise is not None:
+            totals = extra.get("figures", {})
+            figures, totals = reported_with_noise(found, noise, self.deployment.rules.bounds, totals)
+            said |= figures
+            extra |= {"figures": totals} if totals else {}
+
+        def after(deploys: bool, verdict: dict[str, Any] | None) -> tuple[State, dict[str, Any]]:
+            kept, more = deployed, extra
+            if deploys:
+                kept, more = self._with_version(deployed, extra, candidate, number, "trained")
+            exact = 0 if noise is not None else found.events
+            more = {**more, **self.deployment.spent(number, deploys or number == self.deployment.rounds)}
+            following = state.after(step, weights, kept, said["reward"] if exact else None, exact, more)
+            metrics: dict[str, Any] = {
+                "round": number,
+                "running_reward": following.running_reward,
+                "asked": len(asked),
+                "refused": found.refused,
+                "clip_norm": state.clip_norm,
+                "update_norm": float(np.linalg.norm(step.update)),
+                "model_version": max(state.deployed),
+                "model_versions": found.versions,
+                "in_reach": circumstances["in_reach"],
+                "seconds": round(self._clock() - circumstances["began"], 3),
+                **said,
+            }
+            if self._watch.watches:  # rounds themselves read no wall clock
+                metrics["time"] = self._watch.now()
+            if pinned is not None:
+                metrics["pinned"] = pinned
+            metrics |= server.aggregation.metrics(number, deploys)
+            if verdict is not None:
+                metrics["gate"] = verdict
+            following.extra["last_metrics"] = metrics
+            return following, metrics
+
         devices = {node: self._gathering.devices.get(node) for node in asked}
         nodes = {n: name for n, name in devices.items() if name in found.marks and name != self._recalled.get(n)}
-        self._keep(following, {} if noise is None else dict(noise.memory), found.marks, nodes)
+        memory = {} if noise is None else noise.memory
+        marks: Mapping[str, Mark] | None = found.marks
+        deploys, verdict, in_use = due, None, self.version
+        if due and self._gatekeeper is not None:
+            if noise is not None:
+                # Those who judge see the candidate: the round has to be charged and to have happened before that. A
+                # server that is killed meanwhile holds the model back.
+                self.state, self._memory = after(False, UNJUDGED)[0], memory
+                self._store.checkpoint(self.state, memory, found.marks, nodes)
+                marks = None
+            verdict = self._gatekeeper.judge(number, in_use, candidate, asked, noise)
+            deploys = verdict["passes"]
+        following, metrics = after(deploys, verdict)
+        self._keep(following, memory, marks, nodes)
         self._recalled |= nodes
         _logger.info(
             "round %d: %d of %d asked, reward %s, after %.1f s",
             number,
-            found.accepted,
+            metrics["clients"],
             len(asked),
             metrics["reward"],
             metrics["seconds"],

@@ -43,7 +43,6 @@ def full_status(folder: Path, now: float | None = None) -> dict[str, Any]:
         "nodes": nodes_of(live),
         "last_round_ended": last.get("time"),
         "round_seconds": {"last": seconds[-1], "median": median(seconds), "longest": max(seconds)} if seconds else None,
-        "privacy": live.get("privacy"),
     }
     return {**found, "warnings": warnings}
 
@@ -70,12 +69,7 @@ def status_lines(status: Mapping[str, Any], now: float | None = None) -> list[st
     """The status as lines for a terminal."""
     now, live = time.time() if now is None else now, status["live"]
     lines = _live_lines(live, now) if live is not None else ["server         has not run yet, or not since an update"]
-    for line in in_lines(dict(status)):
-        lines.append(line)
-        if line.startswith("privacy ") and live is not None and live["privacy"] is not None:
-            about = live["privacy"]  # no epsilon without what it means
-            lines.append(f"  delta        {about['delta']:g}, after {status['round']} of {live['rounds']} rounds")
-            lines += [f"  {name:<12} {about[name]}" for name in ("unit", "adjacency", "sampling")]
+    lines += in_lines(dict(status))
     wishes = status["operator"]
     lines += shown_wishes(Wishes(wishes["paused"], wishes["pinned"], tuple(wishes["revoked"])))
     return lines + [f"warning        {text}" for text in status["warnings"].values()]
@@ -175,6 +169,8 @@ class Figures:
             "events": "Rewarded events reported, since the server started",
             "empty": "Rounds that heard from no device, since the server started",
         }
+        if live.get("private"):  # a count that carries noise may fall, and one without is not reported
+            del counters["events"]
         for name, what in counters.items():
             yield CounterMetricFamily(f"fedbandit_{name}", what, totals.get(name, 0))
         refused = CounterMetricFamily(
@@ -234,7 +230,8 @@ def monitoring_page(folder: Path, port: int | None) -> Iterator[int | None]:
 
 def round_in_words(line: Mapping[str, Any]) -> str:
     """A round's metrics as one line."""
-    reward = "no new rewards" if line["reward"] is None else f"reward {line['reward']:.4f}"
+    unknown = "no new rewards" if line["events"] == 0 else "no reward to report"
+    reward = unknown if line["reward"] is None else f"reward {line['reward']:.4f}"
     took = f", {in_words(line['seconds'])}" if isinstance(line.get("seconds"), int | float) else ""
     held_back = "" if line.get("gate", {}).get("passes", True) else "; the new model was held back"
     return f"round {line['round']}: {line['clients']} of {line['asked']} devices, {reward}{took}{held_back}"

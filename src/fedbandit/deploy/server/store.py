@@ -20,6 +20,7 @@ from fedbandit.deploy.server.database import Database, Generation, Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.generations import facts_of, read_arrays, read_memory, with_facts, write_files
 from fedbandit.federated.state import DamagedState, State
+from fedbandit.privacy.reporting import in_one_line
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _OWN_FILE = re.compile(r"(state|noise|model)-\d+\.safetensors")
@@ -201,6 +202,10 @@ class Store:
             ledger.append(self.folder / ledger.NAME, number, "released")
             self._released = number
 
+    def witnessed(self, number: int) -> None:
+        """Keep that devices know of so many released rounds: no server goes on from an older state than that."""
+        ledger.append(self.folder / ledger.NAME, number, "witnessed")
+
     def _refuse_remains(self) -> None:
         """A folder in which rounds have been run is not a new deployment, whatever is missing."""
         names = (migration.OLD, f"{database.NAME}-journal", ledger.NAME, "metrics.jsonl")
@@ -249,6 +254,13 @@ class Store:
 
 def _is_private(extra: Mapping[str, Any]) -> bool:
     return extra["promises"].get("privacy") is not None
+
+
+def _figures(extra: Mapping[str, Any]) -> str:
+    """What a deployment says of its rewards."""
+    if not _is_private(extra):
+        return "exact"
+    return "noised" if (extra["promises"].get("private figures") or {}).get("figures_share") else "not reported"
 
 
 def _is_something(path: Path) -> bool:
@@ -323,11 +335,11 @@ _RECENT = 10  # rounds that "lately" looks at
 def read_status(folder: Path) -> dict[str, Any]:
     """The deployment's state as plain values; the server may be running meanwhile."""
     state = read_summary(folder)
+    private = _is_private(state.extra)
     lines = _metrics(folder)
     recent = lines[-_RECENT:]
     asked = sum(line["asked"] for line in recent)
     last = lines[-1] if lines else {}
-    epsilons = [line["epsilon_pld"] for line in lines if line.get("epsilon_pld") is not None]
     refused: dict[str, int] = {}
     for line in lines:
         for kind, count in line["refused"].items():
@@ -339,18 +351,17 @@ def read_status(folder: Path) -> dict[str, Any]:
             "rounds": len(recent),
             "asked": asked,
             "reported": sum(line["clients"] for line in recent),
-            "idle": sum(line["idle"] for line in recent),
+            "idle": sum(line["idle"] for line in recent) if all(line["idle"] is not None for line in recent) else None,
             "refused": sum(sum(line["refused"].values()) for line in recent),
         },
         "refused": dict(sorted(refused.items())),
         "reward": {
-            "running": state.running_reward,
+            "running": last.get("running_reward") if private else state.running_reward,
+            "figures": _figures(state.extra),
             "lately": _mean_reward(recent),
             "by_version": _by_version(lines),
         },
-        "privacy": {"epsilon_rdp": last.get("epsilon"), "epsilon_pld": max(epsilons, default=None)}
-        if "epsilon" in last
-        else None,
+        "privacy": (state.extra.get("privacy") or "no round since an update") if private else None,
         "gate": _gate(lines),
         "secure_aggregation": bool(state.extra.get("promises", {}).get("secure aggregation")),
         "clip_norm": state.clip_norm,
@@ -364,13 +375,15 @@ def read_status(folder: Path) -> dict[str, Any]:
 def in_lines(status: dict[str, Any]) -> list[str]:
     """The same as lines for a terminal."""
     part, reward = status["participation"], status["reward"]
+    spent = status["privacy"] or {"mechanism": "none"}
     lines = [
         f"round          {status['round']}",
         f"devices seen   {status['devices']}",
         f"participation  {part['reported']} reports of {part['asked']} asked in the last {part['rounds']} rounds;"
-        f" {part['idle']} had nothing to train on, {part['refused']} were refused",
-        f"reward         {_shown(reward['running'])} over all rounds, {_shown(reward['lately'])} lately",
-        f"privacy        {_privacy(status['privacy'])}",
+        + ("" if part["idle"] is None else f" {part['idle']} had nothing to train on,")
+        + f" {part['refused']} were refused",
+        f"reward         {_rewards(reward)}",
+        f"privacy        {spent if isinstance(spent, str) else in_one_line(spent)}",
         "aggregation    "
         + ("secure: only sums are seen here" if status["secure_aggregation"] else "plain: each report is seen here"),
         f"clip norm      {status['clip_norm']:.4g}",
@@ -397,26 +410,33 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise DataError(f"{path}: a line is not that of a round ({str(error)[:100]}); remove it") from None
     for number, line in enumerate(lines, start=1):
-        counts = (line.get(name) for name in ("round", "asked", "clients", "idle", "events", "model_version"))
+        counts = [line.get(name) for name in ("round", "asked", "clients", "model_version")]
+        counts += [line.get(name, "missing") for name in ("idle", "events") if line.get(name, 0) is not None]
         if not (all(type(count) is int for count in counts) and isinstance(line.get("refused"), dict)):
             raise DataError(f"{path}: line {number} is not that of a round; remove it")
     return lines
 
 
 def _mean_reward(lines: list[dict[str, Any]]) -> float | None:
-    events = sum(line["events"] for line in lines)
-    return sum((line["reward"] or 0.0) * line["events"] for line in lines) / events if events else None
+    events, rewards = (sum(column) for column in zip(*map(_sums_of, lines), strict=True)) if lines else (0, 0.0)
+    return rewards / events if events > 0 else None
+
+
+def _sums_of(line: dict[str, Any]) -> tuple[float, float]:
+    """Events and rewards of a round; of a private one as they were released, with noise, or nothing."""
+    events = line["events"] or 0
+    return events, line.get("reward_sum", (line["reward"] or 0.0) * events)
 
 
 def _by_version(lines: list[dict[str, Any]]) -> dict[int, float | None]:
     """The reward of the events that each version chose; where devices hide which, of those reported while it was."""
     sums: dict[int, tuple[float, float]] = {line["model_version"]: (0, 0.0) for line in lines}
     for line in lines:
-        whole = {str(line["model_version"]): [line["events"], (line["reward"] or 0.0) * line["events"]]}
+        whole = {str(line["model_version"]): _sums_of(line)}
         for version, (events, rewards) in (line.get("rewards_by_version") or whole).items():
             before = sums.get(int(version), (0, 0.0))
             sums[int(version)] = before[0] + events, before[1] + rewards
-    return {version: rewards / events if events else None for version, (events, rewards) in sums.items()}
+    return {version: rewards / events if events > 0 else None for version, (events, rewards) in sums.items()}
 
 
 def _gate(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -440,8 +460,8 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def _privacy(spent: dict[str, Any] | None) -> str:
-    if spent is None:
-        return "no differential privacy"
-    tight = "" if spent["epsilon_pld"] is None else f", {_shown(spent['epsilon_pld'])} (PLD) at the last deployment"
-    return f"epsilon {_shown(spent['epsilon_rdp'])} (RDP){tight}"
+def _rewards(reward: dict[str, Any]) -> str:
+    if reward["figures"] == "not reported":
+        return "not reported: no part of the privacy budget pays for it (privacy.figures_share)"
+    noised = ", with noise" if reward["figures"] == "noised" else ""
+    return f"{_shown(reward['running'])} over all rounds, {_shown(reward['lately'])} lately{noised}"

@@ -1,0 +1,165 @@
+"""What a round says of rewards and of candidates: exact sums, or those of a private deployment, which carry noise.
+
+Private figures are further entries of the vector whose noisy sum a round releases: bounded by 1 for each device, and
+given noise by the same mechanism as the model, so that all of it together costs what the plan says.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
+from fedbandit.deploy.server.gathering import Contribution
+from fedbandit.evaluation.gate import Verdict
+from fedbandit.privacy.noise import DeploymentNoise
+from fedbandit.privacy.plan import PrivacyPlan
+from fedbandit.privacy.strategies import Memory
+
+_ENTRIES = 3  # of the figures: events, rewards, propensities; of the gate: gain, its square, devices that judge
+_FIGURES = np.full(_ENTRIES, 3**-0.5)  # squares add up to 1: how a share is divided among its entries
+_GATE = np.sqrt([0.8, 0.1, 0.1])  # the verdict hangs on the first; the others say how sure it is
+_CLEAR = 2.0  # standard deviations of the noise above which a count is worth dividing by
+
+
+class RoundNoise:
+    """All the noise of a private round: of the model, of its figures and of what its gate is told."""
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        number: int,
+        memory: Memory,
+        dtype: np.dtype[Any],
+        of_weights: Callable[[int, Memory], DeploymentNoise] | None = None,
+    ) -> None:
+        """`of_weights` makes the noise of the model from the rounds before and their memory, where it is special."""
+        self._plan, self._number = plan, number
+        made = of_weights or (lambda done, kept: DeploymentNoise(plan.strategy, done, kept))
+        noisy = plan.noise_multiplier > 0
+        self._entries = _ENTRIES * ((plan.figures_share > 0) + (plan.gate_share > 0)) if noisy else 0
+        cut = {at: (value[: len(value) - self._entries], value[len(value) - self._entries :])
+               for at, value in memory.items()}  # fmt: skip
+        self.weights = made(number - 1, {at: both[0] for at, both in cut.items()})
+        self._own = DeploymentNoise(plan.strategy, number - 1, {at: both[1] for at, both in cut.items()})
+        self._drawn = np.zeros(2 * _ENTRIES)
+        if self._entries:
+            self._drawn = self._own.update(number, np.zeros(self._entries, dtype)).astype(np.float64)
+
+    @property
+    def memory(self) -> dict[int, np.ndarray]:
+        """What has to be kept, secretly, once the noise of the model has been drawn."""
+        if not self._entries:
+            return dict(self.weights.memory)
+        own = self._own.memory
+        return {at: np.concatenate([value, own[at]]) for at, value in self.weights.memory.items()}
+
+    def figures(self, sums: np.ndarray, most: np.ndarray) -> "Noised | None":
+        """The round's figures with noise, where no device has more than `most` of each: [3]; None without a share."""
+        return self._noised(sums, most, self._plan.figures_share, _FIGURES, self._drawn[:_ENTRIES])
+
+    def gate(self, sums: np.ndarray) -> "Noised":
+        """Sums over those who judge with noise, where no device adds more than 1 to any: [3]."""
+        found = self._noised(sums, np.ones(_ENTRIES), self._plan.gate_share, _GATE, self._drawn[-_ENTRIES:])
+        assert found is not None, "a private deployment without gate_share has no gate"
+        return found
+
+    def _noised(
+        self, sums: np.ndarray, most: np.ndarray, share: float, division: np.ndarray, drawn: np.ndarray
+    ) -> "Noised | None":
+        if not share:
+            return None
+        unit = self._plan.share_multiplier(share) * most / division
+        of_round, of_prefix = np.sqrt(self._plan.noise_variances[:, self._number - 1])
+        return Noised(sums + unit * drawn, unit * of_round, unit * of_prefix)
+
+
+@dataclass(frozen=True)
+class Noised:
+    """Sums as anybody may see them."""
+
+    sums: np.ndarray
+    deviations: np.ndarray  # of their noise
+    of_prefix: np.ndarray  # of the noise of the sums over all rounds so far
+
+
+def reported(found: Contribution, private: bool) -> dict[str, Any]:
+    """What the metrics say of a round's rewards where sums are exact; nothing of a private round."""
+    if private:
+        names = ("reward", "propensity", "events", "idle", "unclipped", "rewards_by_version")
+        return {"clients": found.accepted + found.idle, **dict.fromkeys(names)}
+    return {
+        "reward": found.reward_sum / found.events if found.events else None,
+        "propensity": found.propensity_sum / found.events if found.events else None,
+        "events": found.events,
+        "clients": found.accepted,
+        "idle": found.idle,
+        "unclipped": found.below / found.accepted if found.accepted else None,
+        "rewards_by_version": found.by_version,
+    }
+
+
+def reported_with_noise(
+    found: Contribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """What the metrics say of a private round's rewards, and the noised totals so far; nothing without a share.
+
+    `before` are the totals up to the round before. A reward is left out where the noise could have made the events.
+    """
+    most = np.array([bounds.events, bounds.events * bounds.reward, bounds.events]) * (1 + TOLERANCE)
+    noised = noise.figures(np.array([found.events, found.reward_sum, found.propensity_sum]), most)
+    if noised is None:
+        return {}, {}
+    sums = noised.sums
+    if found.known_modulo is not None:  # once there is noise: one device could wrap what hostile ones have prepared
+        modulo = np.array(found.known_modulo)
+        sums = (sums + modulo / 2) % modulo - modulo / 2
+    events, rewards, propensities = map(float, sums)
+    totals = {"events": before.get("events", 0.0) + events, "rewards": before.get("rewards", 0.0) + rewards}
+    clear = events > _CLEAR * noised.deviations[0]
+    so_far = totals["events"] > _CLEAR * noised.of_prefix[0]
+    return {
+        "reward": _within(rewards / events, -bounds.reward, bounds.reward) if clear else None,
+        "propensity": _within(propensities / events, 0.0, 1.0) if clear else None,
+        "events": round(events),
+        "reward_sum": rewards,
+        "noise": {"events": float(noised.deviations[0]), "rewards": float(noised.deviations[1])},
+        "running_reward": _within(totals["rewards"] / totals["events"], -bounds.reward, bounds.reward)
+        if so_far
+        else None,
+    }, totals
+
+
+def private_verdict(
+    gains: np.ndarray, noise: RoundNoise, bounds: ReportBounds, confidence: float, margin: float
+) -> tuple[Verdict, int]:
+    """Whether a candidate passes, by noised sums over devices' gains per event: [n]; and about how many devices.
+
+    Each device is worth the same: its gain, above what may be lost, cut at what means can differ by. A model passes if
+    the sum of that is above 0 with the confidence asked for. The sum's deviation is that of the devices, for which
+    their squares stand, and that of the noise, which is known.
+    """
+    widest = 2 * bounds.reward
+    terms = np.clip(gains + margin, -widest, widest) / widest
+    noised = noise.gate(np.array([terms.sum(), np.square(terms).sum(), len(terms)], dtype=np.float64))
+    total, squares, devices = map(float, noised.sums)
+    # The squares have noise of their own; one deviation more makes the interval wider rather than narrower.
+    error = float(np.sqrt(max(squares + noised.deviations[1], 0.0) + noised.deviations[0] ** 2))
+    lower = total - NormalDist().inv_cdf(confidence) * error
+    enough = devices > _CLEAR * noised.deviations[2]
+    per = widest / devices if enough else np.nan
+    found = Verdict(
+        passes=bool(enough and lower >= 0),
+        gain=total * per - margin,
+        standard_error=error * per,
+        lower=lower * per - margin,
+        effective_sample_size=np.nan,
+        events=0,
+    )
+    return found, max(0, round(devices))
+
+
+def _within(value: float, low: float, high: float) -> float:
+    return float(min(max(value, low), high))
