@@ -185,7 +185,7 @@ def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_dev
     privacy = {"mechanism": "dp-fedavg", "noise_multiplier": 2.0, "sampling": "fixed"}
     rules = {"secure_aggregation": True, "min_reports": 3, "population": 4, "secure_seconds": 30}
     toml = write_toml(tmp_path, 1, CLIENTS, rules, **changed, privacy=privacy)
-    with RealNetwork(tmp_path, toml, CLIENTS, 1, "secure-aggregation=true", **changed) as network:
+    with RealNetwork(tmp_path, toml, CLIENTS, 1, "secure-aggregation=true unsigned-keys=true", **changed) as network:
 
         def said():
             return read_live(network.state) or {"in_reach": 0, "doing": ""}

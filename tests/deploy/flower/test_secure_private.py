@@ -19,6 +19,7 @@ from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
 from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.deploy.server.figures import RoundNoise, reported_with_noise
+from fedbandit.deploy.server.gathering import OlderThanSeen
 from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.store import Store, read_status
 from fedbandit.privacy.noise import GridMean, GridNoise
@@ -104,9 +105,8 @@ def test_each_round_is_the_simulators_up_to_rounding_and_the_noise_that_was_draw
         after_install=lambda agent, context: live_a_period(agent, context.node_config["client"], simulated),
         secure_aggregation=True,
     )
-    configs = [
-        {"agent-dir": str(tmp_path / f"device-{client}"), "client": client, "unsigned-keys": True} for client in CLIENTS
-    ]
+    given = {"unsigned-keys": True}
+    configs = [{"agent-dir": str(tmp_path / f"device-{client}"), "client": client, **given} for client in CLIENTS]
     server = a_server(deployment, RecordingGrid(app, configs))
     for _ in range(rounds):
         before = server.state
@@ -239,10 +239,10 @@ def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog)
 def test_an_impossible_sum_is_brought_back_to_what_is_possible_and_not_refused(tmp_path, caplog, entries):
     """A refusal would let one device more decide whether the others are revealed."""
 
-    def lie(length):
-        found = np.zeros(length)
-        found[entries] = 2**37
-        return found
+    def lie(size):
+        numbers = np.zeros(size)
+        numbers[entries] = 2**37
+        return numbers
 
     deployment, grid, _ = a_network(tmp_path, given=private_values({**FIXED, "figures_share": 0.2}))
     grid.broken = {(FIRST, TRAINING): added(lie)}
@@ -394,3 +394,13 @@ def test_a_living_deployment_keeps_its_noise_on_the_grid(tmp_path):
     plain = values(population=5, min_reach=0.0) | {"privacy": FIXED, "clients_per_round": 5}
     with pytest.raises(ConfigError, match="was started with different secure aggregation"):
         a_deployment(tmp_path, plain).resumed(Store(deployment.folder).load().state)
+
+
+def test_an_old_copy_of_the_server_is_told_by_devices_that_have_seen_later_rounds(tmp_path):
+    deployment, grid, _ = a_network(tmp_path, given=private_values())
+    server = a_server(deployment, grid)
+    server.attempt()
+    server.attempt()
+    again = a_server(a_deployment(tmp_path / "copy", private_values()), grid)
+    with pytest.raises(OlderThanSeen, match="5 devices have seen round 2"):
+        again.attempt()

@@ -154,7 +154,8 @@ def test_without_a_share_nothing_is_said_of_rewards_anywhere(tmp_path, caplog):
     names = ("reward", "propensity", "events", "running_reward", "idle", "unclipped", "rewards_by_version")
     for line in lines_of(deployment):
         assert [line[name] for name in names] == [None] * len(names)
-        assert line["clients"] == 3  # who had nothing to train on is one of them
+        assert line["clients"] == 3  # who had nothing to train on is one of them, ...
+        assert sum(line["model_versions"].values()) == 3  # ... and cannot be found by counting
         assert not {"reward_sum", "noise", "gate"} & set(line)
         assert "no reward to report" in round_in_words(line)
     assert (server.state.reward_total, server.state.rewarded_rounds, server.state.events) == (0.0, 0, 0)
@@ -197,6 +198,7 @@ def test_with_a_share_they_are_said_with_noise(tmp_path, seeded):
     assert status["reward"]["lately"] == pytest.approx(sum(before) / events, abs=0.1)
     assert "over all rounds" in (shown := "\n".join(in_lines(status)))
     assert "lately, with noise" in shown
+    assert status["privacy"]["covers"].startswith("covers the released models, the figures of rewards (0.5 of the")
     totals = server.state.extra["figures"]
     assert totals["rewards"] == pytest.approx(metrics["reward_sum"] + again["reward_sum"])
     resumed = coordinator(deployment, network)

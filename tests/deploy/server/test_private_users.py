@@ -94,11 +94,11 @@ def test_a_second_device_of_a_user_is_refused_at_the_door(tmp_path, caplog):
 def test_poisson_sampling_draws_users_however_many_devices_they_have(tmp_path):
     deployment = private(tmp_path, mechanism="dp-fedavg", sampling="poisson", separation=None)
     plan = deployment.ledger.plan
-    users = {node: f"user {node % 3 and node}" for node in range(300)}  # one of them has a hundred devices
-    drawn = Counter(users[node] for _ in range(2000) for node in select(deployment, one_of_each(range(300), users), 1))
-    most = 2000 * plan.probability
+    users = {node: f"user {node % 3 and node}" for node in range(60)}  # one of them has twenty devices
+    drawn = Counter(users[node] for _ in range(800) for node in select(deployment, one_of_each(range(60), users), 1))
+    most = 800 * plan.probability
     assert drawn["user 0"] == pytest.approx(most, abs=5 * (most * (1 - plan.probability)) ** 0.5)
-    assert len(one_of_each(range(300), users)) == 201
+    assert len(one_of_each(range(60), users)) == 41
 
 
 def test_epsilon_is_said_to_be_per_user(tmp_path):

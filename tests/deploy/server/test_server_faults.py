@@ -94,14 +94,21 @@ def test_each_operation_fails(tmp_path, kind):
 # ---- private: what anybody may have seen was charged, and nobody has seen two noises of one round
 
 
-def private_world(folder):
-    return World(folder, lambda f: private(f, rounds=ROUNDS, population=4, mechanism="dp-ftrl", sampling="fixed"))
+def private_world(folder, gated):
+    """With a gate, devices see candidates too, before it is known whether they go out."""
+    plan = {"population": 4, "mechanism": "dp-ftrl", "sampling": "fixed"}
+    if not gated:
+        return World(folder, lambda f: private(f, rounds=ROUNDS, **plan))
+    shares, gate = {"figures_share": 0.1, "gate_share": 0.1}, {"confidence": 0.5, "limit": 10.0}
+    given = values(population=4, min_reach=0.0) | {"rounds": ROUNDS, "clients_per_round": 2, "gate": gate}
+    del plan["population"]
+    return World(folder, given=given | {"privacy": {"noise_multiplier": 1.0, **plan, **shares}})
 
 
-def check_private(tmp_path, at, kind):
-    world = private_world(tmp_path / f"{kind}-{at}")
+def check_private(tmp_path, at, kind, gated=False):
+    world = private_world(tmp_path / f"{kind}-{at}", gated)
     charged = world.folder / "ledger.jsonl"
-    seen, send = {}, world.network.send
+    seen, judged, send = {}, {}, world.network.send
 
     def seeing(requests):
         world.faults.elsewhere = True
@@ -111,13 +118,18 @@ def check_private(tmp_path, at, kind):
                 spent = read_ledger(charged)
                 assert number == 1 or spent.released >= number - 1
                 seen.setdefault(number, set()).add(request.arrays["weights"].tobytes())
+            if request.kind == "judge":
+                number = request.facts["round"]
+                assert read_ledger(charged).released >= number
+                judged.setdefault(number, set()).add(request.arrays["weights"].tobytes())
         world.faults.elsewhere = False
         return send(requests)
 
     world.network.send = seeing
     server, _, faults = world.run(at, kind)
     assert server.state.round == ROUNDS
-    assert all(len(weights) == 1 for weights in seen.values()), (at, kind, faults.log[at - 1])
+    assert all(len(weights) == 1 for weights in (*seen.values(), *judged.values())), (at, kind, faults.log[at - 1])
+    assert set(judged) <= ({2, 4} if gated else set())
     assert read_ledger(charged).released == ROUNDS
     metrics = world.outcome(server)["metrics"]
     assert [line["round"] for line in metrics] == list(range(1, ROUNDS + 1))
@@ -128,13 +140,16 @@ def check_private(tmp_path, at, kind):
 def test_some_operations_of_a_private_server_fail(tmp_path):
     for at in (34, 39):  # half a line of the ledger, and right after the commit
         check_private(tmp_path, at, "kill")
+    for at in (74, 79, 84, 89, 94):  # around the commit before the gate, and the one after it
+        check_private(tmp_path / "gated", at, "kill", gated=True)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("kind", ["kill", "error"])
-def test_each_operation_of_a_private_server_fails(tmp_path, kind):
+def test_each_operation_of_a_private_server_fails(tmp_path, kind, gated):
     at, faults = 1, None
     while faults is None or at <= faults.count:
-        faults = check_private(tmp_path, at, kind)
+        faults = check_private(tmp_path, at, kind, gated)
         at += 1
     assert at > 100

@@ -102,7 +102,7 @@ def cannot(kind: str, facts: Mapping[str, Any], problem: Exception) -> dict[str,
     _logger.warning("%s: %s", kind, problem, exc_info=not expected)
     why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
     token = facts.get("token")  # whatever it is, it goes back only if it can be one
-    said: dict[str, Any] = {"token": token if is_token(token) else None, "problem": why}
+    said = {"token": token if is_token(token) else None, "problem": why}
     if isinstance(problem, LaterRoundSeen):  # the server must know, and from whom
         said |= {"device": problem.device, "seen": problem.seen}
     return said

@@ -233,8 +233,8 @@ def take_part(
     """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
 
     With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. In these it
-    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names. `user` names whose
-    device it is, where several belong to one person.
+    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names. `user` names
+    whose device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
     own = _secure_settings(security, sums_only, roster, unsigned)

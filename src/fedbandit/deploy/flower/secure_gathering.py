@@ -14,14 +14,14 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.flower.roster import read_roster
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement
+from fedbandit.deploy.masking.announcements import Announcement, reused
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.masking.server import MaskedSum, Terms
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
 from fedbandit.deploy.secure_sums import Figures, decode, decode_private, figures_modulo, length, why_impossible
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gathering import Contribution, name_refused, rests
+from fedbandit.deploy.server.gathering import Contribution, check_not_older, name_refused, rests
 from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
 from fedbandit.federated.state import State
 
@@ -34,7 +34,7 @@ class _GivenUp(Exception):
 
     def __init__(self, reason: str, left: Collection[int] = ()) -> None:
         super().__init__(reason)
-        self.left = list(left)
+        self.left = sorted(left)
 
 
 @dataclass
@@ -112,12 +112,12 @@ class SecureSums:
 
         sealed = self._step(attempt, "shares", {node: introduced(node) for node in ready}, packets)
         self._enough(sealed, "have sent shares")
-        self._recoverable(sealed, neighbours, sealed, terms, sealed)
+        self._recoverable(sealed, neighbours, sealed, terms)
 
         total = MaskedSum(attempt.token, length(attempt.state.kept["weights"].size))
-        self._vectors(attempt, sealed, total)
+        self._vectors(attempt, sealed, neighbours, total)
         self._enough(total.nodes, "have sent what is to be summed")
-        self._recoverable(sealed, neighbours, total.nodes, terms, total.nodes)
+        self._recoverable(sealed, neighbours, total.nodes, terms)
 
         dropped = sealed.keys() - total.nodes
         names = {node: (neighbours[node] & total.nodes, neighbours[node] & dropped) for node in total.nodes}
@@ -127,9 +127,10 @@ class SecureSums:
             {node: wire.unmask(*pair) for node, pair in names.items()},
             lambda node, answer: _for_exactly(set().union(*names[node]), wire.read_parcels(answer, SHARE)),
         )
-        shares = {node: {keeper: kept[node] for keeper, kept in answers.items() if node in kept} for node in sealed}
-        for node in sealed:
-            self._recoverable([node], neighbours, shares[node], terms, answers)
+        self._recoverable(sealed, neighbours, answers, terms)
+        shares = {
+            node: {keeper: answers[keeper][node] for keeper in neighbours[node] & answers.keys()} for node in sealed
+        }
         try:
             levels = total.unmasked(shares, terms.threshold, announced, neighbours, sealed)
         except DataError as problem:
@@ -137,7 +138,7 @@ class SecureSums:
         return self._read(attempt, levels, len(total.nodes)), [node for node in ready if node in total.nodes]
 
     def _ready(self, attempt: _Attempt, asked: Sequence[int]) -> list[int]:
-        """Those of the nodes that have something to train on and have announced keys, each device once, in its turn.
+        """Those of the nodes that have something to train on and have announced keys, each device once in its turn.
 
         The others sit out before masks are made: among idle devices, the sum would show the only one that is not.
         In a private round they take part all the same, and have their turn.
@@ -166,7 +167,7 @@ class SecureSums:
             try:
                 said = Announcement.of(wire.read_bytes(reply.sealed, wire.ANNOUNCEMENT))
                 said.check(attempt.token, node, roster)
-                if len(keys | set(said.keys)) < len(keys) + len(said.keys):
+                if reused([said]) or not keys.isdisjoint(said.keys):
                     raise DataError("one key stands for two things or two nodes")
             except DataError as problem:
                 attempt.refused.append((node, "keys", str(problem)))
@@ -188,7 +189,13 @@ class SecureSums:
         self._enough(attempt.devices, "have something to train on")
         return list(attempt.devices)
 
-    def _vectors(self, attempt: _Attempt, sealed: Mapping[int, Mapping[int, bytes]], total: MaskedSum) -> None:
+    def _vectors(
+        self,
+        attempt: _Attempt,
+        sealed: Mapping[int, Mapping[int, bytes]],
+        neighbours: Mapping[int, set[int]],
+        total: MaskedSum,
+    ) -> None:
         """The step in which devices train: the task goes out, and masked vectors are added up, at most to the goal."""
         state, rules = attempt.state, self._deployment.rules
         task = {
@@ -202,7 +209,7 @@ class SecureSums:
         }
 
         def packets_for(node: int) -> wire.Said:
-            found = {other: packets[node] for other, packets in sealed.items() if node in packets}
+            found = {other: sealed[other][node] for other in sorted(neighbours[node] - {node}) if other in sealed}
             return {wire.STEP: wire.VECTOR, **wire.parcels(found)}
 
         self._step(
@@ -250,7 +257,10 @@ class SecureSums:
                 attempt.refused.append((node, refuse[0], f"{what}: {refuse[1]}"))
             return replace(reply, arrays={}, sealed={})
 
-        self._courier.ask([request(n) for n in said], seconds, f"round {attempt.number}, {what}", enough, take)
+        requests = [request(node) for node in said]
+        answers = self._courier.ask(requests, seconds, f"round {attempt.number}, {what}", enough, take)
+        if self._private:
+            check_not_older(answers, attempt.number)
         return {node: found[node] for node in said if node in found}
 
     def _enough(self, nodes: Collection[int], what: str) -> None:
@@ -264,14 +274,15 @@ class SecureSums:
         neighbours: Mapping[int, set[int]],
         keepers: Collection[int],
         terms: Terms,
-        here: Collection[int],
     ) -> None:
         """Each secret needs enough neighbours that still answer, or the masks cannot come off."""
+        left_of_all = set(keepers)
         for owner in owners:
-            left = len(neighbours[owner] & set(keepers))
+            left = len(neighbours[owner] & left_of_all)
             if left < terms.threshold:
                 raise _GivenUp(
-                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed", here
+                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed",
+                    keepers,
                 )
 
     def _read(self, attempt: _Attempt, levels: np.ndarray, devices: int) -> Figures:

@@ -103,7 +103,8 @@ class PlainReports:
         following, figures, elsewhere = count_rewards(screening.marks, reports, number)
         if self._deployment.ledger is not None:
             # Having nothing to train on must not change who is drawn later: it was their turn all the same.
-            following |= {device: replace(screening.marks.get(device, Mark()), turn=number) for device in found.idle}
+            idle = [answer.device for answer in found.idle]
+            following |= {device: replace(screening.marks.get(device, Mark()), turn=number) for device in idle}
         if self.users is not None:
             following |= {self.users[node]: Mark(turn=number) for node in asked if names_of.get(node) in following}
         for device in elsewhere:
@@ -119,10 +120,14 @@ class PlainReports:
             propensity_sum=figures.propensity_sum,
             idle=len(found.idle),
             refused=found.kinds(),
-            versions=versions_held(report.version for report in reports),
+            versions=versions_held([*(report.version for report in reports), *self._versions_of_idle(found)]),
             marks=following,
             by_version=figures.by_version,
         )
+
+    def _versions_of_idle(self, found: Sorted) -> list[int]:
+        """Under privacy those who had nothing to train on are counted with the others, and cannot be told from them."""
+        return [] if self._deployment.ledger is None else [answer.version for answer in found.idle]
 
     def _least(self) -> int:
         """A private round continues whoever answers: aborting for lack of reports would leak who took part."""

@@ -47,6 +47,7 @@ class Idle:
     """The answer of a device that had nothing to train on."""
 
     device: str
+    version: int  # the model that it holds
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Sorted:
     """A round's answers: reports in the order in which devices were asked, and everything else by name."""
 
     reports: list[Report] = field(default_factory=list)
-    idle: list[str] = field(default_factory=list)  # devices that had nothing to train on
+    idle: list[Idle] = field(default_factory=list)
     refused: list[tuple[int, str, str]] = field(default_factory=list)  # node, kind, what exactly
 
     def kinds(self) -> dict[str, int]:
@@ -100,7 +101,7 @@ class Screening:
                 if isinstance(answer, Report):
                     found.reports.append(answer)
                 else:
-                    found.idle.append(answer.device)
+                    found.idle.append(answer)
         return found
 
     def _out_of_turn(self, node: int, device: str, seen: set[str], rests: Callable[[Mark], bool]) -> Refusal | None:
@@ -127,7 +128,9 @@ class Screening:
         if refuse := refusal(reply, self._token):
             return refuse
         if reply.facts.get("trained") is False and is_name(reply.facts.get("device")):
-            return Idle(reply.facts["device"])
+            if not is_count(reply.facts.get("version")):
+                return "garbage", "version: not a count"
+            return Idle(reply.facts["device"], reply.facts["version"])
         if problem := _unreadable(reply):
             return "garbage", problem
         if refuse := _beyond(reply.facts, self._bounds):
