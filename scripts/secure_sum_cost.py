@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement, Roster
+from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer
 from fedbandit.deploy.masking.device import Announced, Held, Shared, accept, announce, masked, reveal, share
 from fedbandit.deploy.messages import Courier, Reply, Request
 from fedbandit.deploy.secure_sums import Figures, encode, update_error
@@ -37,9 +37,13 @@ class Devices:
 
     def __init__(self, number: int, lost: Collection[int], deployment: Deployment) -> None:
         self._lost, self._deployment = lost, deployment
-        self._keys = {node: generate_private_key(SECP384R1()) for node in range(1, number + 1)}
-        lines = [key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) for key in self._keys.values()]
-        self._roster = Roster.of(b"\n".join(lines).decode(), "roster")
+        keys = {node: generate_private_key(SECP384R1()) for node in range(1, number + 1)}
+        self._keys = {
+            node: Signer(key, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+            for node, key in keys.items()
+        }
+        lines = [signer.identity.decode() for signer in self._keys.values()]
+        self._roster = Roster.of("\n".join(lines), "roster")
         self._kept: dict[int, Any] = {}
         self._open: dict[str, Request] = {}
         self.total = np.zeros(deployment.initial.size)

@@ -4,9 +4,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    SSHCertificateBuilder,
+    SSHCertificateType,
+)
 
-from fedbandit.deploy.masking.announcements import Roster
+from fedbandit.deploy.masking.announcements import Roster, Signer
 from fedbandit.deploy.masking.device import accept, announce, masked, reveal, share
 from fedbandit.deploy.masking.server import MaskedSum, Terms
 
@@ -14,15 +21,24 @@ TOKEN = "a token"
 
 
 def node_key():
-    return generate_private_key(SECP384R1())
+    """What a node signs with."""
+    key = generate_private_key(SECP384R1())
+    return Signer(key, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
 
 
-def public_line(key):
-    return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+def public_line(signer):
+    return signer.key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
-def private_file(key):
-    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+def private_file(signer):
+    return signer.key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def certificate(signer, operator, after=0, before=2**64 - 1, kind=SSHCertificateType.USER):
+    """An operator's word that a key is a node's, as `ssh-keygen -s` writes it."""
+    built = SSHCertificateBuilder().public_key(signer.key.public_key()).serial(1).type(kind).key_id(b"device")
+    built = built.valid_for_all_principals().valid_after(after).valid_before(before)
+    return built.sign(operator.key).public_bytes()
 
 
 def roster_of(*keys):

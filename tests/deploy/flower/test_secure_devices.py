@@ -6,7 +6,7 @@ from network_builders import values
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message
-from masked_round import node_key, private_file
+from masked_round import certificate, node_key, private_file, public_line
 from secure_builders import FIRST, SHARES, TRAINING, UNMASKING, a_network, a_server, clear_task, with_keys
 
 from fedbandit.deploy.flower.transport import SEALED, from_records, sealed_in, to_records
@@ -181,6 +181,15 @@ def test_a_key_or_a_roster_that_cannot_be_read_is_named(tmp_path, caplog, change
     assert a_server(deployment, grid).attempt()["clients"] == 4
     assert f"node {FIRST} refused: could not train: " in caplog.text
     assert why in caplog.text
+
+
+def test_certificates_of_the_operator_make_a_roster_of_one_line(tmp_path):
+    deployment, grid, _ = a_network(tmp_path)
+    folder, operator = tmp_path / "keys", node_key()
+    for node, key in with_keys(grid, folder).items():
+        (folder / f"{node}-cert.pub").write_bytes(certificate(key, operator))
+    (folder / "roster.pub").write_bytes(b"cert-authority " + public_line(operator))
+    assert a_server(deployment, grid).attempt()["clients"] == 5
 
 
 @pytest.mark.parametrize("known_to_server", [False, True])

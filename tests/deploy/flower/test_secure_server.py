@@ -58,7 +58,7 @@ def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(tmp_path
         (READY, replaced(wire.ANNOUNCEMENT, lambda said: said[:-1]), "keys: an announcement of 95 bytes", 4),
         (READY, replaced(wire.ANNOUNCEMENT, lambda said: 7), "keys: announcement: no bytes", 4),
         (READY, replaced(wire.ANNOUNCEMENT, lambda said: said[:32] + said[:64]), "keys: one key stands for two", 4),
-        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said + bytes(145)), "keys: the keys of node 1000 have a", 4),
+        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said + bytes(300)), "keys: neither a node's public key", 4),
         (SHARES, replaced(wire.NODES, lambda nodes: nodes[:-1]), "garbage: shares: parcels: 4 for 3 nodes", 4),
         (SHARES, replaced(wire.NODES, lambda nodes: [nodes[0], *nodes[:-1]]), "garbage: shares: nodes: a node st", 4),
         (SHARES, replaced(wire.NODES, lambda nodes: [FIRST, *nodes[1:]]), "garbage: shares: parcels for others", 4),

@@ -1,5 +1,7 @@
 """What masks are made of: sharing, keystreams, packets and signatures do what they say, and nothing else passes."""
 
+import shutil
+import subprocess
 from itertools import combinations
 
 import numpy as np
@@ -7,10 +9,11 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from masked_round import TOKEN, node_key, private_file, public_line, roster_of
+from cryptography.hazmat.primitives.serialization import SSHCertificateType
+from masked_round import TOKEN, certificate, node_key, private_file, public_line, roster_of
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.masking.announcements import Announcement, Roster, roster_line, signing_key
+from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, reused, roster_line, signer_of
 from fedbandit.deploy.masking.device import announce
 from fedbandit.deploy.masking.primitives import (
     PRIME,
@@ -148,13 +151,77 @@ def test_an_announcement_counts_for_its_node_and_round_if_its_signer_is_on_the_r
             said.check(token, node, roster)
 
 
-@pytest.mark.parametrize("place", [0, 32, 64, 96, 97, 145, 240])
+@pytest.mark.parametrize("place", [0, 32, 64, 96, 191, 192, 250, -1])
 def test_no_byte_of_an_announcement_can_be_changed(place):
     key = node_key()
     payload = bytearray(announce(TOKEN, 7, key)[1].to_bytes())
     payload[place] ^= 1
-    with pytest.raises(DataError, match="not for them"):
+    with pytest.raises(DataError, match=r"not for them|neither a node's public key"):
         Announcement.of(bytes(payload)).check(TOKEN, 7, roster_of(key))
+
+
+def test_an_operators_certificate_stands_for_a_line_of_the_roster():
+    key, operator, other = node_key(), node_key(), node_key()
+    roster = Roster.of(f"cert-authority {public_line(operator).decode()} us", "roster")
+
+    def checked(made, signs=key):
+        signer = signer_of(private_file(signs), "node", made)
+        Announcement.of(announce(TOKEN, 7, signer)[1].to_bytes()).check(TOKEN, 7, roster)
+
+    checked(certificate(key, operator))
+    checked(certificate(key, operator, 1, 2**40))
+    for wrong in (
+        certificate(key, other),
+        certificate(key, operator, before=1000),
+        certificate(key, operator, after=2**40),
+        certificate(key, operator, kind=SSHCertificateType.HOST),
+        None,
+    ):
+        with pytest.raises(DataError, match="signed by a node that is not on the roster"):
+            checked(wrong)
+    for wrong in (certificate(other, operator), public_line(key), b"what"):
+        with pytest.raises(DataError, match="node: the certificate beside it is not for it"):
+            checked(wrong)
+    stolen = Signer(other.key, certificate(key, operator))
+    with pytest.raises(DataError, match="not for them"):
+        announce(TOKEN, 7, stolen)[1].check(TOKEN, 7, roster)
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="needs ssh-keygen")
+@pytest.mark.parametrize("kind", [("ecdsa", "-b", "384"), ("ed25519",)])
+def test_certificates_and_keys_as_ssh_keygen_makes_them(tmp_path, kind):
+    def keygen(*arguments):
+        subprocess.run(["ssh-keygen", "-q", *map(str, arguments)], check=True, capture_output=True)
+
+    node, operator = tmp_path / "node-0", tmp_path / "operator"
+    keygen("-t", "ecdsa", "-b", "384", "-N", "", "-f", node)
+    keygen("-t", *kind, "-N", "", "-f", operator)
+    keygen("-s", operator, "-I", "device-0", "-V", "+52w", f"{node}.pub")
+    made = (tmp_path / "node-0-cert.pub").read_bytes()
+    _, said = announce(TOKEN, 7, signer_of(node.read_bytes(), "node-0", made))
+    said.check(TOKEN, 7, Roster.of(f"cert-authority {operator.with_suffix('.pub').read_text()}", "roster"))
+    said.check(TOKEN, 7, Roster.of(roster_line((tmp_path / "node-0.pub").read_bytes(), "device-0", "node-0"), "roster"))
+
+
+def test_a_forged_certificate_does_not_count():
+    import base64
+
+    key, operator = node_key(), node_key()
+    kind, blob = certificate(key, operator).split()[:2]
+    forged = bytearray(base64.b64decode(blob))
+    forged[-1] ^= 1
+    roster = Roster.of(f"cert-authority {public_line(operator).decode()}", "roster")
+    said = announce(TOKEN, 7, Signer(key.key, kind + b" " + base64.b64encode(bytes(forged))))[1]
+    with pytest.raises(DataError, match="not on the roster"):
+        said.check(TOKEN, 7, roster)
+
+
+def test_one_node_with_two_certificates_is_one_node():
+    key, operator = node_key(), node_key()
+    one, two = (Signer(key.key, certificate(key, operator, before=2**40 + i)) for i in range(2))
+    assert reused([announce(TOKEN, 1, one)[1], announce(TOKEN, 2, two)[1]])
+    assert reused([announce(TOKEN, 1, one)[1], announce(TOKEN, 2, key)[1]])
+    assert not reused([announce(TOKEN, 1, one)[1], announce(TOKEN, 2, node_key())[1]])
 
 
 def test_an_unsigned_announcement_is_refused_where_there_is_a_roster():
@@ -162,7 +229,7 @@ def test_an_unsigned_announcement_is_refused_where_there_is_a_roster():
     said.check(TOKEN, 7, None)
     with pytest.raises(DataError, match="keys of node 7 are not signed"):
         said.check(TOKEN, 7, roster_of(node_key()))
-    for payload in (b"", said.to_bytes() + b"x", said.to_bytes()[:-1]):
+    for payload in (b"", said.to_bytes() + b"x", said.to_bytes()[:-1], bytes(192), bytes(8193)):
         with pytest.raises(DataError, match="an announcement of"):
             Announcement.of(payload)
 
@@ -183,10 +250,10 @@ def test_a_roster_is_a_list_of_public_keys():
 def test_a_key_of_another_kind_signs_nothing():
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
-    other = generate_private_key(SECP256R1())
-    assert signing_key(private_file(node_key()), "node").curve.name == "secp384r1"
+    other = Signer(generate_private_key(SECP256R1()), b"")
+    assert signer_of(private_file(node_key()), "node").key.curve.name == "secp384r1"
     for wrong in (private_file(other), b"", b"nonsense"):
         with pytest.raises(DataError, match="node: not a key"):
-            signing_key(wrong, "node")
+            signer_of(wrong, "node")
     with pytest.raises(DataError, match=r"node\.pub: not a public key"):
         roster_line(public_line(other), "x", "node.pub")

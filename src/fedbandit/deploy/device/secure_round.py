@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.device.instructions import check_understood, read_token
 from fedbandit.deploy.device.participant import Participant, cannot
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement, Roster, signing_key
+from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, signer_of
 from fedbandit.deploy.masking.device import Announced, Held, Shared, accept, announce, masked, reveal, share
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.messages import with_protocol
@@ -35,6 +34,7 @@ _STAGES = {Announced: "announced", Shared: "shared", Held: "held"}
 class Identity:
     """Who this device is, and whom it believes: its node's key and the roster, as its operator has installed them.
 
+    Beside the key `node` there may be an operator's certificate for it in `node-cert.pub`, as `ssh-keygen -s` makes it.
     `unsigned` does without a roster, to try things out: the server could then pose as all of the neighbours.
     """
 
@@ -42,8 +42,8 @@ class Identity:
     key: Path | None = None
     unsigned: bool = False
 
-    def read(self) -> tuple[Roster | None, EllipticCurvePrivateKey | None]:
-        """The roster and the key; refuses to do without."""
+    def read(self) -> tuple[Roster | None, Signer | None]:
+        """The roster and what to sign with; refuses to do without."""
         roster = None
         if self.roster is not None:
             roster = Roster.of(_contents(self.roster).decode("utf-8", "replace"), str(self.roster))
@@ -51,7 +51,11 @@ class Identity:
             raise DataError("this device has no roster of registered nodes, so it takes part in no secure sum")
         if self.key is None and roster is not None:
             raise DataError("this device has a roster but no key of its own, so others would not take its word")
-        return roster, None if self.key is None else signing_key(_contents(self.key), str(self.key))
+        if self.key is None:
+            return roster, None
+        beside = self.key.with_name(f"{self.key.name}-cert.pub")
+        certificate = _contents(beside) if beside.exists() else None
+        return roster, signer_of(_contents(self.key), str(self.key), certificate)
 
 
 class SecureRounds:
@@ -67,8 +71,8 @@ class SecureRounds:
         if said.get("ready") is not True:
             return said, {}
         try:
-            _, key = self._identity.read()
-            own, announcement = announce(read_token(facts), self._node, key)
+            _, signer = self._identity.read()
+            own, announcement = announce(read_token(facts), self._node, signer)
             self._forget(own.token)
             self._keep(own.token, own)
         except Exception as problem:

@@ -9,11 +9,10 @@ import secrets
 from collections.abc import Collection, Mapping
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from pydantic import BaseModel, ConfigDict
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.masking.announcements import Announcement, Roster, reused
+from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, reused
 from fedbandit.deploy.masking.primitives import (
     SECRET,
     SHARE,
@@ -68,11 +67,11 @@ class Held(_Kept):
     shares: dict[int, tuple[bytes, bytes]]  # by neighbour: of its key for masks, and of the seed of its own mask
 
 
-def announce(token: str, node: int, key: EllipticCurvePrivateKey | None) -> tuple[Announced, Announcement]:
+def announce(token: str, node: int, signer: Signer | None) -> tuple[Announced, Announcement]:
     """Fresh keys for one attempt at a round, signed with the node's key."""
     mask, seal, seed = new_key(), new_key(), secrets.token_bytes(SECRET)
     said = Announcement(public_of(mask), public_of(seal), commitment(token, node, seed))
-    said = said if key is None else said.signed(token, node, key)
+    said = said if signer is None else said.signed(token, node, signer)
     return Announced(token=token, node=node, mask=mask, seal=seal, seed=seed, said=said.to_bytes()), said
 
 
