@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from network_builders import Network, a_deployment, changed, coordinator, devices, settle, values
@@ -149,6 +150,15 @@ def test_a_device_killed_around_remembering_never_has_a_turn_twice(asked, monkey
         assert answered["trained"]
     assert card_of(participant).private.last == 4
     assert ask(participant, request, 7)[0]["trained"]
+
+
+def test_requests_at_once_have_one_turn_between_them(asked):
+    participant, request = asked
+    several = [after_a_restart(participant) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        said = [answer[0] for answer in pool.map(lambda part: ask(part, request, 4), several)]
+    assert sorted("trained" in answer for answer in said) == [False] * 7 + [True]
+    assert card_of(participant).private.taken == 2
 
 
 def test_without_room_to_remember_a_device_does_not_take_part(asked, monkeypatch):

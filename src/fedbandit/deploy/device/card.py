@@ -6,7 +6,8 @@ Checked when it is read and before it is written; a damaged one is refused by na
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,18 @@ def name_user(folder: Path, user: str) -> None:
         raise DataError(f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one")
     if card.user is None:
         write_card(path, replace(card, user=user))
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """Until the block ends, no other request to this device reads or changes the card to take a turn."""
+    import fcntl  # not everywhere; a device that has it not takes part in no private round
+
+    lock = path.with_name(f"{path.name}.lock")
+    with open(lock, "ab") as held:
+        make_private(lock)
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
 
 
 def write_card(path: Path, card: Card) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.card import Card, is_token, read_card, write_card
+from fedbandit.deploy.device.card import Card, alone_with, is_token, read_card, write_card
 from fedbandit.deploy.device.instructions import (
     Limits,
     Task,
@@ -157,13 +157,14 @@ class Participant:
 
     def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         task, counted = read_task(facts, self._limits), read_mark(facts)
-        card = read_card(self._card)  # a device that could not be known again must not take part
-        since = card.counted if counted is None else counted
-        turns = self._turn(card, facts)
-        if turns is not None:
-            _fitting(arrays, self._built(self._model(task.space), task.learning).trained)
-            # From here on it has had its turn, whatever it has to train on and however that ends.
-            write_card(self._card, replace(card, counted=since, private=turns))
+        with self._alone_if_private(facts):
+            card = read_card(self._card)  # a device that could not be known again must not take part
+            since = card.counted if counted is None else counted
+            turns = self._turn(card, facts)
+            if turns is not None:
+                _fitting(arrays, self._built(self._model(task.space), task.learning).trained)
+                # From here on it has had its turn, whatever it has to train on and however that ends.
+                write_card(self._card, replace(card, counted=since, private=turns))
         trained = self._fit(task, arrays, since)
         if turns is None and since != card.counted:
             with suppress(OSError):  # no space: the server will send it again
@@ -177,11 +178,12 @@ class Participant:
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """What the log says of the server's candidate in place of the model in use: sums, and nothing of training."""
         model = self._model(read_space(facts))
-        card = read_card(self._card)
-        found = {"token": read_token(facts), "device": card.device, "version": model.version}
-        self._check_private(card, facts)
-        if card.private is not None:
-            write_card(self._card, replace(card, private=card.private.after_judging(facts["round"])))
+        with self._alone_if_private(facts):
+            card = read_card(self._card)
+            found = {"token": read_token(facts), "device": card.device, "version": model.version}
+            self._check_private(card, facts)
+            if card.private is not None:
+                write_card(self._card, replace(card, private=card.private.after_judging(facts["round"])))
         logged = self.agent.events()
         if model.version != read_version(facts) or not len(logged):
             return {**found, "events": 0}, {}
@@ -254,10 +256,15 @@ class Participant:
     def _hear(self, facts: Mapping[str, Any]) -> None:
         """Remember how far a private server has come; on first contact, agree to its plan."""
         if (said := read_terms(facts)) is not None:
-            card = read_card(self._card)
-            told = agreed(card.private, said[1], self._limits.private).told(said[0])
-            if told != card.private:
-                write_card(self._card, replace(card, private=told))
+            with alone_with(self._card):
+                card = read_card(self._card)
+                told = agreed(card.private, said[1], self._limits.private).told(said[0])
+                if told != card.private:
+                    write_card(self._card, replace(card, private=told))
+
+    def _alone_if_private(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
+        """Two requests at once must not have the same turn."""
+        return nullcontext() if facts.get("privacy") is None else alone_with(self._card)
 
     def _owner(self) -> dict[str, str]:
         """Whose device this is, where somebody has said so."""
