@@ -71,7 +71,7 @@ def test_a_file_that_was_cut_is_an_error_and_no_signal(dataset, monkeypatch):
     split = dataset.train
     clients = np.arange(split.num_clients)
     os.truncate(dataset.path / "train" / "feature_values.npy", 200)
-    with pytest.raises(DataError, match="was cut"):
+    with pytest.raises(DataError, match=r"feature_values\.npy: was cut"):
         split.examples(clients, split.offsets, np.arange(split.num_examples))
 
 
@@ -79,7 +79,7 @@ def test_handles_are_closed_with_the_data(tmp_path):
     file = tmp_path / "f"
     file.write_bytes(b"12345678")
     with open(file, "rb") as opened:
-        pages = paging.Pages.of(opened.fileno(), 8)
+        pages = paging.Pages.of(opened.fileno(), 8, file)
     handle = pages.handle
     assert os.pread(handle, 2, 3) == b"45"
     del pages
@@ -94,3 +94,10 @@ def test_rows_in_one_piece_are_those_that_are_taken(dataset):
     for one, other in ((contexts, split.contexts(rows)), (labels, split.labels.take(rows))):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+def test_a_mapped_file_that_changes_is_seen_by_its_handle(dataset):
+    dataset.check_mapped()
+    os.truncate(dataset.path / "train" / "label_ids.npy", 200)
+    with pytest.raises(DataError, match=r"label_ids\.npy: was cut from"):
+        dataset.check_mapped()

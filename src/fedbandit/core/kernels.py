@@ -3,6 +3,8 @@
 Devices use the plain forms, which need numpy alone; a test holds the two together, to the last bit.
 """
 
+import sys
+from contextlib import suppress
 from functools import lru_cache
 
 import numba
@@ -10,6 +12,25 @@ import numpy as np
 
 from fedbandit.core.randomness import GOLDEN, Purpose, bits, scramble
 
+
+def _load_without_scipy() -> None:
+    """Load the part of numba that would import scipy to see whether it has a BLAS.
+
+    No loop of ours multiplies matrices, and scipy takes longer to import than all of fedbandit. Others who compile
+    products of matrices in this process get it when they do.
+    """
+    blas = "scipy.linalg.cython_blas"
+    if blas in sys.modules:
+        return
+    sys.modules[blas] = None  # type: ignore[assignment] # importing it fails, before any of its parents is imported
+    try:
+        with suppress(ImportError):  # another numba, which is built otherwise
+            import numba.np.arraymath  # noqa: F401
+    finally:
+        del sys.modules[blas]
+
+
+_load_without_scipy()
 _scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)
 
 

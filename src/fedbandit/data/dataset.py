@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +30,7 @@ from fedbandit.data.door import (
     checked_fields,
 )
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.paging import read_pays, read_ranges
+from fedbandit.data.paging import Pages, read_pays, read_ranges
 from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
@@ -203,18 +204,37 @@ class FederatedDataset:
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
-        if self.path is None:  # in memory alone
-            return
-        for name, state in self.files.items():
-            path = f"{self.path}/{name}"  # no Path: this runs every round
+        for path, state in self._expected:
             try:
                 now = os.stat(path)
             except OSError as error:
                 raise DataError(f"{path}: {error.strerror}; it was there when it was opened") from None
-            if (now.st_size, now.st_mtime_ns, now.st_ino) != (state.size, state.modified, state.inode):
-                cut = now.st_size < state.size
-                what = f"was cut from {state.size:,} to {now.st_size:,} bytes" if cut else "was changed"
+            if (now.st_size, now.st_mtime_ns, now.st_ino) != state:
+                cut = now.st_size < state[0]
+                what = f"was cut from {state[0]:,} to {now.st_size:,} bytes" if cut else "was changed"
                 raise DataError(f"{path}: {what} while it was in use")
+
+    def check_mapped(self) -> None:
+        """The same for the files that are mapped, by their open handles: all that a round reads."""
+        for handle, state in self._mapped:
+            now = os.fstat(handle)
+            if (now.st_size, now.st_mtime_ns) != state:
+                self.check_unchanged()  # says which
+                raise DataError(f"{self.path}: a file was changed while it was in use")
+
+    @cached_property
+    def _mapped(self) -> list[tuple[int, tuple[int, int]]]:
+        """Handle, size and time of every mapped file."""
+        known = {file.inode: (file.size, file.modified) for file in self.files.values()}
+        handles = [pages.handle for pages in _mappings(self)]
+        return [(handle, known[node]) for handle in handles if (node := os.fstat(handle).st_ino) in known]
+
+    @cached_property
+    def _expected(self) -> list[tuple[str, tuple[int, int, int]]]:
+        """Path, size, time and inode of every file, ready for a look in every round; none of data in memory alone."""
+        if self.path is None:
+            return []
+        return [(f"{self.path}/{name}", (f.size, f.modified, f.inode)) for name, f in self.files.items()]
 
     def vocabulary(self) -> list[str]:
         """The words behind the columns of sparse text, most frequent first."""
@@ -312,7 +332,9 @@ _STATUS = Path("/proc/self/statm")
 
 def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
     """Let go of the data set's pages if more than `limit` bytes are mapped; True if so. Nothing is lost."""
-    if not hasattr(mmap, "MADV_DONTNEED") or _mapped_bytes() <= limit:
+    if not hasattr(mmap, "MADV_DONTNEED") or sum(f.size for f in dataset.files.values()) <= limit:
+        return False  # so little that it may stay
+    if _mapped_bytes() <= limit:
         return False
     for pages in _mappings(dataset):
         pages.madvise(mmap.MADV_DONTNEED)
@@ -327,7 +349,7 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def _mappings(dataset: FederatedDataset) -> Iterator[mmap.mmap]:
+def _mappings(dataset: FederatedDataset) -> Iterator[Pages]:
     for split in (dataset.train, dataset.test):
         if split is None:
             continue
@@ -336,5 +358,5 @@ def _mappings(dataset: FederatedDataset) -> Iterator[mmap.mmap]:
             arrays += [part.offsets, part.ids, part.values] if isinstance(part, Ragged) else [part]
         for array in arrays:
             base: Any = None if array is None else array.base
-            if isinstance(base, mmap.mmap):
+            if isinstance(base, Pages):
                 yield base

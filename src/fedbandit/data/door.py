@@ -248,7 +248,7 @@ class Door:
             if not size:
                 return np.empty(found, dtype)
             # Mapped from the open file: the one whose state was taken, even if another has taken its name since.
-            return np.ndarray(found, dtype, Pages.of(file.fileno(), begins + size), begins)
+            return np.ndarray(found, dtype, Pages.of(file.fileno(), begins + size, path), begins)
 
     def _open(self, name: str) -> IO[bytes]:
         path = self.folder / name

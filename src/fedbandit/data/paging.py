@@ -6,6 +6,7 @@ client's rows costs a third of that and leaves nothing mapped. Small files are m
 
 import mmap
 import os
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -21,11 +22,12 @@ class Pages(mmap.mmap):
     """A file that is mapped for reading and can be read from as well."""
 
     handle: int
+    path: Path
 
     @classmethod
-    def of(cls, handle: int, size: int) -> Self:
+    def of(cls, handle: int, size: int, path: Path) -> Self:
         pages = cls(handle, size, access=mmap.ACCESS_READ)
-        pages.handle = os.dup(handle)
+        pages.handle, pages.path = os.dup(handle), path
         return pages
 
     def __del__(self) -> None:
@@ -70,4 +72,4 @@ def _read(mapped: np.ndarray, firsts: np.ndarray, into: np.ndarray, places: np.n
         (begins + firsts * size).tolist(), (places * size).tolist(), (counts * size).tolist(), strict=True
     ):
         if os.preadv(pages.handle, (target[place : place + count],), first) != count:
-            raise DataError("a file of the data set was cut while it was being read")
+            raise DataError(f"{pages.path}: was cut while it was in use")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numba
 import numpy as np
@@ -10,10 +11,12 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.data.embedded.realizable import RealizableEnvironment
-from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.federated.learners.base import Learner
 from fedbandit.policies import Greedy, Policy
 from fedbandit.rewards import Rewards
+
+if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
+    from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 
 _EVALUATION_ROWS = 4096
 
@@ -121,8 +124,8 @@ def policy_value(
     split: Split,
     clients: Sequence[int],
     policy: Policy,
-    predictions: RowPredictions,
-    rewards: RowScores,
+    predictions: "RowPredictions",
+    rewards: "RowScores",
     available: np.ndarray | None = None,
 ) -> float:
     """The expected reward of a policy, exact over its choices: mean over clients of the mean over their examples.
@@ -143,7 +146,7 @@ def policy_value(
 
 
 def exact_regret(
-    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: RowPredictions
+    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: "RowPredictions"
 ) -> Regret:
     """Against the truth of a realisable environment, in expectation over rewards too."""
     split, truth = environment.dataset.train, environment.mean_rewards
@@ -156,6 +159,6 @@ def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> fl
     return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
 
 
-def table_rewards(split: Split, rewards: Rewards) -> RowScores:
+def table_rewards(split: Split, rewards: Rewards) -> "RowScores":
     """The reward of every action in rows of a labelled split."""
     return lambda rows: rewards.matrix(split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1)

@@ -101,7 +101,7 @@ class Simulation:
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
-            self.experiment.dataset.check_unchanged()  # before what was computed from it is kept
+            self.experiment.dataset.check_mapped()  # before what was computed from it is kept
             give_back(self.experiment.dataset)
             if self.state.round == self.experiment.rounds and self.owns_engine:
                 self.engine.close()
