@@ -31,6 +31,7 @@ def live(folder: Path) -> dict:
 
     from fedbandit.deploy import Agent, DeviceModel
     from fedbandit.deploy.device.participant import Participant
+    from fedbandit.deploy.secure_sums import RANGE, STEP
 
     words, actions = ("how", "sort", "list", "python"), ("python", "sorting", "list")
     rng = np.random.default_rng(0)
@@ -70,14 +71,14 @@ def live(folder: Path) -> dict:
             assert trained["trained"], trained
             judged, _ = participant.answer("judge", facts, {"weights": flat + arrays["update"]})
             assert judged["events"] == 20, judged
-            vector = participant.contribute(facts, {"weights": flat})
+            levels = participant.contribute(facts, {"weights": flat})
             refused, _ = participant.answer(
                 "train", {**facts, "learning": {**learning, "objective": "my_module:Mine"}}, {"weights": flat}
             )
             answers[kind] = {
                 "update": arrays["update"].tolist(),
                 "gain": judged["gain"],
-                "vector": vector.tolist(),
+                "vector": (levels * STEP - RANGE).tolist(),
                 "refused": refused["problem"],
             }
     return answers

@@ -197,3 +197,40 @@ def test_a_device_of_one_user_is_not_taken_for_anothers(tmp_path):
     client = ("deploy", "client", tmp_path, "--server", "127.0.0.1:1", "--insecure", "--create", "--user")
     fails_with_one_line(in_this_process(*client, "bob"), "device.json: a device of user ann")
     fails_with_one_line(in_this_process(*client, ""), "user: not a name of 1 to 64 characters")
+
+
+def test_secure_aggregation_needs_a_roster_and_a_key_or_to_be_told_to_do_without(tmp_path):
+    device, keys = tmp_path / "device", {"ca": tmp_path / "ca", "key": tmp_path / "key", "roster": tmp_path / "roster"}
+    for path in keys.values():
+        path.touch()
+    joins = ("client", device, "--server", "127.0.0.1:1", "--create", "--secure-aggregation")
+    for more, why in (
+        (("--insecure",), "--roster: missing; --secure-aggregation needs it, or --unsigned-keys"),
+        (("--insecure", "--roster", keys["roster"]), "--roster: needs --key"),
+        (("--insecure", "--roster", keys["roster"], "--unsigned-keys"), "--unsigned-keys: cannot be combined"),
+        (("--ca", keys["ca"], "--key", keys["key"], "--roster", tmp_path / "none"), "--roster: .*none: no such file"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            run(*joins, *more)
+    assert not device.exists()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_node_is_told_of_its_key_and_roster(tmp_path, monkeypatch, signed):
+    told, said = [], []
+
+    def start(home, superlink, agent, security, log, config):
+        told.append(config)
+        raise Enough
+
+    monkeypatch.setattr("fedbandit.deploy.flower.operate.start_supernode", start)
+    monkeypatch.setattr("fedbandit.deploy.flower.operate.why_unreachable", lambda *_: None)
+    roster, key = tmp_path / "roster.pub", tmp_path / "node"
+    roster.touch()
+    security = Security(ca=tmp_path / "ca", node_key=key) if signed else Security()
+    given = {"roster": roster} if signed else {"unsigned": True}
+    with pytest.raises(Enough):
+        take_part(tmp_path / "device", "127.0.0.1:1", security, True, said.append, True, **given)
+    signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true'
+    assert told == [signature if signed else "secure-aggregation=true unsigned-keys=true"]
+    assert ("unsigned keys: the server could pose as all other devices" in "".join(said)) is not signed

@@ -3,19 +3,20 @@
 import json
 
 import numpy as np
-from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
 from local_grid import LocalGrid
+from masked_round import node_key, private_file, public_line
 from network_builders import HandTime, Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.deploy.flower.client_app import make_client_app
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import SEALED, GridTransport
+from fedbandit.deploy.masking import wire
 from fedbandit.deploy.server.gathering import PlainReports
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
 
 SECURE = {"secure_aggregation": True, "min_reports": 3, "round_seconds": 30, "secure_seconds": 10}
-KEYS, SHARES, TRAINING, UNMASKING = Stage.all()
+SHARES, TRAINING, UNMASKING = wire.STEPS
 READY = "ready"
 FIRST = 1000  # the first node
 
@@ -44,7 +45,7 @@ class RecordingGrid(LocalGrid):
     @staticmethod
     def _step(message):
         sealed = message.content.config_records.get(SEALED)
-        return message.metadata.message_type.split("fedbandit_")[-1] if sealed is None else sealed[Key.STAGE]
+        return message.metadata.message_type.split("fedbandit_")[-1] if sealed is None else sealed[wire.STEP]
 
 
 def secure_values(**rules):
@@ -52,12 +53,26 @@ def secure_values(**rules):
 
 
 def a_network(folder, number=5, given=None, *, secure=True):
-    """A deployment, its grid, and the participants whose agents the nodes use."""
+    """A deployment, its grid, and the participants whose agents the nodes use, all without keys of their nodes."""
     deployment = a_deployment(folder, given or secure_values())
     participants = devices(folder, number)
     settle(deployment, participants)
-    configs = [{"agent-dir": str(p.agent.folder), "secure-aggregation": secure} for p in participants.values()]
+    given = {"secure-aggregation": secure, "unsigned-keys": True}
+    configs = [{"agent-dir": str(p.agent.folder), **given} for p in participants.values()]
     return deployment, RecordingGrid(make_client_app(), configs), list(participants.values())
+
+
+def with_keys(grid, folder):
+    """Give each node of a grid a key and the roster of all of them; the keys by node."""
+    folder.mkdir()
+    keys = {node: node_key() for node in grid.contexts}
+    (folder / "roster.pub").write_bytes(b"\n".join(public_line(key) for key in keys.values()))
+    for node, key in keys.items():
+        (folder / str(node)).write_bytes(private_file(key))
+        config = grid.contexts[node].node_config
+        del config["unsigned-keys"]
+        config.update({"roster": str(folder / "roster.pub"), "node-key": str(folder / str(node))})
+    return keys
 
 
 def a_server(deployment, grid, store=None):

@@ -53,6 +53,12 @@ def client(
     secure_aggregation: Annotated[
         bool, typer.Option("--secure-aggregation", help="Send updates by secure aggregation only.")
     ] = False,
+    roster: Annotated[
+        Path | None, typer.Option(help="Public keys of the nodes to hide among; the operator's roster.pub.")
+    ] = None,
+    unsigned_keys: Annotated[
+        bool, typer.Option("--unsigned-keys", help="Try secure aggregation without a roster: believe the server.")
+    ] = False,
     create: Annotated[
         bool, typer.Option("--create", help="Start before the app has made FOLDER: create it if it is missing.")
     ] = False,
@@ -66,7 +72,8 @@ def client(
     """
     from fedbandit.deploy.flower.operate import take_part
 
-    take_part(agent, superlink, _security(insecure, ca=ca, node_key=key), secure_aggregation, _say, create, user)
+    security = _security(insecure, ca=ca, node_key=key)
+    take_part(agent, superlink, security, secure_aggregation, _say, create, roster, unsigned_keys, user)
 
 
 @app.command()
@@ -78,8 +85,8 @@ def register(
     """Allow a node to take part; the server must run with TLS."""
     from fedbandit.deploy.flower.operate import register_node
 
-    register_node(state / "flower", public_key, name)
-    print(f"{name} may take part")
+    register_node(state, public_key, name)
+    print(f"{name} may take part and is on {state / 'roster.pub'}")
 
 
 @app.command()
@@ -158,7 +165,7 @@ def revoke(
 
     change_wishes(state, lambda wishes: replace(wishes, revoked=without_or_with(wishes.revoked)))
     print(f"{node} {'may take part again' if undo else 'is not asked any more'}")
-    if not undo and unregister_node(state / "flower", node):
+    if not undo and unregister_node(state, node):
         print(f"{node} cannot connect any more; register its key anew to let it")
 
 

@@ -43,7 +43,7 @@ _EXTRAS = {
         "rich", "scipy", "tomli_w", "torch", "typer",
     ),
     "ray": ("ray",),
-    "flower": ("flwr", "prometheus_client", "psutil"),
+    "flower": ("flwr", "cryptography", "prometheus_client", "psutil"),
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),

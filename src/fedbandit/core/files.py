@@ -192,6 +192,11 @@ _LONGEST_HEADER = 100_000_000  # bytes, as safetensors itself has it
 
 def pack(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
     """The bytes of a file with these arrays and texts, and the checksum of both."""
+    return b"".join(packed(tensors, texts))
+
+
+def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple[bytes, memoryview]:
+    """The same as two parts, a small one and that of the arrays, to be written without another copy."""
     from safetensors.numpy import save
 
     header, data = _split(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
@@ -199,7 +204,7 @@ def pack(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
     header["__metadata__"][_CHECKSUM] = _checksum(header, data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the arrays are aligned
-    return b"".join((len(text).to_bytes(8, "little"), text, data))
+    return len(text).to_bytes(8, "little") + text, data
 
 
 def unpack(payload: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:

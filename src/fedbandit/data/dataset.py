@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from fedbandit.data.door import (
     checked_fields,
 )
 from fedbandit.data.encoder import Encoder
+from fedbandit.data.paging import Pages, read_pays, read_ranges
 from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
@@ -131,11 +133,31 @@ class Split:
         """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
-        x: np.ndarray = self.features[rows]
-        if x.dtype == np.uint8:
-            x = x.astype(np.float32)
-            x *= np.float32(self.scale)
-        return x
+        return self._scaled(self.features[rows])
+
+    def examples(self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray) -> tuple[Contexts, Ragged]:
+        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of clients[i]."""
+        features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
+        if not isinstance(features, Ragged) or not read_pays(features, len(rows), int((stops - starts).sum())):
+            return self.contexts(rows), self.labels.take(rows)
+        read, begins = read_ranges(features, starts, stops)
+        labels, _ = read_ranges(self.labels, starts, stops)
+        places = rows + np.repeat(begins - starts, np.diff(bounds))
+        return read.take(places), labels.take(places)
+
+    def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
+        """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""
+        labels = self.labels.slice(start, stop).copy()
+        if isinstance(self.features, Ragged):
+            return self.features.slice(start, stop).copy(), labels
+        return self._scaled(self.features[start:stop]), labels
+
+    def _scaled(self, features: np.ndarray) -> np.ndarray:
+        if features.dtype != np.uint8:
+            return features
+        scaled = features.astype(np.float32)
+        scaled *= np.float32(self.scale)
+        return scaled
 
 
 @dataclass(frozen=True)
@@ -182,18 +204,37 @@ class FederatedDataset:
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
-        if self.path is None:  # in memory alone
-            return
-        for name, state in self.files.items():
-            path = f"{self.path}/{name}"  # no Path: this runs every round
+        for path, state in self._expected:
             try:
                 now = os.stat(path)
             except OSError as error:
                 raise DataError(f"{path}: {error.strerror}; it was there when it was opened") from None
-            if (now.st_size, now.st_mtime_ns, now.st_ino) != (state.size, state.modified, state.inode):
-                cut = now.st_size < state.size
-                what = f"was cut from {state.size:,} to {now.st_size:,} bytes" if cut else "was changed"
+            if (now.st_size, now.st_mtime_ns, now.st_ino) != state:
+                cut = now.st_size < state[0]
+                what = f"was cut from {state[0]:,} to {now.st_size:,} bytes" if cut else "was changed"
                 raise DataError(f"{path}: {what} while it was in use")
+
+    def check_mapped(self) -> None:
+        """The same for the files that are mapped, by their open handles: all that a round reads."""
+        for handle, state in self._mapped:
+            now = os.fstat(handle)
+            if (now.st_size, now.st_mtime_ns) != state:
+                self.check_unchanged()  # says which
+                raise DataError(f"{self.path}: a file was changed while it was in use")
+
+    @cached_property
+    def _mapped(self) -> list[tuple[int, tuple[int, int]]]:
+        """Handle, size and time of every mapped file."""
+        known = {file.inode: (file.size, file.modified) for file in self.files.values()}
+        handles = [pages.handle for pages in _mappings(self)]
+        return [(handle, known[node]) for handle in handles if (node := os.fstat(handle).st_ino) in known]
+
+    @cached_property
+    def _expected(self) -> list[tuple[str, tuple[int, int, int]]]:
+        """Path, size, time and inode of every file, ready for a look in every round; none of data in memory alone."""
+        if self.path is None:
+            return []
+        return [(f"{self.path}/{name}", (f.size, f.modified, f.inode)) for name, f in self.files.items()]
 
     def vocabulary(self) -> list[str]:
         """The words behind the columns of sparse text, most frequent first."""
@@ -291,7 +332,9 @@ _STATUS = Path("/proc/self/statm")
 
 def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
     """Let go of the data set's pages if more than `limit` bytes are mapped; True if so. Nothing is lost."""
-    if not hasattr(mmap, "MADV_DONTNEED") or _mapped_bytes() <= limit:
+    if not hasattr(mmap, "MADV_DONTNEED") or sum(f.size for f in dataset.files.values()) <= limit:
+        return False  # so little that it may stay
+    if _mapped_bytes() <= limit:
         return False
     for pages in _mappings(dataset):
         pages.madvise(mmap.MADV_DONTNEED)
@@ -306,7 +349,7 @@ def _mapped_bytes() -> int:
         return 0
 
 
-def _mappings(dataset: FederatedDataset) -> Iterator[mmap.mmap]:
+def _mappings(dataset: FederatedDataset) -> Iterator[Pages]:
     for split in (dataset.train, dataset.test):
         if split is None:
             continue
@@ -315,5 +358,5 @@ def _mappings(dataset: FederatedDataset) -> Iterator[mmap.mmap]:
             arrays += [part.offsets, part.ids, part.values] if isinstance(part, Ragged) else [part]
         for array in arrays:
             base: Any = None if array is None else array.base
-            if isinstance(base, mmap.mmap):
+            if isinstance(base, Pages):
                 yield base

@@ -94,9 +94,17 @@ class Courier:
         return self._transport.nodes()
 
     def ask(
-        self, requests: list[Request], seconds: float, what: str, enough: Callable[[Answers], bool] = lambda _: False
+        self,
+        requests: list[Request],
+        seconds: float,
+        what: str,
+        enough: Callable[[Answers], bool] = lambda _: False,
+        take: Callable[[int, Reply], Reply] = lambda _, reply: reply,
     ) -> Answers:
-        """Send, and poll until all have answered, it is enough, or time is up; who is missing is late from then on."""
+        """Send, and poll until all have answered, it is enough, or time is up; who is missing is late from then on.
+
+        `take` is called with each node's reply as it comes; what it returns is kept in its place.
+        """
         deadline = self._clock() + seconds
         requests = [replace(request, facts=with_protocol(request.facts)) for request in requests]
         sent = self._transport.send(requests) if requests else []
@@ -109,7 +117,7 @@ class Courier:
         while True:
             for reply in self._transport.receive([*(tickets.keys() - answers.keys()), *self._late]):
                 if reply.ticket in tickets and reply.ticket not in answers:
-                    answers[reply.ticket] = reply
+                    answers[reply.ticket] = take(tickets[reply.ticket], reply)
                 else:
                     self._not_awaited(reply)
             if len(answers) == len(tickets) or enough(in_order()) or self._clock() >= deadline:

@@ -1,21 +1,23 @@
 """What a device puts into a secure sum, and what the server reads out of it: numbers between -1 and 1, on a fixed grid.
 
-Flower's SecAgg+ rounds each entry to a neighbouring point of the grid by chance. Knows nothing of masks or of messages.
+Each entry is rounded to a neighbouring point of the grid by chance. Knows nothing of masks or of messages.
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
 from fedbandit.federated.pipeline import clip_factor
 
-RANGE = 1.0  # entries lie between -RANGE and RANGE; SecAgg+ cuts off what does not
+RANGE = 1.0  # entries lie between -RANGE and RANGE
 LEVELS = 2**22
-MODULUS = 2**32
+MODULUS = 2**40
 STEP = 2 * RANGE / LEVELS  # of the grid; whole multiples of it travel exactly
 MOST = MODULUS // LEVELS - 1  # devices whose sum cannot wrap around
 MOST_EVENTS = LEVELS // 2
 LEAST = 3  # devices in a sum that a device lends itself to: with two, each knows the other's part
+MOST_SHARES = 1024  # devices, itself included, that a device makes masks with
 _TAIL = 5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
 TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
 
@@ -49,11 +51,29 @@ def length(parameters: int) -> int:
     return parameters + _TAIL
 
 
-def encode(own: Figures, clip_norm: float, bounds: ReportBounds) -> np.ndarray:
-    """One device's figures as float64 [P + 5]; the update is clipped once more, and counts are on the grid."""
+def clip_share(parameters: int) -> float:
+    """How long an update may be before it is rounded, as part of the clip norm, so that it is no longer after.
+
+    Rounding moves each entry by less than a step. A little more is left for errors of floating point.
+    """
+    share = 1 - STEP / RANGE * sqrt(parameters) - 2.0**-32
+    if share <= 0:
+        raise ValueError(f"{parameters} parameters are too many for the grid: rounding alone exceeds the clip norm")
+    return share
+
+
+def encode(
+    own: Figures, clip_norm: float, bounds: ReportBounds, generator: np.random.Generator | None = None
+) -> np.ndarray:
+    """One device's figures as points of the grid, int64 [P + 5]; counts are exact.
+
+    The update is clipped once more, so that what its entries are rounded to is no longer than the clip norm.
+    What `generator` decides is which neighbouring point an entry becomes; by default the operating system seeds it.
+    """
     update = own.update.astype(np.float64)
     vector = np.empty(length(update.size))
-    vector[:-_TAIL] = update * (clip_factor(float(np.linalg.norm(update)), clip_norm) / clip_norm)
+    longest = clip_norm * clip_share(update.size)
+    vector[:-_TAIL] = update * (clip_factor(float(np.linalg.norm(update)), longest) / clip_norm)
     vector[-_TAIL:] = (
         own.unclipped * STEP,
         own.events * STEP,
@@ -63,7 +83,15 @@ def encode(own: Figures, clip_norm: float, bounds: ReportBounds) -> np.ndarray:
     )
     if not (np.abs(vector) <= RANGE * (1 + 1e-9)).all():  # also refuses what is not a number
         raise ValueError("figures beyond their bounds cannot be summed securely")
-    return vector
+    return to_grid(vector, generator or np.random.default_rng())
+
+
+def to_grid(vector: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Entries between -RANGE and RANGE as int64 levels from 0 to LEVELS: the point below or above, without bias."""
+    exact = (np.clip(vector, -RANGE, RANGE) + RANGE) / STEP
+    below = np.floor(exact)
+    levels: np.ndarray = (below + (generator.random(exact.shape) < exact - below)).astype(np.int64)
+    return levels
 
 
 def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBounds) -> Figures:
@@ -78,6 +106,37 @@ def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBou
         propensity_sum=float(propensities) * bounds.events,
         devices=round(present / STEP),
     )
+
+
+def nothing(parameters: int) -> Figures:
+    """What a device without anything to train on puts into a private sum: zeros, and it is not counted."""
+    return Figures(np.zeros(parameters), 0, 0, 0.0, 0.0, devices=0)
+
+
+def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Figures:
+    """The figures of a private sum, which is never refused for what is in it: one device could decide that.
+
+    The update is whole steps modulo MODULUS, int64 [P], and the rest is as it adds up: noise comes first, whatever
+    bounds it comes after.
+    """
+    steps = (levels - devices * (LEVELS // 2)) % MODULUS
+    unclipped, events, rewards, propensities, present = (
+        int(step) for step in (steps[-_TAIL:] + MODULUS // 2) % MODULUS - MODULUS // 2
+    )
+    return Figures(
+        update=steps[:-_TAIL],
+        unclipped=unclipped,
+        events=events,
+        reward_sum=rewards * STEP * bounds.events * bounds.reward,
+        propensity_sum=propensities * STEP * bounds.events,
+        devices=present,
+    )
+
+
+def figures_modulo(bounds: ReportBounds) -> tuple[float, float, float]:
+    """What the events, rewards and propensities of a sum are known modulo, each in its own unit."""
+    events = MODULUS * STEP * bounds.events
+    return float(MODULUS), events * bounds.reward, events
 
 
 def update_error(devices: int, clip_norm: float) -> float:

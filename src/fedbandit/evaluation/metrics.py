@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.data.embedded.realizable import RealizableEnvironment
-from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.federated.learners.base import Learner
 from fedbandit.policies import Greedy, Policy
 from fedbandit.rewards import Rewards
+
+if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
+    from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 
 _EVALUATION_ROWS = 4096
 
@@ -22,14 +26,29 @@ def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multil
     hits = labels_seen = 0
     top = 5 if multilabel else 1
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
-        rows = np.arange(start, min(start + _EVALUATION_ROWS, split.num_examples))
-        scores = learner.predict(weights, split.contexts(rows)).mean
-        labels = split.labels.take(rows)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
-        hits += int((best[labels.row_of_entry()] == labels.ids[:, None]).any(axis=1).sum())
-        labels_seen += len(labels.ids) if multilabel else len(rows)
+        stop = min(start + _EVALUATION_ROWS, split.num_examples)
+        contexts, labels = split.between(start, stop)
+        scores = learner.predict(weights, contexts).mean
+        hits += labels_among_best(np.ascontiguousarray(scores), labels.offsets, labels.ids, top)
+        labels_seen += len(labels.ids) if multilabel else stop - start
     name = "test_recall_at_5" if multilabel else "test_accuracy"
     return {name: hits / labels_seen} if labels_seen else {}
+
+
+@numba.njit(nogil=True, cache=True)
+def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-def]
+    """How many labels are among the best-scored `top` actions of their example; the lower index among equals."""
+    hits = 0
+    for i in range(len(offsets) - 1):
+        row = scores[i]
+        for label in labels[offsets[i] : offsets[i + 1]]:
+            mine, before = row[label], 0
+            for a in range(label):
+                before += row[a] >= mine
+            for a in range(label + 1, len(row)):
+                before += row[a] > mine
+            hits += before < top and mine == mine  # what is not a number is never among the best
+    return hits
 
 
 @dataclass(frozen=True)
@@ -105,8 +124,8 @@ def policy_value(
     split: Split,
     clients: Sequence[int],
     policy: Policy,
-    predictions: RowPredictions,
-    rewards: RowScores,
+    predictions: "RowPredictions",
+    rewards: "RowScores",
     available: np.ndarray | None = None,
 ) -> float:
     """The expected reward of a policy, exact over its choices: mean over clients of the mean over their examples.
@@ -127,7 +146,7 @@ def policy_value(
 
 
 def exact_regret(
-    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: RowPredictions
+    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: "RowPredictions"
 ) -> Regret:
     """Against the truth of a realisable environment, in expectation over rewards too."""
     split, truth = environment.dataset.train, environment.mean_rewards
@@ -140,6 +159,6 @@ def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> fl
     return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
 
 
-def table_rewards(split: Split, rewards: Rewards) -> RowScores:
+def table_rewards(split: Split, rewards: Rewards) -> "RowScores":
     """The reward of every action in rows of a labelled split."""
     return lambda rows: rewards.matrix(split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import pack, unpack, write_bytes
+from fedbandit.core.files import packed, unpack, write_atomically
 from fedbandit.core.prediction import Progress
 from fedbandit.federated.pipeline import Vectors
 
@@ -74,11 +74,16 @@ class State:
 
 def save_state(state: State, path: Path) -> None:
     """Write the state with its checksum, so that the file is either complete or not there."""
-    write_bytes(path, state_bytes(state))
+    parts = _parts(state)
+    write_atomically(path, lambda file: file.writelines(parts))
 
 
 def state_bytes(state: State) -> bytes:
     """The bytes of the state's file, with their checksum."""
+    return b"".join(_parts(state))
+
+
+def _parts(state: State) -> tuple[bytes, memoryview]:
     tensors = {"weights": state.weights}
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
@@ -93,7 +98,7 @@ def state_bytes(state: State) -> bytes:
         "same_as_weights": [name for name, value in state.kept.items() if value is state.weights],
         "extra": state.extra,
     }
-    return pack(tensors, {"state": json.dumps(scalars)})
+    return packed(tensors, {"state": json.dumps(scalars)})
 
 
 def load_state(path: Path) -> State:

@@ -14,6 +14,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Self
@@ -44,12 +45,18 @@ def environment_of(config: Config, header: Header) -> dict[str, Any]:
         "results": RESULTS,
         "python": platform.python_version(),
         "machine": platform.machine(),
-        **{name: version(name) for name in _PACKAGES},
+        **_versions(),
         "data": header.name,
         "data_fingerprint": header.fingerprint,
         "sources": source_digests(config.part_names()),
         "parts": _parts(config),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """The versions of the packages that results may depend on; looking for them takes longer than a round."""
+    return {name: version(name) for name in _PACKAGES}
 
 
 def refuse_another(path: Path, config: Config, header: Header, finished: bool) -> None:

@@ -181,7 +181,7 @@ def _run_rounds(
 ) -> RunOutcome:
     """Run the remaining rounds into the folder, and pass the metrics of each to the followers."""
     config, watch, profile = simulation.experiment.config, simulation.watch, Stopwatch()
-    kept_at = time.monotonic()
+    kept_at, kept_round = time.monotonic(), 0
     started, last = time.perf_counter(), {}
     for metrics in simulation:
         last = metrics
@@ -199,11 +199,12 @@ def _run_rounds(
         if pausing or since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds):
             with watch("checkpoint"):
                 folder.checkpoint(simulation.state, simulation.memory)
-            kept_at = time.monotonic()
+            kept_at, kept_round = time.monotonic(), simulation.state.round
         if pausing and metrics["round"] < simulation.experiment.rounds:
             return RunOutcome(None, metrics["round"], dict(profile.seconds))
-    with watch("checkpoint"):
-        folder.checkpoint(simulation.state, simulation.memory)
+    if kept_round != simulation.state.round:
+        with watch("checkpoint"):
+            folder.checkpoint(simulation.state, simulation.memory)
     profile.add(watch.take())
     summary = _summary(simulation, folder, last or read_metrics(folder.path)[-1])
     folder.finish(summary)

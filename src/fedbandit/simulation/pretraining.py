@@ -56,7 +56,7 @@ class Pretraining:
                 self.state, metrics = run_round(self._phase, self.state, self._engine, Stopwatch())
             except Diverged as error:
                 raise Diverged(f"pre-training {error}") from None
-            self._dataset.check_unchanged()  # before what was computed from it is kept
+            self._dataset.check_mapped()  # before what was computed from it is kept
             if self.state.round == self.rounds or time.monotonic() - kept_at >= self._keep_seconds:
                 self.keep()
                 kept_at = time.monotonic()

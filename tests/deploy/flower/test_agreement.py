@@ -79,7 +79,9 @@ def test_with_secure_aggregation_each_round_is_the_simulators_up_to_rounding(tmp
         after_install=lambda agent, context: live_a_period(agent, context.node_config["client"], simulated),
         secure_aggregation=True,
     )
-    configs = [{"agent-dir": str(tmp_path / f"device-{client}"), "client": client} for client in CLIENTS]
+    configs = [
+        {"agent-dir": str(tmp_path / f"device-{client}"), "client": client, "unsigned-keys": True} for client in CLIENTS
+    ]
     server = a_server(deployment, RecordingGrid(app, configs))
     for _ in range(rounds):
         before = server.state

@@ -129,6 +129,9 @@ def test_a_state_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_pa
 @needs_tools
 def test_a_server_and_a_device_with_keys(tmp_path, joined):
     server, client = joined(rounds=1)
+    kind, key, name, number = (tmp_path / "server" / "roster.pub").read_text().split()
+    assert (tmp_path / "node.pub").read_text().startswith(f"{kind} {key} ")
+    assert (name, number[:5]) == ("device-0", "node=")
     assert server.wait(200) == 0, (tmp_path / "server.out").read_text()
     end(client)
     said = (tmp_path / "server.out").read_text()
@@ -149,6 +152,7 @@ def test_a_revoked_key_cannot_connect_any_more(tmp_path, joined):
     revoked = deploy(tmp_path / "revoke.out", "revoke", tmp_path / "server", node["node"])
     assert revoked.wait(120) == 0, (tmp_path / "revoke.out").read_text()
     assert f"{node['node']} cannot connect any more" in (tmp_path / "revoke.out").read_text()
+    assert "ecdsa" not in (tmp_path / "server" / "roster.pub").read_text()
     wait_until(lambda: "the node ended with code" in (tmp_path / "client.out").read_text(), 200, "a refused node")
     wait_until(lambda: "waiting for nodes: 0 in reach" in (tmp_path / "server.out").read_text(), 200, "nobody in reach")
     assert server.poll() is None

@@ -12,14 +12,21 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from masked_round import node_key, private_file, public_line
 from network_builders import kept_state
 from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
 from test_agreement import simulated_round, simulated_states
 
 from fedbandit.config import Config
+from fedbandit.core.files import write_json
 from fedbandit.deploy.flower import processes
 from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
+from fedbandit.deploy.server.deployment import read_deployment
+from fedbandit.deploy.server.ledger import read_ledger
+from fedbandit.deploy.server.live import read_live
+from fedbandit.deploy.server.operator import Wishes, change_wishes
+from fedbandit.deploy.server.store import read_status
 from fedbandit.federated.state import State
 
 NODES = CLIENTS[:3]
@@ -83,7 +90,7 @@ class RealNetwork:
         self.link = self.start_link()
         for client in self.clients:
             device, log = self.folder / f"device-{client}", self.folder / f"node-{client}.log"
-            address, own = f"127.0.0.1:{self.port}", f"client={client} {self.own}".strip()
+            address, own = f"127.0.0.1:{self.port}", f"client={client} {self.own.format(client=client)}".strip()
             plain = processes.Security()
             self.nodes.append(processes.start_supernode(device / "home", address, device / "agent", plain, log, own))
         return self
@@ -140,11 +147,18 @@ def test_real_processes_agree_with_the_simulator_and_survive_a_killed_server(tmp
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills process groups")
 def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
-    """Every round deploys, so the weights after each are kept: each is compared with the simulator's next."""
+    """Every round deploys, so the weights after each are kept: each is compared with the simulator's next.
+
+    Devices sign their keys, and believe those on the roster alone.
+    """
     rounds = 2
     rules = {"secure_aggregation": True, "secure_seconds": 100}
     toml = write_toml(tmp_path, rounds, NODES, rules, **SECURE_TRAINING)
-    own = "secure-aggregation=true"
+    keys = {client: node_key() for client in NODES}
+    for client, key in keys.items():
+        (tmp_path / f"key-{client}").write_bytes(private_file(key))
+    (tmp_path / "roster.pub").write_bytes(b"\n".join(public_line(key) for key in keys.values()))
+    own = f'secure-aggregation=true roster="{tmp_path}/roster.pub" node-key="{tmp_path}/key-{{client}}"'
     with RealNetwork(tmp_path, toml, NODES, rounds, own, **SECURE_TRAINING) as network:
         run = network.submit()
         network.wait_for_rounds(rounds, 600)
@@ -161,3 +175,36 @@ def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
         bound = update_error(len(NODES), clip_norm) / len(NODES) + 1e-6
         np.testing.assert_allclose(found.deployed[number].weights, expected.weights, atol=bound, rtol=0)
     assert np.abs(found.weights - found.deployed[0].weights).max() > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills process groups")
+def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_device(tmp_path):
+    """The server sees sums, adds the plan's noise and states the plan's epsilon; one of four devices is killed."""
+    changed = {**SECURE_TRAINING, "clipping": {"norm": 0.3}}
+    privacy = {"mechanism": "dp-fedavg", "noise_multiplier": 2.0, "sampling": "fixed"}
+    rules = {"secure_aggregation": True, "min_reports": 3, "population": 4, "secure_seconds": 30}
+    toml = write_toml(tmp_path, 1, CLIENTS, rules, **changed, privacy=privacy)
+    with RealNetwork(tmp_path, toml, CLIENTS, 1, "secure-aggregation=true unsigned-keys=true", **changed) as network:
+
+        def said():
+            return read_live(network.state) or {"in_reach": 0, "doing": ""}
+
+        write_json(network.state / "operator.json", Wishes(paused=True).to_json())  # until all four are there
+        run = network.submit()
+        wait_until(lambda: said()["in_reach"] == 4, 100, "four nodes in reach")
+        change_wishes(network.state, lambda _: Wishes())
+        wait_until(lambda: "a secure sum over 4 nodes" in said()["doing"], 200, "the exchange of keys")
+        os.killpg(network.nodes[0].pid, signal.SIGKILL)
+        network.wait_for_rounds(1, 400)
+        network.wait_for_end(run)
+    plan, status = read_deployment(toml).ledger, read_status(network.state)
+    assert status["secure_aggregation"] is True
+    assert (status["privacy"]["epsilon_rdp"], status["privacy"]["epsilon_pld"]) == (plan.epsilon(1), None)
+    assert read_ledger(network.state / "ledger.jsonl").released == 1
+    [line] = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
+    assert line["clients"] == 3
+    # Noise of two clip norms on the sum in each of many weights, far above the updates of three devices.
+    noise = 2.0 * 0.3 / 4 * np.sqrt(kept_state(network.state).weights.size)
+    assert line["update_norm"] == pytest.approx(noise, rel=0.5)
+    assert "has not answered in time" in (network.state / "server.log").read_text()

@@ -7,11 +7,8 @@ from network_builders import Network, a_deployment, coordinator, live, values
 pytest.importorskip("flwr")
 
 from flwr.app import RecordDict
-from flwr.common import bytes_to_ndarray
-from flwr.common.secure_aggregation.secaggplus_constants import Key
 from secure_builders import (
     FIRST,
-    KEYS,
     SHARES,
     TRAINING,
     UNMASKING,
@@ -24,7 +21,10 @@ from secure_builders import (
 )
 
 from fedbandit.deploy.flower.transport import SEALED, from_records
-from fedbandit.deploy.secure_sums import LEVELS, MODULUS, STEP, reward_error, update_error
+from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking.primitives import unpacked
+from fedbandit.deploy.messages import Courier
+from fedbandit.deploy.secure_sums import MODULUS, STEP, reward_error, update_error
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -60,8 +60,8 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
     assert metrics["events"] == sum(facts["events"] for facts, _ in parts)
 
     received = [(node, step, message) for node, step, message in grid.received if step != "install"]
-    assert {step for _, step, _ in received} == {"ready", KEYS, SHARES, TRAINING, UNMASKING}
-    assert len(received) == 5 * 5
+    assert {step for _, step, _ in received} == {"ready", SHARES, TRAINING, UNMASKING}
+    assert len(received) == 5 * 4
     vectors = {}
     for node, step, message in received:
         assert set(message.content) <= {"facts", "arrays", SEALED}
@@ -72,30 +72,26 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
         assert set(facts) == allowed
         sealed = message.content.config_records.get(SEALED, {})
         expected = {
-            "ready": set(),
-            KEYS: {Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2},
-            SHARES: {Key.DESTINATION_LIST, Key.CIPHERTEXT_LIST},
-            TRAINING: {Key.MASKED_PARAMETERS},
-            UNMASKING: {Key.NODE_ID_LIST, Key.SHARE_LIST},
+            "ready": {wire.ANNOUNCEMENT},
+            SHARES: {wire.NODES, wire.PARCELS},
+            TRAINING: {wire.MASKED},
+            UNMASKING: {wire.NODES, wire.PARCELS},
         }
         assert set(sealed) == expected[step]
         if step == TRAINING:
-            vectors[node] = [bytes_to_ndarray(part) for part in sealed[Key.MASKED_PARAMETERS]]
+            vectors[node] = unpacked(sealed[wire.MASKED])
     everything = b"".join(_bytes_of(message) for *_, message in received)
     for _, update in parts:
         for form in (update.astype(np.float32), update, update / deployment.config.clipping.norm):
             assert form.tobytes() not in everything
             assert form[:2].tobytes() not in everything
-    # One masked vector, read as if it had no mask, tells nothing: not the update, not a count, not the weight.
+    # One masked vector, read as if it had no mask, tells nothing: not the update, not a count.
     together = []
-    for (weight, entries), (facts, update) in zip(vectors.values(), parts, strict=True):
+    for entries, (facts, update) in zip(vectors.values(), parts, strict=True):
         read = entries * STEP - 1
         together.append((read[:-5], update))
         assert round(read[-4] / STEP) != facts["events"]
         assert round(read[-1] / STEP) != 1
-        assert weight[0] != LEVELS
-        assert entries.min() >= 0
-        assert entries.max() < MODULUS
     read, true = np.concatenate(together, axis=1)
     assert abs(np.corrcoef(read, true)[0, 1]) < 5 / np.sqrt(true.size)
     # All of them together do: the sum is right.
@@ -110,7 +106,7 @@ def test_masked_vectors_look_uniform_over_many_rounds(tmp_path):
     deployment, grid, _ = a_network(tmp_path, number=3, given={**secure_values(), "rounds": 20, "deploy_every": 100})
     a_server(deployment, grid).run()
     seen = [
-        bytes_to_ndarray(message.content.config_records[SEALED][Key.MASKED_PARAMETERS][1])
+        unpacked(message.content.config_records[SEALED][wire.MASKED])
         for node, step, message in grid.received
         if (node, step) == (FIRST, TRAINING)
     ]
@@ -129,13 +125,12 @@ def test_masked_vectors_look_uniform_over_many_rounds(tmp_path):
     ("lost", "left"),
     [
         ({(FIRST, "ready")}, 4),
-        ({(FIRST, KEYS)}, 4),
         ({(FIRST + 1, SHARES)}, 4),
         ({(FIRST + 2, TRAINING)}, 4),
         ({(FIRST + 1, TRAINING), (FIRST + 4, TRAINING)}, 3),
         ({(FIRST, UNMASKING)}, 5),
-        ({(FIRST, KEYS), (FIRST + 3, TRAINING), (FIRST + 2, UNMASKING)}, None),
-        ({(FIRST, KEYS), (FIRST + 3, TRAINING)}, 3),
+        ({(FIRST, SHARES), (FIRST + 3, TRAINING), (FIRST + 2, UNMASKING)}, None),
+        ({(FIRST, SHARES), (FIRST + 3, TRAINING)}, 3),
         ({(FIRST + 3, TRAINING), (FIRST + 2, UNMASKING)}, 4),
     ],
 )
@@ -146,7 +141,7 @@ def test_devices_that_drop_out_at_any_step(tmp_path, caplog, lost, left):
     server = a_server(deployment, grid)
     metrics = server.attempt()
     for node, step in lost:
-        words = {"ready": "", KEYS: ", keys", SHARES: ", shares", TRAINING: ", training", UNMASKING: ", unmasking"}
+        words = {"ready": "", SHARES: ", shares", TRAINING: ", training", UNMASKING: ", unmasking"}
         assert f"round 1{words[step]}: node {node} has not answered in time" in caplog.text
     if left is None:
         assert metrics is None
@@ -161,7 +156,7 @@ def test_devices_that_drop_out_at_any_step(tmp_path, caplog, lost, left):
     assert metrics["events"] == 6 * left
 
 
-@pytest.mark.parametrize("step", [KEYS, SHARES, TRAINING])
+@pytest.mark.parametrize("step", ["ready", SHARES, TRAINING])
 def test_too_many_drop_outs_give_up_the_attempt_and_nothing_counts(tmp_path, caplog, step):
     deployment, grid, _ = a_network(tmp_path)
     server = a_server(deployment, grid)
@@ -182,10 +177,24 @@ def test_a_ring_of_neighbours_in_place_of_all_with_all(tmp_path):
     grid.lost = {(FIRST + 4, TRAINING)}
     server = a_server(deployment, grid)
     assert server.attempt()["clients"] == 8
-    keys = [m.content.config_records[SEALED][Key.CIPHERTEXT_LIST] for _, step, m in grid.received if step == SHARES]
+    keys = [m.content.config_records[SEALED][wire.PARCELS] for _, step, m in grid.received if step == SHARES]
     assert {len(shares) for shares in keys} == {4}
     expected = plain_round(tmp_path / "plain", [p for i, p in enumerate(participants) if i != 4])
     np.testing.assert_allclose(server.state.weights, expected.state.weights, atol=update_error(1, 1.0) + 1e-7, rtol=0)
+
+
+def test_vectors_are_added_up_as_they_come_and_not_held(tmp_path, monkeypatch):
+    """A thousand of them would be gigabytes."""
+    deployment, grid, _ = a_network(tmp_path)
+    kept, ask = {}, Courier.ask
+
+    def noted(self, requests, seconds, what, *more):
+        kept[what] = ask(self, requests, seconds, what, *more)
+        return kept[what]
+
+    monkeypatch.setattr(Courier, "ask", noted)
+    assert a_server(deployment, grid).attempt()["clients"] == 5
+    assert [(node, reply.sealed) for node, reply in kept["round 1, training"]] == [(FIRST + i, {}) for i in range(5)]
 
 
 def test_idle_devices_sit_out(tmp_path):
@@ -207,7 +216,7 @@ def test_a_sum_of_too_few_is_not_made(tmp_path, caplog):
     server = a_server(deployment, grid)
     assert server.attempt() is None
     assert "2 devices have something to train on, 3 needed" in caplog.text
-    assert not any(step == KEYS for _, step in grid.steps)
+    assert not any(step == SHARES for _, step in grid.steps)
 
 
 def _bytes_of(message):

@@ -6,12 +6,11 @@ from network_builders import values
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message
-from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
-from secure_builders import FIRST, a_network, a_server, clear_task
+from masked_round import certificate, node_key, private_file, public_line
+from secure_builders import FIRST, SHARES, TRAINING, UNMASKING, a_network, a_server, clear_task, with_keys
 
-from fedbandit.deploy.flower.client_app import bad_terms
-from fedbandit.deploy.flower.transport import SEALED, from_records, to_records
-from fedbandit.deploy.secure_sums import LEVELS, MODULUS
+from fedbandit.deploy.flower.transport import SEALED, from_records, sealed_in, to_records
+from fedbandit.deploy.masking import wire
 
 
 def clear_request(deployment, kind="train.fedbandit_round", node=FIRST):
@@ -19,39 +18,31 @@ def clear_request(deployment, kind="train.fedbandit_round", node=FIRST):
     return Message(to_records(task.facts, task.arrays), dst_node_id=node, message_type=kind, ttl=60.0)
 
 
-@pytest.mark.parametrize("kind", ["train.fedbandit_round", "train.default", "train"])
+@pytest.mark.parametrize("kind", ["train.fedbandit_round", "train.fedbandit_secure"])
 def test_a_device_set_to_sums_refuses_to_send_its_update_in_clear(tmp_path, kind):
     deployment, grid, _ = a_network(tmp_path)
     [reply] = grid.send_and_receive([clear_request(deployment, kind)])
     facts, arrays = from_records(reply.content)
     assert set(facts) == {"protocol", "token", "problem"}
     assert arrays == {}
-    assert "secure sums only" in facts["problem"] or "not a message of SecAgg+" in facts["problem"]
+    assert "secure sums only" in facts["problem"] or "not a step of a secure sum" in facts["problem"]
 
 
 def test_a_device_not_set_to_sums_answers_in_clear_under_the_one_name_for_it(tmp_path):
     deployment, grid, _ = a_network(tmp_path, secure=False)
     [reply] = grid.send_and_receive([clear_request(deployment)])
     assert set(from_records(reply.content)[1]) == {"update"}
-    [reply] = grid.send_and_receive([clear_request(deployment, "train.default")])
-    assert from_records(reply.content)[1] == {}
 
 
-@pytest.mark.parametrize("kind", ["train.fedbandit_distil", "query.fedbandit_distil", "evaluate"])
+@pytest.mark.parametrize(
+    "kind", ["train", "train.default", "train.fedbandit_distil", "query.fedbandit_distil", "evaluate"]
+)
 def test_a_kind_of_message_that_a_later_server_has_is_not_trained_on(tmp_path, kind):
     """Flower itself answers with an error, which servers count as a failure of the node."""
     deployment, grid, _ = a_network(tmp_path, secure=False)
     [reply] = grid.send_and_receive([clear_request(deployment, kind)])
     assert reply.has_error()
     assert not reply.has_content()
-
-
-def test_another_name_for_training_is_refused_by_name(tmp_path):
-    deployment, grid, _ = a_network(tmp_path, secure=False)
-    [reply] = grid.send_and_receive([clear_request(deployment, "train.default")])
-    facts, arrays = from_records(reply.content)
-    assert "does not know requests of the kind 'train.default'" in facts["problem"]
-    assert arrays == {}
 
 
 def test_a_server_without_secure_sums_gets_nothing_from_devices_set_to_them(tmp_path, caplog):
@@ -61,42 +52,182 @@ def test_a_server_without_secure_sums_gets_nothing_from_devices_set_to_them(tmp_
     assert caplog.text.count("could not train: this device takes part in secure sums only") == 5
 
 
-def test_the_middle_of_the_protocol_does_not_come_first(tmp_path):
+class Asking:
+    """What a server asks of devices is kept, to be asked again in other words."""
+
+    def __init__(self, grid):
+        self.grid, self.asked, self.push = grid, {}, grid.push_messages
+        grid.push_messages = self.keep
+
+    def keep(self, messages):
+        for message in messages:
+            self.asked[message.metadata.dst_node_id, self.grid._step(message)] = message
+        return self.push(messages)
+
+    def again(self, node, step, **sealed):
+        """The problem that a device has with the same request, some of it changed; None if it answers."""
+        before = self.asked[node, step]
+        content = to_records(*from_records(before.content), {**sealed_in(before.content), **sealed})
+        kind = before.metadata.message_type
+        [reply] = self.grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind, ttl=60.0)])
+        facts, arrays = from_records(reply.content)
+        assert arrays == {}
+        assert ("problem" in facts) is not bool(sealed_in(reply.content))
+        return facts.get("problem")
+
+
+@pytest.mark.parametrize("step", wire.STEPS)
+def test_the_middle_of_the_protocol_does_not_come_first(tmp_path, step):
     deployment, grid, _ = a_network(tmp_path)
-    request = clear_request(deployment, "train")
-    request.content.config_records[SEALED] = ConfigRecord(
-        {Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.CIPHERTEXT_LIST: [b"a", b"b"], Key.SOURCE_LIST: [1, 2]}
-    )
+    request = clear_request(deployment, "train.fedbandit_secure")
+    request.content.config_records[SEALED] = ConfigRecord({wire.STEP: step, wire.NODES: [1, 2], wire.ACTIVE: [1, 2]})
     [reply] = grid.send_and_receive([request])
-    assert reply.has_error()
+    assert "is not due" in from_records(reply.content)[0]["problem"]
+    assert sealed_in(reply.content) == {}
 
 
-def setup(**changed):
-    terms = {"sample_num": 5, "share_num": 5, "threshold": 3, "max_weight": 1.0}
-    ranges = {"clipping_range": 1.0, "target_range": LEVELS, "mod_range": MODULUS}
-    return {"stage": "setup", **terms, **ranges, **changed}
+def test_no_step_is_answered_twice(tmp_path):
+    """A second vector under the same masks, or other shares of the same secrets, would open what was hidden."""
+    deployment, grid, _ = a_network(tmp_path)
+    asking = Asking(grid)
+    server = a_server(deployment, grid)
+    assert server.attempt()["clients"] == 5
+    for step in (SHARES, TRAINING, UNMASKING):
+        assert "is not due" in asking.again(FIRST, step)
+    nodes = list(grid.contexts)
+    assert "is not due" in asking.again(FIRST, UNMASKING, active=nodes[:4], dropped=nodes[4:])
+    assert not list((tmp_path / "device-0").glob("secure-*"))
+
+
+def test_a_request_that_is_refused_ends_the_attempt(tmp_path):
+    """Who asks for too much once is not told the rest."""
+    deployment, grid, _ = a_network(tmp_path)
+    asking = Asking(grid)
+    keep, nodes = asking.keep, list(grid.contexts)
+    said = []
+
+    def greedy(messages):
+        if grid._step(messages[0]) == UNMASKING:
+            grid.push_messages = keep
+            asking.asked[FIRST, UNMASKING] = messages[0]
+            said.append(asking.again(FIRST, UNMASKING, active=nodes, dropped=nodes[1:2]))
+            said.append(asking.again(FIRST, UNMASKING))
+        return keep(messages)
+
+    grid.push_messages = greedy
+    a_server(deployment, grid).attempt()
+    assert "both secrets of one device" in said[0]
+    assert "is not due" in said[1]
+
+
+def test_what_a_device_keeps_between_steps_is_its_own_and_does_not_stay(tmp_path):
+    deployment, grid, _ = a_network(tmp_path)
+    grid.lost = {(FIRST + i, TRAINING) for i in range(3)}
+    server = a_server(deployment, grid)
+    assert server.attempt() is None
+    [kept] = (tmp_path / "device-0").glob("secure-*")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    grid.lost = set()
+    assert server.attempt()["clients"] == 5
+    assert not list(tmp_path.glob("device-*/secure-*"))
+
+
+def test_a_damaged_file_of_a_step_drops_the_device_out(tmp_path, caplog):
+    deployment, grid, _ = a_network(tmp_path)
+    push = grid.push_messages
+
+    def damage(messages):
+        if grid._step(messages[0]) == TRAINING:
+            [kept] = (tmp_path / "device-0").glob("secure-*")
+            kept.write_bytes(kept.read_bytes()[:-20])
+        return push(messages)
+
+    grid.push_messages = damage
+    assert a_server(deployment, grid).attempt()["clients"] == 4
+    assert f"node {FIRST} refused: could not train: training: what was kept for this step" in caplog.text
+
+
+def test_with_node_keys_and_rosters_devices_sum_with_each_other(tmp_path, caplog):
+    deployment, grid, _ = a_network(tmp_path)
+    with_keys(grid, tmp_path / "keys")
+    assert a_server(deployment, grid).attempt()["clients"] == 5
+    assert "without a roster" not in caplog.text
+
+
+def test_a_device_without_a_roster_takes_part_in_no_sum_unless_told_to(tmp_path, caplog):
+    deployment, grid, _ = a_network(tmp_path)
+    del grid.contexts[FIRST].node_config["unsigned-keys"]
+    assert a_server(deployment, grid).attempt()["clients"] == 4
+    assert f"node {FIRST} refused: could not train: this device has no roster of registered nodes" in caplog.text
+    assert caplog.text.count("without a roster: the server is believed who this device's neighbours are") == 4
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("change", "why"),
     [
-        (setup(), None),
-        (setup(threshold=2), "not more than half"),
-        (setup(threshold=6), "not more than half"),
-        (setup(share_num=2, threshold=2), "too few"),
-        (setup(clipping_range=1e-6), "clipping_range"),
-        (setup(target_range=2**31), "target_range"),
-        (setup(mod_range=2**23), "mod_range"),
-        (setup(max_weight=1000.0), "max_weight"),
-        ({"stage": "share_keys", "1": [b"", b""], "2": [b"", b""]}, "2 devices are too few"),
-        ({"stage": "collect_masked_vectors", "srcs": [2, 2], "ctxts": [b"", b""]}, "2 devices are too few"),
-        ({"stage": "unmask", "active_nids": [1, 2, 3], "dead_nids": [4]}, None),
-        ({"stage": "unmask", "active_nids": [1, 2, 3], "dead_nids": [3]}, "both secrets"),
-        ({"stage": "unmask", "active_nids": [2, 3, 4], "dead_nids": []}, "dropped out"),
-        ({"stage": "unmask", "active_nids": [1, 2], "dead_nids": [3]}, "2 devices are too few"),
-        ({"stage": "all"}, "no such step"),
+        (lambda folder: {"roster": str(folder / "missing")}, "missing: No such file"),
+        (lambda folder: {"roster": str(folder / str(FIRST))}, "line 1: not a public key"),
+        (lambda folder: {"node-key": str(folder / "roster.pub")}, "roster.pub: not a key as"),
+        (lambda folder: {"node-key": None}, "a roster but no key of its own"),
     ],
 )
-def test_terms_that_a_device_does_not_accept(said, reason):
-    found = bad_terms(said, own=1)
-    assert found is None if reason is None else reason in found
+def test_a_key_or_a_roster_that_cannot_be_read_is_named(tmp_path, caplog, change, why):
+    deployment, grid, _ = a_network(tmp_path)
+    with_keys(grid, tmp_path / "keys")
+    config = grid.contexts[FIRST].node_config
+    config.update(change(tmp_path / "keys"))
+    for name in [name for name, value in config.items() if value is None]:
+        del config[name]
+    assert a_server(deployment, grid).attempt()["clients"] == 4
+    assert f"node {FIRST} refused: could not train: " in caplog.text
+    assert why in caplog.text
+
+
+def test_certificates_of_the_operator_make_a_roster_of_one_line(tmp_path):
+    deployment, grid, _ = a_network(tmp_path)
+    folder, operator = tmp_path / "keys", node_key()
+    for node, key in with_keys(grid, folder).items():
+        (folder / f"{node}-cert.pub").write_bytes(certificate(key, operator))
+    (folder / "roster.pub").write_bytes(b"cert-authority " + public_line(operator))
+    assert a_server(deployment, grid).attempt()["clients"] == 5
+
+
+@pytest.mark.parametrize("known_to_server", [False, True])
+def test_a_node_that_is_not_on_the_roster_is_in_no_sum(tmp_path, caplog, known_to_server):
+    """Who has a roster in its folder leaves such a node out; otherwise the devices do, and the attempt is lost."""
+    deployment, grid, _ = a_network(tmp_path)
+    with_keys(grid, tmp_path / "keys")
+    (tmp_path / "keys" / str(FIRST)).write_bytes(private_file(node_key()))
+    if known_to_server:
+        deployment.folder.mkdir(exist_ok=True)
+        (deployment.folder / "roster.pub").write_bytes((tmp_path / "keys" / "roster.pub").read_bytes())
+    found = a_server(deployment, grid).attempt()
+    why = f"the keys of node {FIRST} are signed by a node that is not on the roster"
+    if known_to_server:
+        assert (found["clients"], found["refused"]) == (4, {"keys": 1})
+        assert caplog.text.count(why) == 1
+    else:
+        assert found is None
+        assert caplog.text.count(f"refused: could not train: shares: {why}") == 4
+
+
+def test_a_server_that_invents_neighbours_is_refused(tmp_path, caplog):
+    """Whatever keys the server relays: those of nodes that it made up are signed by nobody that the device knows."""
+    from fedbandit.deploy.masking.device import announce
+
+    deployment, grid, _ = a_network(tmp_path)
+    with_keys(grid, tmp_path / "keys")
+    push = grid.push_messages
+
+    def invent(messages):
+        for message in messages:
+            if grid._step(message) == SHARES:
+                facts, _ = from_records(message.content)
+                sealed = message.content.config_records[SEALED]
+                made_up = [announce(facts["token"], node, node_key())[1] for node in sealed[wire.NODES]]
+                sealed[wire.PARCELS] = [said.to_bytes() for said in made_up]
+        return push(messages)
+
+    grid.push_messages = invent
+    assert a_server(deployment, grid).attempt() is None
+    assert caplog.text.count("signed by a node that is not on the roster") == 10  # said by devices and by the server

@@ -8,41 +8,42 @@ from network_builders import Network, a_deployment, coordinator, values
 
 pytest.importorskip("flwr")
 
-from flwr.common import bytes_to_ndarray
-from flwr.common.secure_aggregation.secaggplus_constants import Key
-from secure_builders import FIRST, TRAINING, UNMASKING, a_network, a_server, secure_values
+from secure_builders import FIRST, READY, SHARES, TRAINING, UNMASKING, a_network, a_server, secure_values
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.transport import SEALED
+from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking.primitives import packed, unpacked
 from fedbandit.deploy.server.store import Store
 
 
-def replaced(change):
-    """A fault that changes the masked entries of an answer."""
+def replaced(name, change):
+    """A fault that changes one value of an answer."""
 
     def fault(reply):
-        from flwr.common import ndarray_to_bytes
-
-        weight, entries = (
-            bytes_to_ndarray(part) for part in reply.content.config_records[SEALED][Key.MASKED_PARAMETERS]
-        )
-        parts = change(weight, entries)
-        reply.content.config_records[SEALED][Key.MASKED_PARAMETERS] = [ndarray_to_bytes(part) for part in parts]
+        sealed = reply.content.config_records[SEALED]
+        sealed[name] = change(sealed[name])
 
     return fault
 
 
+def added(what):
+    """A fault that adds numbers to the masked entries of an answer."""
+    return replaced(
+        wire.MASKED, lambda vector: packed(unpacked(vector) + what(len(unpacked(vector))).astype(np.uint64))
+    )
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("what", "message"),
     [
-        (lambda weight, entries: (weight, entries + np.eye(1, len(entries), 28, dtype=int)[0]), "6 devices are in it"),
-        (lambda weight, entries: (weight, entries + 2**30 * (np.arange(len(entries)) < 20)), "norm"),
-        (lambda weight, entries: (weight * 2, entries), "did not weigh one each"),
+        (lambda size: np.eye(1, size, 28, dtype=int)[0], "6 devices are in it"),
+        (lambda size: 2**38 * (np.arange(size) < 20), "norm"),
     ],
 )
-def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(tmp_path, caplog, change, message):
+def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(tmp_path, caplog, what, message):
     deployment, grid, _ = a_network(tmp_path)
-    grid.broken = {(FIRST, TRAINING): replaced(change)}
+    grid.broken = {(FIRST, TRAINING): added(what)}
     server = a_server(deployment, grid)
     assert server.attempt() is None
     assert "the sum is refused" in caplog.text
@@ -52,38 +53,65 @@ def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(tmp_path
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("step", "fault", "kind", "left"),
     [
-        lambda weight, entries: (weight, entries[:-1]),
-        lambda weight, entries: (weight, entries.astype(np.float64)),
-        lambda weight, entries: (weight,),
+        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said[:-1]), "keys: an announcement of 95 bytes", 4),
+        (READY, replaced(wire.ANNOUNCEMENT, lambda said: 7), "keys: announcement: no bytes", 4),
+        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said[:32] + said[:64]), "keys: one key stands for two", 4),
+        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said + bytes(300)), "keys: neither a node's public key", 4),
+        (SHARES, replaced(wire.NODES, lambda nodes: nodes[:-1]), "garbage: shares: parcels: 4 for 3 nodes", 4),
+        (SHARES, replaced(wire.NODES, lambda nodes: [nodes[0], *nodes[:-1]]), "garbage: shares: nodes: a node st", 4),
+        (SHARES, replaced(wire.NODES, lambda nodes: [FIRST, *nodes[1:]]), "garbage: shares: parcels for others", 4),
+        (SHARES, replaced(wire.PARCELS, lambda found: [b"", *found[1:]]), "garbage: shares: parcels: not of 82", 4),
+        (TRAINING, replaced(wire.MASKED, lambda vector: vector[:-1]), "garbage: training: a masked vector of 144", 4),
+        (TRAINING, replaced(wire.MASKED, lambda vector: 0.5), "garbage: training: vector: no bytes", 4),
+        (UNMASKING, replaced(wire.PARCELS, lambda found: [b"", *found[1:]]), "garbage: unmasking: parcels: not of", 5),
+        (UNMASKING, replaced(wire.NODES, lambda nodes: ["x"] * 5), "garbage: unmasking: nodes: not the numbers", 5),
     ],
 )
-def test_a_device_whose_masked_vector_is_garbage_is_left_out(tmp_path, caplog, change):
+def test_a_device_whose_answer_is_garbage_is_left_out(tmp_path, caplog, step, fault, kind, left):
     deployment, grid, _ = a_network(tmp_path)
-    grid.broken = {(FIRST, TRAINING): replaced(change)}
+    grid.broken = {(FIRST, step): fault}
     metrics = a_server(deployment, grid).attempt()
-    assert (metrics["clients"], metrics["refused"]) == (4, {"garbage": 1})
-    assert f"node {FIRST} refused: garbage: training: " in caplog.text
+    assert (metrics["clients"], metrics["refused"]) == (left, {kind.partition(":")[0]: 1})
+    assert f"node {FIRST} refused: {kind}" in caplog.text
 
 
-def test_a_wrong_share_gives_up_the_attempt(tmp_path, caplog):
+@pytest.mark.parametrize("lost", [set(), {(FIRST + 4, TRAINING)}])
+def test_a_wrong_share_gives_up_the_attempt(tmp_path, caplog, lost):
+    """Of the seed of somebody's own mask, or of the key of somebody who has dropped out."""
+    about = FIRST + 4 if lost else FIRST + 1
+
     def wrong(reply):
         sealed = reply.content.config_records[SEALED]
-        sealed[Key.SHARE_LIST] = [share[:4] + bytes(len(share) - 4) for share in sealed[Key.SHARE_LIST]]
+        place = sealed[wire.NODES].index(about)
+        sealed[wire.PARCELS] = [
+            bytes([*share[:-1], share[-1] ^ 1]) if i == place else share for i, share in enumerate(sealed[wire.PARCELS])
+        ]
 
     deployment, grid, _ = a_network(tmp_path)
+    grid.lost = lost
     grid.broken = {(FIRST, UNMASKING): wrong}
     server = a_server(deployment, grid)
     assert server.attempt() is None
-    assert "no secure sum" in caplog.text
+    assert f"no secure sum: the shares of node {about}'s secret do not recover it" in caplog.text
     assert server.state.round == 0
+    grid.broken = {}
+    assert server.attempt()["clients"] == 5 - len(lost)
+
+
+def test_a_device_that_seals_garbage_gives_up_the_attempt(tmp_path, caplog):
+    """Its neighbours find out, and are lost with it."""
+    deployment, grid, _ = a_network(tmp_path)
+    grid.broken = {(FIRST, SHARES): replaced(wire.PARCELS, lambda found: [bytes(len(parcel)) for parcel in found])}
+    assert a_server(deployment, grid).attempt() is None
+    assert caplog.text.count("training: a packet that its sender did not seal for this device in this round") == 4
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"clients_per_round": 1024}, "clients_per_round: at most 1023 devices"),
+        ({"clients_per_round": 2**18}, "clients_per_round: at most 262143 devices"),
         ({"deployment": secure_values(min_reports=2)["deployment"]}, "deployment.min_reports"),
         ({"deployment": secure_values(report_goal=59)["deployment"]}, "deployment.report_goal"),
         ({"deployment": secure_values(secure_threshold=0.5)["deployment"]}, "deployment.secure_threshold"),
@@ -93,7 +121,7 @@ def test_a_wrong_share_gives_up_the_attempt(tmp_path, caplog):
                 "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
                 "deployment": secure_values(population=500)["deployment"],
             },
-            "deployment.secure_aggregation: not with privacy",
+            "deployment.min_reports: a draw of fewer than 3 devices is drawn anew",
         ),
     ],
 )

@@ -20,7 +20,7 @@ _FACTS = ("protocol", "required", "token", "round", "space", "version", "counted
 _PRIVACY = ("rounds", "separation", "turns", "epsilon", "delta")
 _UNDERSTOOD = {
     *_FACTS,
-    *("learning", "rule", "estimator", "limit"),
+    *("learning", "rule", "estimator", "limit", "zeros"),
     *(f"learning.{name}" for name in _LEARNING),
     *(f"learning.client.{name}" for name in _CLIENT),
     *("bounds.events", "bounds.reward"),
@@ -138,6 +138,14 @@ def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
         "algorithm": algorithm,
         "freeze": freeze,
     }
+
+
+def sends_zeros(facts: Mapping[str, Any]) -> bool:
+    """Whether the server asks for zeros from devices that have nothing to train on: nobody can tell who they are."""
+    found = facts.get("zeros", False)
+    if not isinstance(found, bool):
+        raise _wrong("zeros", "not true or false")
+    return found
 
 
 def read_rule(facts: Mapping[str, Any]) -> dict[str, Any]:

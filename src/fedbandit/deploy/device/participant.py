@@ -31,13 +31,14 @@ from fedbandit.deploy.device.instructions import (
     read_task,
     read_token,
     read_version,
+    sends_zeros,
 )
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
 from fedbandit.deploy.device.turns import LaterRoundSeen, Turns, agreed, read_terms
 from fedbandit.deploy.messages import with_protocol
-from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode
+from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode, nothing
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
@@ -95,6 +96,18 @@ _logger = logging.getLogger("fedbandit.deploy")
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
+def cannot(kind: str, facts: Mapping[str, Any], problem: Exception) -> dict[str, Any]:
+    """What to answer to a request that has failed."""
+    expected = isinstance(problem, FedbanditError | OSError | ValueError)
+    _logger.warning("%s: %s", kind, problem, exc_info=not expected)
+    why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
+    token = facts.get("token")  # whatever it is, it goes back only if it can be one
+    said = {"token": token if is_token(token) else None, "problem": why}
+    if isinstance(problem, LaterRoundSeen):  # the server must know, and from whom
+        said |= {"device": problem.device, "seen": problem.seen}
+    return said
+
+
 class Participant:
     """Answers the server's requests for one agent. Nothing is consumed, so a request may come twice."""
 
@@ -129,13 +142,7 @@ class Participant:
             check_understood(facts)
             said, sent = self._answers[kind](facts, arrays)
         except Exception as problem:  # a server's word, or a part of the user's, may fail in any way
-            expected = isinstance(problem, FedbanditError | OSError | ValueError)
-            _logger.warning("%s: %s", kind, problem, exc_info=not expected)
-            why = str(problem) if expected else f"{type(problem).__name__}: {problem}"
-            token = facts.get("token")  # whatever it is, it goes back only if it can be one
-            said, sent = {"token": token if is_token(token) else None, "problem": why}, {}
-            if isinstance(problem, LaterRoundSeen):  # the server must know, and from whom
-                said |= {"device": problem.device, "seen": problem.seen}
+            said, sent = cannot(kind, facts, problem), {}
         return with_protocol(said), sent
 
     def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
@@ -191,13 +198,13 @@ class Participant:
         return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
-        """Before a secure round: who this is, and whether there is anything to train on."""
+        """Before a secure round: who this is, and whether it has anything to train on; a private one does not ask."""
         model = self._model(read_space(facts))
         found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
-        return {**found, "ready": len(self.agent.events()) > 0}, {}
+        return {**found, "ready": sends_zeros(facts) or len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A secure round's vector, to be masked before it leaves the device; raises what `answer` would say.
+        """A secure round's vector of grid points, to be masked before it leaves the device; raises what `answer` says.
 
         Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
         """
@@ -206,20 +213,26 @@ class Participant:
         card = read_card(self._card)
         since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
         turns = self._turn(card, facts, attempts=True)  # of an attempt that fails nobody sees anything
-        trained = self._fit(task, arrays, since)
-        if trained is None:
+        trained = self._fit_or_nothing(task, arrays, since) if sends_zeros(facts) else self._fit(task, arrays, since)
+        if trained is not None:
+            fresh = _Fresh.of(trained.logged, since, bounds)
+            upto, own = fresh.upto, trained.figures(fresh)
+        elif sends_zeros(facts):
+            upto, own = since, nothing(arrays["weights"].size)
+        else:
             raise DataError("nothing to train on any more")
-        fresh = _Fresh.of(trained.logged, since, bounds)
-        own = Figures(
-            update=trained.update,
-            unclipped=int(trained.unclipped),
-            events=fresh.events,
-            reward_sum=fresh.reward_sum,
-            propensity_sum=fresh.propensity_sum,
-        )
         vector = encode(own, task.clip_norm, bounds)
-        write_card(self._card, replace(card, counted=since, pending={task.token: fresh.upto}, private=turns))
+        write_card(self._card, replace(card, counted=since, pending={task.token: upto}, private=turns))
         return vector
+
+    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+        """In a private round the log must not decide how a device answers: what fails on it counts as an empty one."""
+        _fitting(arrays, self._built(self._model(task.space), task.learning).trained)  # no fault of the log's
+        try:
+            return self._fit(task, arrays, since)
+        except Exception as problem:  # a damaged row, an update that is not finite, a part of the user's
+            _logger.warning("this device answers as with an empty log: %s", problem)
+            return None
 
     def _turn(self, card: Card, facts: Mapping[str, Any], *, attempts: bool = False) -> Turns | None:
         """The card's account with the turn that a private server asks for; None of a server that is not private."""
@@ -257,14 +270,6 @@ class Participant:
         """Whose device this is, where somebody has said so."""
         user = read_card(self._card).user
         return {} if user is None else {"user": user}
-
-    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
-        """In a private round nobody learns that a log made training fail: it counts as an empty one."""
-        try:
-            return self._fit(task, arrays, since)
-        except Exception as problem:
-            _logger.warning("train: %s; nothing is sent, as from an empty log", problem, exc_info=True)
-            return None
 
     def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
@@ -313,6 +318,16 @@ class _Trained:
     update: np.ndarray
     unclipped: bool
     logged: Logged
+
+    def figures(self, fresh: "_Fresh") -> Figures:
+        """What goes into a secure sum."""
+        return Figures(
+            update=self.update,
+            unclipped=int(self.unclipped),
+            events=fresh.events,
+            reward_sum=fresh.reward_sum,
+            propensity_sum=fresh.propensity_sum,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Flower as transport: apps, messages, processes, and secure sums over its SecAgg+. Nothing else imports it."""
+"""Flower as transport: apps, messages, processes, and the exchanges of secure sums. Nothing else imports it."""

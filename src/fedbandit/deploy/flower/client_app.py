@@ -2,103 +2,40 @@
 
 The folder is `agent-dir` of the node's configuration. The app on the device uses the same folder at the same time.
 With `secure-aggregation=true` there, or in `make_client_app`, what a log says leaves the device in secure sums only.
+Whom it believes in them stands there too (`roster`, `node-key`), and nowhere in an app, which comes from the server.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from flwr.app import Context, Message, RecordDict
-from flwr.client.mod import secaggplus_mod
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
-from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
-from fedbandit.core.errors import DataError
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.instructions import Limits, check_understood
+from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
-from fedbandit.deploy.flower.transport import from_records, sealed_in, to_records
+from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+from fedbandit.deploy.flower.transport import TYPES, from_records, sealed_in, to_records
 from fedbandit.deploy.messages import with_protocol
-from fedbandit.deploy.secure_sums import LEAST, LEVELS, MODULUS, RANGE
 
-_NOTHING_OF_THE_LOG = {"query.fedbandit_install", "query.fedbandit_ready"}
-
-
-_IN_CLEAR = {"train.fedbandit_round", "query.fedbandit_judge"}
-
-
-_TERMS = {Key.CLIPPING_RANGE: RANGE, Key.TARGET_RANGE: LEVELS, Key.MOD_RANGE: MODULUS, Key.MAX_WEIGHT: 1.0}
+_IN_CLEAR = {TYPES["train"], TYPES["judge"]}
 
 
 def only_sums(required: Callable[[Context], bool]) -> Mod:
-    """A mod to go before Flower's: refuses bad terms and, where `required`, any request for what a log says in clear.
-
-    Of an answer it lets through the protocol's own message and the token of the round, nothing else.
-    """
+    """A mod that refuses, where `required`, any request for what a log says in clear."""
 
     def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        kind = message.metadata.message_type
-        if kind in _NOTHING_OF_THE_LOG or (kind in _IN_CLEAR and not required(context)):
+        if message.metadata.message_type not in _IN_CLEAR or not required(context):
             return call_next(message, context)
         facts, _ = from_records(message.content)
-        token = with_protocol({"token": facts.get("token")})
-        if kind != "train" and required(context):
-            problem: str | None = "this device takes part in secure sums only"
-        elif kind != "train":
-            problem = f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit"
-        else:
-            problem = _problem(message, facts)
-        if problem is not None:
-            return Message(to_records({**token, "problem": problem}, {}), reply_to=message)
-        answer = call_next(message, context)
-        return Message(to_records(token, {}, sealed_in(answer.content)), reply_to=message)
+        problem = "this device takes part in secure sums only"
+        return Message(
+            to_records(with_protocol({"token": facts.get("token"), "problem": problem}), {}), reply_to=message
+        )
 
     return guard
-
-
-def as_result(vector: np.ndarray) -> RecordDict:
-    """A vector as Flower's SecAgg+ takes it from the app, with weight one."""
-    parameters = ndarrays_to_parameters([vector])
-    return fitres_to_recorddict(FitRes(Status(Code.OK, ""), parameters, 1, {}), False)
-
-
-def _problem(message: Message, facts: Mapping[str, Any]) -> str | None:
-    try:
-        check_understood(facts)
-        return bad_terms(sealed_in(message.content), message.metadata.dst_node_id)
-    except DataError as error:
-        return str(error)
-    except (KeyError, TypeError) as error:
-        return f"not a message of SecAgg+: {error!r}"[:300]
-
-
-def bad_terms(said: Mapping[str, Any], own: int) -> str | None:
-    """Why a device with that node id does not go along with a message of the protocol; None if it does."""
-    stage = said[Key.STAGE]
-    if stage == Stage.SETUP:
-        for name, value in _TERMS.items():
-            if said[name] != value:
-                return f"{name} is {said[name]}, should be {value}"
-        if not said[Key.SHARE_NUMBER] / 2 < said[Key.THRESHOLD] <= said[Key.SHARE_NUMBER]:
-            return f"{said[Key.THRESHOLD]} of {said[Key.SHARE_NUMBER]} shares would do: not more than half"
-        together = said[Key.SHARE_NUMBER]
-    elif stage == Stage.SHARE_KEYS:
-        together = len(said) - 1
-    elif stage == Stage.COLLECT_MASKED_VECTORS:
-        together = len(set(said[Key.SOURCE_LIST]) | {own})
-    elif stage == Stage.UNMASK:
-        active, dead = set(said[Key.ACTIVE_NODE_ID_LIST]), set(said[Key.DEAD_NODE_ID_LIST])
-        if active & dead or own not in active:
-            return "asked for both secrets of one device, or as if this one had dropped out"
-        together = len(active)
-    else:
-        return f"no such step: {stage!r}"[:100]
-    return f"{together} devices are too few to hide among" if together < LEAST else None
 
 
 def make_client_app(
@@ -135,15 +72,11 @@ def make_client_app(
             said = participant.answer(kind, *from_records(message.content))
         return Message(to_records(*said), reply_to=message)
 
-    app = ClientApp(mods=[only_sums(secure), secaggplus_mod])
+    app = ClientApp(mods=[only_sums(secure)])
 
     @app.query("fedbandit_install")
     def install(message: Message, context: Context) -> Message:
         return answer("install", message, context)
-
-    @app.query("fedbandit_ready")
-    def ready(message: Message, context: Context) -> Message:
-        return answer("ready", message, context)
 
     @app.query("fedbandit_judge")
     def judge(message: Message, context: Context) -> Message:
@@ -153,13 +86,31 @@ def make_client_app(
     def train(message: Message, context: Context) -> Message:
         return answer("train", message, context)
 
-    @app.train()
-    def contribute(message: Message, context: Context) -> Message:
+    @app.query("fedbandit_ready")
+    def ready(message: Message, context: Context) -> Message:
         with participant_of(context) as participant:
-            vector = participant.contribute(*from_records(message.content))
-        return Message(as_result(vector), reply_to=message)
+            rounds = SecureRounds(participant, context.node_id, identity_of(context))
+            facts, sealed = rounds.ready(*from_records(message.content))
+        return Message(to_records(facts, {}, sealed), reply_to=message)
+
+    @app.train("fedbandit_secure")
+    def step(message: Message, context: Context) -> Message:
+        with participant_of(context) as participant:
+            rounds = SecureRounds(participant, context.node_id, identity_of(context))
+            facts, sealed = rounds.step(*from_records(message.content), sealed_in(message.content))
+        return Message(to_records(facts, {}, sealed), reply_to=message)
 
     return app
+
+
+def identity_of(context: Context) -> Identity:
+    """Key and roster that the node's configuration names."""
+    roster, key = (context.node_config.get(name) for name in ("roster", "node-key"))
+    return Identity(
+        roster=None if roster is None else Path(str(roster)),
+        key=None if key is None else Path(str(key)),
+        unsigned=bool(context.node_config.get("unsigned-keys", False)),
+    )
 
 
 app = make_client_app()

@@ -1,5 +1,6 @@
 """Running a deployment from the command line: the app bundle, the server, a device, registering a node."""
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -225,17 +226,22 @@ def take_part(
     sums_only: bool = False,
     say: Callable[[str], None] = print,
     create: bool = False,
+    roster: Path | None = None,
+    unsigned: bool = False,
     user: str | None = None,
 ) -> None:
     """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
 
-    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. `user` names
+    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. In these it
+    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names. `user` names
     whose device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
+    own = _secure_settings(security, sums_only, roster, unsigned)
     if not create and not (agent / "events.sqlite").exists():
         raise ConfigError(f"{agent}: no agent's folder (no events.sqlite); start the app first, or use --create")
-    own = "secure-aggregation=true" if sums_only else ""
+    if unsigned:
+        say("secure sums with unsigned keys: the server could pose as all other devices; beyond trials use --roster")
     agent.mkdir(parents=True, exist_ok=True)
     if user is not None:
         name_user(agent, user)
@@ -261,6 +267,22 @@ def take_part(
             time.sleep(delay)
 
 
+def _secure_settings(security: Security, sums_only: bool, roster: Path | None, unsigned: bool) -> str:
+    """What the node's configuration says of secure sums."""
+    if unsigned and roster is not None:
+        raise ConfigError("--unsigned-keys: cannot be combined with --roster")
+    if sums_only and roster is None and not unsigned:
+        raise ConfigError("--roster: missing; --secure-aggregation needs it, or --unsigned-keys to try things out")
+    if roster is not None and security.node_key is None:
+        raise ConfigError("--roster: needs --key: other devices ask for this node's signature")
+    if roster is not None and not roster.is_file():
+        raise ConfigError(f"--roster: {roster}: no such file")
+    files = {"roster": roster, "node-key": security.node_key}
+    settings = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in files.items() if path is not None]
+    flags = {"secure-aggregation": sums_only, "unsigned-keys": unsigned}
+    return " ".join([*settings, *(f"{name}=true" for name, given in flags.items() if given)])
+
+
 def _stay(
     node: subprocess.Popen[bytes], reach: Callable[[], str | None], server: str, say: Callable[[str], None]
 ) -> None:
@@ -278,18 +300,31 @@ def _stay(
         lost = problem is not None
 
 
-def register_node(home: Path, public_key: Path, name: str) -> None:
-    """Let the node with that key take part, on a SuperLink that asks nodes for theirs."""
-    manage_node(home, f"{public_key}: not registered", "register", str(public_key), CONNECTION, "--name", name)
+def register_node(state: Path, public_key: Path, name: str) -> None:
+    """Let the node with that key take part, on a SuperLink that asks nodes for theirs, and put it on the roster."""
+    from fedbandit.deploy.flower.roster import add_node, check_key  # a device's node needs none of it
+
+    check_key(public_key)
+    problem = f"{public_key}: not registered"
+    options = (CONNECTION, "--name", name, "--format", "json")
+    said = manage_node(state / "flower", problem, "register", str(public_key), *options)
+    try:
+        node = str(json.loads(said[said.index("{") :])["node-id"])
+    except (ValueError, KeyError):
+        raise FedbanditError(f"{problem}: {' '.join(said.split())[-300:]}") from None
+    add_node(state, public_key, name, node)
 
 
-def unregister_node(home: Path, node: str) -> bool:
+def unregister_node(state: Path, node: str) -> bool:
     """Take the key of a node from a SuperLink that asks nodes for theirs; whether there was one to take.
 
     Without keys there is nothing to take: anybody may connect, under a new number each time.
     """
-    config = home / "config.toml"
+    from fedbandit.deploy.flower.roster import remove_node
+
+    home, config = state / "flower", state / "flower" / "config.toml"
     if not node.isdigit() or not config.exists() or "root-certificates" not in config.read_text(encoding="utf-8"):
         return False
     manage_node(home, f"{node}: is not asked any more, but not unregistered", "unregister", node, CONNECTION)
+    remove_node(state, node)
     return True

@@ -262,12 +262,13 @@ def reason_in(log: Path) -> str:
     return f"{said[-1][:200]} (see {log})" if said else f"see {log}"
 
 
-def manage_node(home: Path, problem: str, *arguments: str) -> None:
-    """Have the SuperLink register or unregister a node; an error starts with `problem`."""
+def manage_node(home: Path, problem: str, *arguments: str) -> str:
+    """Have the SuperLink register or unregister a node, and what it says to that; an error starts with `problem`."""
     done = _ask_flwr(home, problem, "supernode", *arguments)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise FedbanditError(f"{problem}: {said[-300:]}")
+    return done.stdout
 
 
 def _ask_flwr(home: Path, problem: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS as SEALED
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -19,11 +18,13 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.messages import Reply, Request
 
+SEALED = "sealed"
+
 
 def to_records(
     facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sealed: Mapping[str, Any] | None = None
 ) -> RecordDict:
-    """One text, some arrays and perhaps a message of SecAgg+, ready to be sent."""
+    """One text, some arrays and perhaps a step of a secure sum, ready to be sent."""
     content = RecordDict(
         {
             "facts": ConfigRecord({"json": json.dumps(dict(facts))}),
@@ -48,16 +49,15 @@ def from_records(content: RecordDict) -> tuple[dict[str, Any], dict[str, np.ndar
 
 
 def sealed_in(content: RecordDict) -> dict[str, Any]:
-    """The message of SecAgg+ that `to_records` was given."""
+    """The step of a secure sum that `to_records` was given."""
     return dict(content.config_records.get(SEALED, {}))
 
 
-# SecAgg+ acts on the plain type alone: an update under any other name would travel in clear.
 TYPES = {
     "install": "query.fedbandit_install",
     "ready": "query.fedbandit_ready",
     "train": "train.fedbandit_round",
-    "secure": "train",
+    "secure": "train.fedbandit_secure",
     "judge": "query.fedbandit_judge",
 }
 

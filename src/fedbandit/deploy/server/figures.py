@@ -4,7 +4,7 @@ Private figures are further entries of the vector whose noisy sum a round releas
 given noise by the same mechanism as the model, so that all of it together costs what the plan says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -27,13 +27,22 @@ _CLEAR = 2.0  # standard deviations of the noise above which a count is worth di
 class RoundNoise:
     """All the noise of a private round: of the model, of its figures and of what its gate is told."""
 
-    def __init__(self, plan: PrivacyPlan, number: int, memory: Memory, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        number: int,
+        memory: Memory,
+        dtype: np.dtype[Any],
+        of_weights: Callable[[int, Memory], DeploymentNoise] | None = None,
+    ) -> None:
+        """`of_weights` makes the noise of the model from the rounds before and their memory, where it is special."""
         self._plan, self._number = plan, number
+        made = of_weights or (lambda done, kept: DeploymentNoise(plan.strategy, done, kept))
         noisy = plan.noise_multiplier > 0
         self._entries = _ENTRIES * ((plan.figures_share > 0) + (plan.gate_share > 0)) if noisy else 0
         cut = {at: (value[: len(value) - self._entries], value[len(value) - self._entries :])
                for at, value in memory.items()}  # fmt: skip
-        self.weights = DeploymentNoise(plan.strategy, number - 1, {at: both[0] for at, both in cut.items()})
+        self.weights = made(number - 1, {at: both[0] for at, both in cut.items()})
         self._own = DeploymentNoise(plan.strategy, number - 1, {at: both[1] for at, both in cut.items()})
         self._drawn = np.zeros(2 * _ENTRIES)
         if self._entries:
@@ -103,7 +112,11 @@ def reported_with_noise(
     noised = noise.figures(np.array([found.events, found.reward_sum, found.propensity_sum]), most)
     if noised is None:
         return {}, {}
-    events, rewards, propensities = map(float, noised.sums)
+    sums = noised.sums
+    if found.known_modulo is not None:  # once there is noise: one device could wrap what hostile ones have prepared
+        modulo = np.array(found.known_modulo)
+        sums = (sums + modulo / 2) % modulo - modulo / 2
+    events, rewards, propensities = map(float, sums)
     totals = {"events": before.get("events", 0.0) + events, "rewards": before.get("rewards", 0.0) + rewards}
     clear = events > _CLEAR * noised.deviations[0]
     so_far = totals["events"] > _CLEAR * noised.of_prefix[0]

@@ -47,6 +47,7 @@ class Contribution:
     versions: dict[str, int]  # how many devices hold which model
     marks: dict[str, Mark]  # what is remembered of the devices in the sum from now on
     by_version: dict[str, list[float]] | None = None  # events and rewards by the version that chose; None: hidden
+    known_modulo: tuple[float, float, float] | None = None  # events, rewards, propensities of a private secure sum
 
 
 class OlderThanSeen(DataError):

@@ -39,7 +39,7 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
     rules, ledger = deployment.rules, deployment.ledger
     longest = rules.install_seconds + rules.round_seconds * (1 if deployment.config.gate.confidence is None else 2)
     if rules.secure_aggregation:
-        longest += 4 * rules.secure_seconds
+        longest += 3 * rules.secure_seconds
     return {
         "rounds": deployment.rounds,
         "longest_round": longest,

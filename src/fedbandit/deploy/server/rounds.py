@@ -181,7 +181,9 @@ class Coordinator:
     ) -> dict[str, Any]:
         """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
         state, ledger = self.state, self.deployment.ledger
-        noise = None if ledger is None else RoundNoise(ledger.plan, number, self._memory, state.weights.dtype)
+        noise = None
+        if ledger is not None:
+            noise = RoundNoise(ledger.plan, number, self._memory, state.weights.dtype, self.deployment.noise)
         server = self.deployment.server(None if noise is None else noise.weights)
         freezing = self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)

@@ -1,0 +1,157 @@
+"""What one secure sum costs its server: simulated devices with signed keys, some of which drop out after sharing.
+
+    python scripts/secure_sum_cost.py --devices 1000 --weights 500000 --lost 0.1
+
+Both halves of the protocol run in one process and its clock is read around each of them. Flower's own work on the
+messages is not in it. Exits with code 1 if the sum is wrong.
+"""
+
+import argparse
+import logging
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from fedbandit.deploy.flower.secure_gathering import SecureSums
+from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer
+from fedbandit.deploy.masking.device import Announced, Held, Shared, accept, announce, masked, reveal, share
+from fedbandit.deploy.messages import Courier, Reply, Request
+from fedbandit.deploy.secure_sums import Figures, encode, update_error
+from fedbandit.deploy.server.deployment import Deployment, build_deployment
+
+ACTIONS = 10
+
+
+class Devices:
+    """A transport to devices that answer when they are asked for their replies, a few at a time."""
+
+    def __init__(self, number: int, lost: Collection[int], deployment: Deployment) -> None:
+        self._lost, self._deployment = lost, deployment
+        keys = {node: generate_private_key(SECP384R1()) for node in range(1, number + 1)}
+        self._keys = {
+            node: Signer(key, key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+            for node, key in keys.items()
+        }
+        lines = [signer.identity.decode() for signer in self._keys.values()]
+        self._roster = Roster.of("\n".join(lines), "roster")
+        self._kept: dict[int, Any] = {}
+        self._open: dict[str, Request] = {}
+        self.total = np.zeros(deployment.initial.size)
+        self.seconds, self.sent, self.now = 0.0, 0, 0.0
+
+    def nodes(self) -> list[int]:
+        return list(self._keys)
+
+    def send(self, requests: Sequence[Request]) -> list[str]:
+        tickets = [f"{request.node} {request.sealed.get(wire.STEP)}" for request in requests]
+        self._open.update(zip(tickets, requests, strict=True))
+        return tickets
+
+    def receive(self, tickets: Collection[str]) -> list[Reply]:
+        with self._own_time():
+            due = [ticket for ticket in tickets if ticket in self._open][:16]
+            return [self._answer(ticket, self._open.pop(ticket)) for ticket in due if not self._silent(ticket)]
+
+    def wait(self, seconds: float) -> None:
+        self.now += 0.0 if any(not self._silent(ticket) for ticket in self._open) else seconds
+
+    def _silent(self, ticket: str) -> bool:
+        node, step = ticket.split()
+        return int(node) in self._lost and step == wire.VECTOR
+
+    @contextmanager
+    def _own_time(self) -> Any:
+        before = time.process_time()
+        yield
+        self.seconds += time.process_time() - before
+
+    def _answer(self, ticket: str, request: Request) -> Reply:
+        node, said = request.node, request.sealed
+        facts = {"protocol": 2, "token": request.facts["token"]}
+        if request.kind == "ready":
+            self._kept[node], announcement = announce(facts["token"], node, self._keys[node])
+            facts |= {"device": f"device {node}", "version": 0, "ready": True}
+            return Reply(ticket, facts, sealed={wire.ANNOUNCEMENT: announcement.to_bytes()})
+        answer = {wire.SHARES: self._share, wire.VECTOR: self._mask, wire.UNMASK: self._reveal}[said[wire.STEP]]
+        return Reply(ticket, facts, sealed=answer(node, said))
+
+    def _share(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        own: Announced = self._kept[node]
+        neighbours = {other: Announcement.of(parcel) for other, parcel in wire.read_parcels(said).items()}
+        self._kept[node], packets = share(own, wire.read_number(said, wire.THRESHOLD), neighbours, self._roster)
+        return wire.parcels(packets)
+
+    def _mask(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        shared: Shared = self._kept[node]
+        rng = np.random.default_rng(node)
+        update = rng.random(self.total.size, np.float32) - np.float32(0.5)
+        update /= np.linalg.norm(update) * 1.01
+        self.total += update
+        self._kept[node] = accept(shared, wire.read_parcels(said))
+        levels = encode(Figures(update, 1, 1, 0.5, 0.5), 1.0, self._deployment.rules.bounds, rng)
+        vector = masked(shared, self._kept[node], levels)
+        self.sent = len(vector)
+        return {wire.MASKED: vector}
+
+    def _reveal(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        held: Held = self._kept.pop(node)
+        return wire.parcels(reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED)))
+
+
+def deployment_of(devices: int, weights: int, folder: Path) -> Deployment:
+    values = {
+        "rounds": 1,
+        "clients_per_round": devices,
+        "clipping": {"norm": 1.0},
+        "deployment": {
+            "state": "server",
+            "actions": [f"action {i}" for i in range(ACTIONS)],
+            "shape": [weights // ACTIONS - 1],
+            "secure_aggregation": True,
+            "min_reports": 3,
+        },
+    }
+    return build_deployment(values, folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--weights", type=int, default=500_000, help=f"a multiple of {ACTIONS}")
+    parser.add_argument("--lost", type=float, default=0.1, help="the part of the devices that drops out")
+    given = parser.parse_args()
+    logging.getLogger("fedbandit").setLevel(logging.ERROR)  # that devices drop out is meant
+    with tempfile.TemporaryDirectory() as folder:
+        deployment = deployment_of(given.devices, given.weights, Path(folder))
+        lost = set(np.random.default_rng(0).choice(given.devices, int(given.lost * given.devices), replace=False) + 1)
+        devices = Devices(given.devices, lost, deployment)
+        courier = Courier(devices, lambda: devices.now, devices.wait, 1.0)
+        before = time.process_time()
+        found = SecureSums(deployment, courier).gather(deployment.start(), 1, devices.nodes(), lambda _: {})
+        seconds = time.process_time() - before - devices.seconds
+    if found is None:
+        print("no  a sum came about")
+        return 1
+    error = float(np.abs(found.total - devices.total).max())
+    right = error < update_error(found.accepted, 1.0) + 1e-4  # the total is kept in float32
+    print(f"in the sum           {found.accepted} of {given.devices} devices, {devices.total.size} weights each")
+    print(f"sent by a device     {devices.sent / 1e6:.2f} MB in its masked vector")
+    print(f"server's CPU         {seconds:.1f} s")
+    print(f"a device's CPU       {devices.seconds / given.devices:.2f} s")
+    print(f"memory at most       {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB, both sides")
+    print(f"{'yes' if right else 'no '}  the sum is right: within {error:.1e}")
+    return 0 if right and found.accepted == given.devices - len(lost) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

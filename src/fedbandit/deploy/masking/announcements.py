@@ -1,0 +1,192 @@
+"""A device's public keys for one round, signed with its node's key, and the roster of nodes whose word counts.
+
+The roster is installed on devices: if servers relayed it, they could invent neighbours. No I/O here.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDSA,
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    SSHCertificate,
+    SSHCertificateType,
+    load_ssh_private_key,
+    load_ssh_public_identity,
+)
+
+from fedbandit.core.errors import DataError
+from fedbandit.deploy.masking.primitives import PROTOCOL, SECRET, agreed, framed, new_key
+
+_HALF = 48  # bytes of one of a signature's two numbers
+_LONGEST = 8192  # bytes of an announcement; with a certificate it has about 1500
+_KIND = "ecdsa-sha2-nistp384"
+_AUTHORITY = "cert-authority"
+_PROBE = new_key()
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A node's key, and what shows whose it is: the public key, or an operator's certificate for it, as text."""
+
+    key: EllipticCurvePrivateKey
+    identity: bytes
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a device says of itself before a round: what masks and sealed packets are agreed with, and who it is."""
+
+    mask: bytes  # public keys of X25519: for masks between two devices, ...
+    seal: bytes  # ... and for shares that travel by way of the server
+    commitment: bytes  # to the seed of its own mask
+    signature: bytes = b""
+    signer: bytes = b""  # its node's public key or certificate, as OpenSSH writes them; empty: unsigned
+
+    @property
+    def keys(self) -> list[bytes]:
+        """What must be no other's, and differ from each other: who drops out gives one of them away."""
+        own = [self.mask, self.seal]
+        return [*own, _line_of(_identity(self.signer)[0]).encode()] if self.signer else own
+
+    def to_bytes(self) -> bytes:
+        return self.mask + self.seal + self.commitment + self.signature + self.signer
+
+    @classmethod
+    def of(cls, payload: bytes) -> "Announcement":
+        """The announcement that `to_bytes` made bytes of; whether it is true has to be checked."""
+        ends = [SECRET, 2 * SECRET, 3 * SECRET, 3 * SECRET + 2 * _HALF, _LONGEST]
+        if not (len(payload) == ends[2] or ends[3] < len(payload) <= _LONGEST):
+            raise DataError(f"an announcement of {len(payload)} bytes")
+        return cls(*(payload[start:end] for start, end in zip([0, *ends], ends, strict=False)))
+
+    def signed(self, token: str, node: int, signer: Signer) -> "Announcement":
+        """The same, under the signature of the node's key."""
+        own = replace(self, signer=signer.identity)
+        numbers = decode_dss_signature(signer.key.sign(own._statement(token, node), ECDSA(SHA384())))
+        return replace(own, signature=b"".join(number.to_bytes(_HALF, "big") for number in numbers))
+
+    def check(self, token: str, node: int, roster: "Roster | None") -> None:
+        """Refuse it unless a node of the roster has signed it for this round; without a roster, unless it is whole."""
+        for public in (self.mask, self.seal):
+            agreed(_PROBE, public)  # what agrees on nothing with one key does so with none
+        if not self.signer:
+            if roster is not None:
+                raise DataError(f"the keys of node {node} are not signed")
+            return
+        key, certificate = _identity(self.signer)
+        try:
+            numbers = (int.from_bytes(self.signature[:_HALF], "big"), int.from_bytes(self.signature[_HALF:], "big"))
+            key.verify(encode_dss_signature(*numbers), self._statement(token, node), ECDSA(SHA384()))
+        except (ValueError, InvalidSignature):
+            raise DataError(f"the keys of node {node} have a signature that is not for them") from None
+        if roster is not None and not roster.has(key, certificate, time.time()):
+            raise DataError(f"the keys of node {node} are signed by a node that is not on the roster")
+
+    def _statement(self, token: str, node: int) -> bytes:
+        named = (token.encode(), node.to_bytes(8, "big"))
+        return framed(PROTOCOL, b"announcement", *named, self.mask, self.seal, self.commitment, self.signer)
+
+
+def reused(announcements: Collection[Announcement]) -> bool:
+    """Whether a key or a signer stands in more than one place."""
+    keys = [key for said in announcements for key in said.keys]
+    return len(set(keys)) < len(keys)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Whose word counts: public keys of nodes, and of operators who certify nodes. As OpenSSH writes them."""
+
+    keys: frozenset[str]
+    authorities: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, text: str, where: str) -> "Roster":
+        """From lines as in `node.pub`, or `cert-authority` and a line as in `operator.pub`; errors name `where`."""
+        keys, authorities = set(), set()
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if words[0] == _AUTHORITY and len(words) > 2:
+                authorities.add(f"{words[1]} {words[2]}")
+            elif words[0] == _KIND and len(words) > 1:
+                keys.add(f"{words[0]} {words[1]}")
+            else:
+                raise DataError(f"{where}: line {number}: not a public key of the kind {_KIND}, nor {_AUTHORITY}")
+        if not keys | authorities:
+            raise DataError(f"{where}: no public keys in it")
+        return cls(frozenset(keys), frozenset(authorities))
+
+    def has(self, key: EllipticCurvePublicKey, certificate: SSHCertificate | None, now: float) -> bool:
+        """Whether a node is on it, or has a certificate by an operator who is, valid at this time."""
+        if _line_of(key) in self.keys:
+            return True
+        if certificate is None or certificate.type is not SSHCertificateType.USER or certificate.critical_options:
+            return False
+        by = certificate.signature_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+        if by not in self.authorities or not certificate.valid_after <= now < certificate.valid_before:
+            return False
+        try:
+            certificate.verify_cert_signature()
+        except InvalidSignature:
+            return False
+        return True
+
+
+def roster_line(public_key: bytes, comment: str, where: str) -> str:
+    """A node's line in a roster, from the contents of its public key's file."""
+    try:
+        key, _ = _identity(public_key)
+    except DataError:
+        raise DataError(f"{where}: not a public key as `ssh-keygen -t ecdsa -b 384` makes them") from None
+    return f"{_line_of(key)} {' '.join(comment.split())}".rstrip()
+
+
+def signer_of(private_key: bytes, where: str, certificate: bytes | None = None) -> Signer:
+    """What a node signs with, from the contents of its key's file and of the certificate's, if it has one."""
+    try:
+        key = load_ssh_private_key(private_key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not (isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP384R1)):
+        raise DataError(f"{where}: not a key as `ssh-keygen -t ecdsa -b 384` makes them, without a password")
+    own = _line_of(key.public_key())
+    if certificate is None:
+        return Signer(key, own.encode())
+    try:
+        found, certified = _identity(certificate)
+        fits = certified is not None and _line_of(found) == own
+    except DataError:
+        fits = False
+    if not fits:
+        raise DataError(f"{where}: the certificate beside it is not for it")
+    return Signer(key, b" ".join(certificate.split()[:2]))
+
+
+def _identity(text: bytes) -> tuple[EllipticCurvePublicKey, SSHCertificate | None]:
+    """The key in a line as OpenSSH writes it, and the certificate if it is one."""
+    try:
+        found = load_ssh_public_identity(text)
+        certificate = found if isinstance(found, SSHCertificate) else None
+        key = found if certificate is None else certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise DataError("neither a node's public key nor a certificate of one") from None
+    if not (isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP384R1)):
+        raise DataError(f"not a key of the kind {_KIND}")
+    return key, certificate
+
+
+def _line_of(key: EllipticCurvePublicKey) -> str:
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()

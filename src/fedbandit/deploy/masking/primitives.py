@@ -1,0 +1,136 @@
+"""What masks are made of: agreed keys, keystreams, sealed packets and shares of a secret. Knows no round.
+
+Everything is the library `cryptography`'s but the sharing, for which it has nothing that takes 32 bytes.
+"""
+
+import secrets
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.hashes import SHA256, Hash
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedbandit.core.errors import DataError
+from fedbandit.deploy.secure_sums import MODULUS
+
+PROTOCOL = b"fedbandit secure sum 1"
+SECRET = 32  # bytes of a key, of a seed and of a digest
+SHARE = 33  # bytes of a share
+TAG = 16  # bytes that sealing adds
+PRIME = 2**256 + 297  # the first one beyond 32 bytes
+ENTRY = 5  # bytes of an entry on the wire: what MODULUS takes
+_CHUNK = 1 << 16  # bytes of keystream at a time, which stay in the core's cache
+_ZEROS = bytes(_CHUNK)
+
+assert MODULUS == 256**ENTRY
+
+
+def framed(*parts: bytes) -> bytes:
+    """Parts as one text of bytes, in which none can be taken for a piece of another."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def derived(secret: bytes, purpose: bytes, *context: bytes) -> bytes:
+    """A 256-bit key for one purpose in one context."""
+    return HKDF(SHA256(), SECRET, None, framed(PROTOCOL, purpose, *context)).derive(secret)
+
+
+def digest(secret: bytes, purpose: bytes, *context: bytes) -> bytes:
+    """What commits to a secret of 256 bits without telling of it."""
+    found = Hash(SHA256())
+    found.update(framed(PROTOCOL, purpose, *context, secret))
+    return found.finalize()
+
+
+def new_key() -> bytes:
+    """A private key of X25519."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_of(private: bytes) -> bytes:
+    """The public key that belongs to a private one."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, public: bytes) -> bytes:
+    """The secret between two keys; refuses public keys for which it would be zero whatever the private one is."""
+    try:
+        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        raise DataError("a public key that agrees on nothing") from None
+
+
+def add_mask(total: np.ndarray, seed: bytes, sign: int) -> None:
+    """Add the mask of a seed to uint64 entries in place, or take it away; entries count modulo 2**64.
+
+    The nonce is zero because no seed makes more than one keystream.
+    """
+    stream = Cipher(AES256(seed), CTR(bytes(16))).encryptor()
+    room = bytearray(_CHUNK + 15)
+    words = np.frombuffer(room, "<u8", _CHUNK // 8)
+    for start in range(0, len(total), len(words)):
+        part = total[start : start + len(words)]
+        stream.update_into(_ZEROS[: 8 * len(part)], room)
+        if sign > 0:
+            part += words[: len(part)]
+        else:
+            part -= words[: len(part)]
+
+
+def packed(entries: np.ndarray) -> bytes:
+    """Uint64 entries modulo MODULUS, ENTRY bytes each."""
+    return entries.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :ENTRY].tobytes()
+
+
+def unpacked(payload: bytes) -> np.ndarray:
+    """The entries that `packed` was given, modulo MODULUS."""
+    wide = np.zeros((len(payload) // ENTRY, 8), np.uint8)
+    wide[:, :ENTRY] = np.frombuffer(payload, np.uint8).reshape(-1, ENTRY)
+    entries: np.ndarray = wide.view("<u8")[:, 0]
+    return entries
+
+
+def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
+    """What only somebody with the key can read, and nobody can change; the nonce is zero: a key seals one packet."""
+    return ChaCha20Poly1305(key).encrypt(bytes(12), content, context)
+
+
+def opened(key: bytes, packet: bytes, context: bytes) -> bytes:
+    """The content of a packet."""
+    try:
+        return ChaCha20Poly1305(key).decrypt(bytes(12), packet, context)
+    except InvalidTag:
+        raise DataError("a packet that its sender did not seal for this device in this round") from None
+
+
+def shares_of(secret: bytes, number: int, threshold: int) -> list[bytes]:
+    """Shares 1 to `number` of a secret of 32 bytes (Shamir): `threshold` of them recover it, fewer tell nothing."""
+    assert len(secret) == SECRET
+    assert 0 < threshold <= number
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [int.from_bytes(secret, "big")]
+    found = []
+    for place in range(1, number + 1):
+        value = 0
+        for coefficient in coefficients:
+            value = (value * place + coefficient) % PRIME
+        found.append(value.to_bytes(SHARE, "big"))
+    return found
+
+
+def recovered(shares: Mapping[int, bytes]) -> bytes | None:
+    """The secret of which these are `threshold` shares, by their places from 1; of wrong ones, another or None."""
+    values = {place: int.from_bytes(share, "big") for place, share in shares.items()}
+    secret = 0
+    for place, value in values.items():
+        above, below = 1, 1
+        for other in values:
+            if other != place:
+                above, below = above * other % PRIME, below * (other - place) % PRIME
+        secret = (secret + value * above * pow(below, -1, PRIME)) % PRIME
+    return secret.to_bytes(SECRET, "big") if secret < 1 << 8 * SECRET else None
