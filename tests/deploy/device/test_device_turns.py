@@ -162,7 +162,7 @@ def test_what_a_log_does_to_training_is_not_told(asked, monkeypatch, caplog):
     answered, arrays = ask(participant, request, 4)
     assert (answered["trained"], arrays) == (False, {})
     assert "problem" not in answered
-    assert "the update is not finite; nothing is sent" in caplog.text
+    assert "this device answers as with an empty log: the update is not finite" in caplog.text
     assert card_of(participant).private.last == 4
 
 
