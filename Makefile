@@ -16,7 +16,8 @@ test: $(VENV)/.dev lint types
 	$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(VENV)/.extras
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --ignore tests/test_docs.py
+	$(BIN)/python -m pytest -m slow -n 2 tests/test_docs.py
 	$(BIN)/python -m pytest -m "not slow" $(NEED_EXTRAS)
 
 # Damages real files and messages of every kind for eight minutes; each must be harmless or refused in one line.

@@ -1,30 +1,46 @@
-"""Dense features: a round's scoring and training beside a numpy loop and plain torch, `python -m benchmarks.dense`.
+"""Tables: a round beside a numpy loop and plain torch, `OPENBLAS_NUM_THREADS=1 python -m benchmarks.dense`.
 
-32 clients with 64 examples of 784 features, 62 actions, batches of 16, one core. All of them score every example, train
-on the chosen action and sum clipped updates; contestants take turns, and medians of CPU time are compared.
+32 clients with 64 examples, 62 actions, batches of 16, one core; contexts have 784 dense features, or 12 words of 2,000
+and 20 numbers (`scipy.sparse` stands in for numpy there). All of them score every example, train on the chosen action
+and sum clipped updates; contestants take turns, and medians of CPU time are compared.
 """
 
 import time
 from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 
+from fedbandit.core.ragged import Ragged
+from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, Learner
 from fedbandit.federated.learners.choosing import make_learner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import Regression
 
-CLIENTS, EXAMPLES, FEATURES, ACTIONS, BATCH, RATE, CLIP = 32, 64, 784, 62, 16, 0.1, 1.0
+CLIENTS, EXAMPLES, ACTIONS, BATCH, RATE, CLIP = 32, 64, 62, 16, 0.1, 1.0
+FEATURES = {"dense": 784, "sparse": 2020}
+WORDS, NUMBERS = 12, 20  # in a context of text and numbers
 Params = dict[str, np.ndarray]
+Kind = Literal["dense", "sparse"]
 
 
-def a_log() -> Events:
+def a_log(kind: Kind) -> Events:
     rng, n = np.random.default_rng(0), CLIENTS * EXAMPLES
+    if kind == "dense":
+        contexts: Contexts = rng.random((n, FEATURES[kind])).astype(np.float32)
+    else:
+        vocabulary = FEATURES[kind] - NUMBERS
+        words = np.sort(np.argsort(rng.random((n, vocabulary)), axis=1)[:, :WORDS], axis=1)
+        ids = np.hstack([words, np.tile(np.arange(vocabulary, FEATURES[kind]), (n, 1))]).astype(np.int32)
+        values = np.hstack([np.full((n, WORDS), WORDS**-0.5), rng.normal(0, 0.2, (n, NUMBERS))])
+        contexts = Ragged(np.arange(n + 1) * (WORDS + NUMBERS), ids.ravel(), values.astype(np.float32).ravel())
     return Events(
         bounds=np.arange(CLIENTS + 1) * EXAMPLES,
-        contexts=rng.random((n, FEATURES)).astype(np.float32),
+        contexts=contexts,
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=np.ones(n),
@@ -37,32 +53,36 @@ def numpy_round(name: str, layout: Layout, weights: np.ndarray, log: Events) -> 
     """The loop that anybody would write in numpy."""
     received = layout.split(weights)
     total = np.zeros_like(weights)
-    x = np.asarray(log.contexts)
-    if name == "linear":
-        x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    if isinstance(log.contexts, Ragged):
+        rows = log.contexts
+        x: Any = csr_array((rows.values, rows.ids, rows.offsets), (len(rows), FEATURES["sparse"]))
+    else:
+        x = log.contexts
+        if name == "linear":
+            x = x / np.linalg.norm(x, axis=1, keepdims=True)
     _forward(received, x)
-    for first in range(0, len(x), EXAMPLES):
+    for first in range(0, x.shape[0], EXAMPLES):
         own = weights.copy()
         params = layout.split(own)
         for begin in range(first, first + EXAMPLES, BATCH):
-            rows = slice(begin, begin + BATCH)
-            _step(params, x[rows], log.actions[rows], log.rewards[rows])
+            batch = slice(begin, begin + BATCH)
+            _step(params, x[batch], log.actions[batch], log.rewards[batch])
         own -= weights
         total += own * min(1.0, CLIP / float(np.linalg.norm(own)))
     return total
 
 
-def _forward(params: Params, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _forward(params: Params, x: Any) -> tuple[Any, np.ndarray]:
     if "weight" in params:
         return x, x @ params["weight"] + params["bias"]
     hidden = np.maximum(x @ params["dense1"] + params["dense1_bias"], 0)
     return hidden, hidden @ params["dense2"] + params["dense2_bias"]
 
 
-def _step(params: Params, x: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> None:
+def _step(params: Params, x: Any, actions: np.ndarray, rewards: np.ndarray) -> None:
     hidden, scores = _forward(params, x)
-    errors, rows = np.zeros_like(scores), np.arange(len(x))
-    errors[rows, actions] = RATE * 2 / len(x) * (scores[rows, actions] - rewards)
+    errors, rows = np.zeros_like(scores), np.arange(len(actions))
+    errors[rows, actions] = RATE * 2 / len(actions) * (scores[rows, actions] - rewards)
     if "weight" in params:
         params["weight"] -= x.T @ errors
         params["bias"] -= errors.sum(0)
@@ -77,14 +97,15 @@ def _step(params: Params, x: np.ndarray, actions: np.ndarray, rewards: np.ndarra
 def measure(turns: int = 25) -> dict[str, dict[str, float]]:
     """CPU milliseconds of a round, by model and contestant."""
     torch.set_num_threads(1)
-    log, found = a_log(), {}
-    for name in ("linear", "mlp"):
-        model = build_model(name, DataSpec("dense", (FEATURES,), ACTIONS))
+    found = {}
+    for name, kind in (("linear", "dense"), ("mlp", "dense"), ("linear", "sparse"), ("mlp", "sparse")):
+        log = a_log(kind)
+        model = build_model(name, DataSpec(kind, (FEATURES[kind],), ACTIONS))
         layout = Layout.of(model.init(0))
         weights = layout.flatten(model.init(0), np.dtype("float32"))
         settings = ClientSettings(RATE, BATCH)
 
-        def round_of(learner: Learner, weights: np.ndarray = weights) -> np.ndarray:
+        def round_of(learner: Learner, weights: np.ndarray = weights, log: Events = log) -> np.ndarray:
             learner.predict(weights, log.contexts)
             update, _ = learner.train(weights, log, CLIP)
             total = np.zeros_like(weights)
@@ -95,7 +116,7 @@ def measure(turns: int = 25) -> dict[str, dict[str, float]]:
         plain = AutogradLearner(model, layout, Regression(), settings)
         contestants: dict[str, Callable[[], np.ndarray]] = {
             "fedbandit": lambda round_of=round_of, fast=fast: round_of(fast),
-            "numpy": lambda name=name, layout=layout, weights=weights: numpy_round(name, layout, weights, log),
+            "numpy": lambda name=name, layout=layout, weights=weights, log=log: numpy_round(name, layout, weights, log),
             "torch autograd": lambda round_of=round_of, plain=plain: round_of(plain),
         }
         sums = [run() for run in contestants.values()]
@@ -106,7 +127,9 @@ def measure(turns: int = 25) -> dict[str, dict[str, float]]:
                 began = time.process_time()
                 run()
                 times[who].append(1e3 * (time.process_time() - began))
-        found[name] = {who: float(np.median(values)) for who, values in times.items()}
+        found[f"{name} on {'dense features' if kind == 'dense' else 'words and numbers'}"] = {
+            who: float(np.median(values)) for who, values in times.items()
+        }
     return found
 
 
@@ -114,7 +137,7 @@ def main() -> None:
     for name, row in measure().items():
         ours = row["fedbandit"]
         shown = ", ".join(f"{who} {value / ours:.2f}" for who, value in row.items())
-        print(f"{name} on dense features (1.00 = {ours:.1f} ms of CPU): {shown}")
+        print(f"{name} (1.00 = {ours:.1f} ms of CPU): {shown}")
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ RUNS = {
     "text, pre-trained": (text, {"scenario": "init-shift", "pretraining__seed": 77}),
     "linear": (images, {}),
     "mlp": (images, {"model__name": "mlp"}),
+    "mlp, text": (text, {"model__name": "mlp"}),
     "cnn": (lambda: random_images(clients=11, shape=(8, 8)), {"model__name": "cnn", "rounds": 3}),
 }
 

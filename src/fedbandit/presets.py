@@ -145,7 +145,7 @@ def preset(name: str) -> Config:
         if Path(name).is_dir():
             raise ConfigError(f"{name}: is a folder, not a preset or a TOML file")
         hint = _beginning(name, presets) or nearest(name, presets)
-        raise ConfigError(f"{name}: no such preset or file{hint}; `fedbandit presets` lists them")
+        raise ConfigError(f"{name}: no such preset or file{hint} (`fedbandit presets` lists all)")
     return presets[name]
 
 

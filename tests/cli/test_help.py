@@ -73,7 +73,9 @@ def test_commands_stand_in_sections_by_what_they_are_for():
     assert all(f"\n  {path[1]} " in page for path in EVERY if len(path) == 2)
 
 
-@pytest.mark.parametrize(("typed", "meant"), [(["rn"], "run"), (["data", "imprt"], "import or export")])
+@pytest.mark.parametrize(
+    ("typed", "meant"), [(["rn"], "run"), (["data", "imprt"], "import or export"), (["import"], "data import")]
+)
 def test_a_mistyped_command_is_suggested_once(typed, meant):
     with pytest.raises(click.UsageError) as refused:
         ROOT.main(typed, prog_name="fedbandit", standalone_mode=False)

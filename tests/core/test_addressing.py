@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.core import randomness
-from fedbandit.core.kernels import random_examples, uniforms
+from fedbandit.core.kernels import _order, random_examples, uniforms
 from fedbandit.core.randomness import Purpose
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -32,3 +32,12 @@ def test_examples_come_in_the_order_of_their_bits(limit):
         np.testing.assert_array_equal(rows[owner == pair], expected)
         np.testing.assert_array_equal(positions[owner == pair], np.arange(len(expected)))
     assert (np.diff(owner) >= 0).all()
+
+
+@given(size=st.integers(0, 300), shared=st.sampled_from([0, 40, 60, 63]), seed=SEEDS)
+def test_the_order_is_that_of_a_stable_sort(size, shared, seed):
+    keys = np.random.default_rng(seed).integers(0, 2**64, size, np.uint64)
+    keys = (keys >> np.uint64(shared)) << np.uint64(shared)  # few different ones, where much is shared
+    order = np.empty(size, np.int64)
+    _order(keys, np.empty(2 * size + 2, np.int64), order)
+    np.testing.assert_array_equal(order, np.argsort(keys, kind="stable"))

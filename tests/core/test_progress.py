@@ -25,8 +25,9 @@ def test_plain_lines_name_the_task_and_the_time_left(monkeypatch):
     stream = io.StringIO()
     work(Progress(stream))
     *lines, last = stream.getvalue().splitlines()
-    found = [re.fullmatch(r"Writing examples  (\d+)%  [\d,]+ examples/s  0 s left", line) for line in lines]
-    assert [int(match[1]) for match in found] == list(range(1, 100, 5))
+    assert lines[0] == "Writing examples  1%"
+    found = [re.fullmatch(r"Writing examples  (\d+)%  [\d,]+ examples/s  0 s left", line) for line in lines[1:]]
+    assert [int(match[1]) for match in found] == list(range(6, 100, 5))
     assert last == "Writing examples  took 0 s"
     assert "\x1b" not in stream.getvalue()
 
@@ -44,17 +45,21 @@ def test_without_a_total_lines_tell_how_much_was_done():
     assert re.fullmatch(r"Downloading  2\.5 MB  [\d,.]+ MB/s", stream.getvalue().splitlines()[0])
 
 
-def test_what_was_done_before_counts_for_the_share_and_not_for_the_rate(monkeypatch):
+def test_neither_what_was_done_before_nor_the_first_step_counts_for_the_rate(monkeypatch):
+    """The first step compiles kernels and opens files: 100 times that would frighten anybody."""
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
     with Progress(stream).task("round", 40, unit="rounds", done=30) as advance:
-        now = 4.0
-        advance(2, "32/40  reward 1")
+        now = 9.0
+        advance(1, "31/40  reward 1")
+        now = 15.0
+        advance(3, "34/40  reward 1")
         now = 20.0
     assert stream.getvalue().splitlines() == [
-        "round 32/40  reward 1  80%  0.5 rounds/s  16 s left",
-        "round 32/40  reward 1  took 20 s",
+        "round 31/40  reward 1  78%",
+        "round 34/40  reward 1  85%  0.5 rounds/s  12 s left",
+        "round 34/40  reward 1  took 20 s",
     ]
 
 
@@ -78,8 +83,6 @@ def test_silence_is_silent(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (75, "1 min 15 s"), (3700, "1 h 01 min"), (float("inf"), "unknown time")]
-)
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")])
 def test_durations_read_well(seconds, text):
     assert progress._duration(seconds) == text

@@ -12,8 +12,11 @@ from fedbandit.deploy.secure_sums import (
     STEP,
     Figures,
     ReportBounds,
+    clip_share,
     decode,
+    decode_private,
     encode,
+    nothing,
     reward_error,
     to_grid,
     update_error,
@@ -62,7 +65,7 @@ def test_so_many_devices_at_their_limits_fit_and_no_more(devices, right):
     limit = Figures(np.array([1.0, 0.0]), 1, 1000, 2000.0, 1000.0)
     levels = devices * encode(limit, 1.0, BOUNDS, rng) % MODULUS
     found = decode(levels, devices, 1.0, BOUNDS)
-    assert bool(found.update[0] == devices) is right
+    assert found.update[0] == pytest.approx(devices, rel=2e-6)  # clipped to a little less, so it fits in any case
     assert (found.reward_sum == devices * 2000.0) is right
 
 
@@ -92,7 +95,7 @@ def test_counts_up_to_their_limit_are_exact():
 
 def test_an_update_beyond_the_clip_norm_is_clipped_and_the_rest_is_refused():
     levels = encode(Figures(np.full(4, 10.0), 0, 0, 0.0, 0.0), 2.0, BOUNDS)
-    assert np.linalg.norm(levels[:4] * STEP - RANGE) == pytest.approx(1.0)
+    assert 1 - 4 * STEP < np.linalg.norm(levels[:4] * STEP - RANGE) <= 1
     beyond = [
         Figures(np.zeros(4), 0, 1, 2001.0, 0.0),
         Figures(np.zeros(4), 0, 1, 0.0, 1001.0),
@@ -102,6 +105,58 @@ def test_an_update_beyond_the_clip_norm_is_clipped_and_the_rest_is_refused():
     for own in beyond:
         with pytest.raises(ValueError, match="beyond their bounds"):
             encode(own, 2.0, BOUNDS)
+
+
+class Upwards:
+    """A generator by which every entry that is no point of the grid is rounded up."""
+
+    @staticmethod
+    def random(shape):
+        return np.zeros(shape)
+
+
+@pytest.mark.parametrize("parameters", [1, 24, 5000])
+@pytest.mark.parametrize("generator", [Upwards, np.random.default_rng(0)], ids=["up", "by chance"])
+def test_what_is_rounded_is_never_longer_than_the_clip_norm(parameters, generator):
+    """Whole steps, added up as whole numbers: at most 2²¹ of them is the clip norm."""
+    rng = np.random.default_rng(parameters)
+    for update in (rng.random(parameters), rng.normal(size=parameters), np.ones(parameters)):
+        levels = encode(Figures(update * 1e3, 0, 0, 0.0, 0.0), 0.3, BOUNDS, generator)[:parameters]
+        steps = [int(level) - LEVELS // 2 for level in levels]
+        longest = LEVELS // 2
+        assert (1 - 3 * STEP * np.sqrt(parameters)) * longest <= np.sqrt(sum(s * s for s in steps))
+        assert sum(s * s for s in steps) <= longest**2
+
+
+def test_a_model_that_rounding_alone_could_make_too_long_is_refused():
+    assert clip_share(10**6) == pytest.approx(1 - STEP * 1000, rel=1e-6)
+    with pytest.raises(ValueError, match="too many for the grid"):
+        clip_share(2**42)
+
+
+def test_a_private_sum_is_whole_steps_and_nothing_in_it_is_refused():
+    rng = np.random.default_rng(6)
+    parts = [*(some_figures(rng, 0.7) for _ in range(5)), nothing(50), nothing(50)]
+    each = [encode(part, 0.7, BOUNDS, rng) for part in parts]
+    found = decode_private(sum(each) % MODULUS, 7, BOUNDS)
+    usual = decode(sum(each) % MODULUS, 7, 0.7, BOUNDS)
+    np.testing.assert_allclose(centred(found.update) * STEP * 0.7, usual.update, rtol=1e-9, atol=1e-12)
+    assert found.devices == 5
+    assert (found.unclipped, found.events) == (usual.unclipped, usual.events)
+    assert found.reward_sum == pytest.approx(usual.reward_sum)
+    assert found.propensity_sum == pytest.approx(usual.propensity_sum)
+    for entry in range(50, 55):
+        for lie in (2**35, -(2**35)):
+            hostile = sum(each)
+            hostile[entry] += lie
+            found = decode_private(hostile % MODULUS, 7, BOUNDS)
+            assert 0 <= found.events <= 7 * BOUNDS.events
+            assert abs(found.reward_sum) <= found.events * BOUNDS.reward
+            assert 0 <= found.propensity_sum <= found.events
+
+
+def centred(steps):
+    return (steps + MODULUS // 2) % MODULUS - MODULUS // 2
 
 
 @pytest.mark.parametrize(

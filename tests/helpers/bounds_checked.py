@@ -48,9 +48,12 @@ def work(folder: Path) -> None:
         {"mode": "population", "population__events_per_period": 4, "population__pull_probability": 0.5},
         {"client__max_examples": 3, "server__optimizer": "yogi", "objective__name": "weighted-regression"},
         {"model__name": "linear-heads", "model__heads": 2},
+        {"model__name": "mlp", "model__hidden": 40},
         {"algorithm__name": "scaffold"},
         {"algorithm__name": "fedprox", "algorithm__mu": 0.1},
         {"aggregation__name": "median"},
+        {"policy": {"name": "falcon"}},
+        {"policy": {"name": "uniform"}},
         {"scenario": "drift", "drift__kind": "rotate", "drift__at": [2]},
     ):
         played(config(rounds=3, **more), text())

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
 from fedbandit.federated.learners.choosing import make_learner
@@ -27,12 +28,13 @@ OBJECTIVES = [
 ACTIONS = 7
 
 
-def events_of(shape, sizes=(19, 0, 3, 16), seed=0):
+def events_of(shape, sizes=(19, 0, 3, 16), seed=0, kind="dense"):
     rng = np.random.default_rng(seed)
     n = sum(sizes)
+    contexts = rng.random((n, *shape)).astype(np.float32)
     return Events(
         bounds=np.cumsum([0, *sizes]),
-        contexts=rng.random((n, *shape)).astype(np.float32),
+        contexts=contexts if kind == "dense" else sparse(np.where(contexts < 0.3, contexts, 0)),
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),
@@ -42,9 +44,16 @@ def events_of(shape, sizes=(19, 0, 3, 16), seed=0):
     )
 
 
-def learners(name, shape, objective, **settings):
+def sparse(contexts):
+    """The same contexts as rows of their features that are not zero."""
+    rows, ids = np.nonzero(contexts)
+    offsets = np.searchsorted(rows, np.arange(len(contexts) + 1))
+    return Ragged(offsets, ids.astype(np.int32), contexts[rows, ids])
+
+
+def learners(name, shape, objective, kind="dense", **settings):
     """The learner that is chosen for a model, the one by automatic differentiation, and initial weights by type."""
-    model = build_model(name, DataSpec("dense", shape, ACTIONS))
+    model = build_model(name, DataSpec(kind, shape, ACTIONS))
     arrays = model.init(1)
     # Biases that are not zero, so that an error in them cannot hide.
     rng = np.random.default_rng(5)
@@ -59,10 +68,10 @@ def learners(name, shape, objective, **settings):
     )
 
 
-def assert_same_training(name, shape, objective, pull=0.0, **settings):
+def assert_same_training(name, shape, objective, pull=0.0, kind="dense", **settings):
     """Sums of clipped updates, and every client's own update, agree."""
-    fast, autograd, weights_as = learners(name, shape, objective, **settings)
-    weights, events = weights_as("float64"), events_of(shape)
+    fast, autograd, weights_as = learners(name, shape, objective, kind, **settings)
+    weights, events = weights_as("float64"), events_of(shape, kind=kind)
     before = weights.copy()
     _, unclipped = autograd.train(weights, events, np.inf, pull)
     clip_norm = float(np.median(unclipped[unclipped > 0]))

@@ -152,7 +152,6 @@ def test_the_mlp():
         ("cnn", DataSpec("sparse", (100,), 5), {}, "needs images"),
         ("cnn", DataSpec("dense", (100,), 5), {}, "needs images"),
         ("cnn", DataSpec("dense", (3, 8), 5), {}, "at least 4x4"),
-        ("mlp", DataSpec("sparse", (100,), 5), {}, "dense features"),
         ("mlp", EMNIST, {"hidden": 0}, "model.hidden"),
         ("mlp", EMNIST, {"hiden": 3}, "model.hiden: unknown key; did you mean hidden"),
         ("liner", EMNIST, {}, "did you mean linear"),

@@ -28,7 +28,7 @@ from fedbandit.paper.page import comparison_table, comparisons, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.comparison import Curves, paired_difference
+from fedbandit.studies.curves import Curves, paired_difference
 from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}

@@ -13,7 +13,7 @@ from small_runs import find_runs, running_metrics, small_config
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.runs.local_runner import Job, LocalRunner
-from fedbandit.studies.comparison import compare
+from fedbandit.studies.curves import run_members
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
     members = {"a": config, "b": config.with_values({"policy.beta": 0.5})}
     for workers in (1, 2):
         out = tmp_path / str(workers)
-        compare(members, [0, 1], lambda label, seed, o=out: o / f"{label}{seed}", runner=LocalRunner(workers))
+        run_members(members, [0, 1], lambda label, seed, o=out: o / f"{label}{seed}", runner=LocalRunner(workers))
     for label in ("a0", "a1", "b0", "b1"):
         one, two = (tmp_path / w / label / "metrics.jsonl" for w in ("1", "2"))
         assert one.read_bytes() == two.read_bytes()

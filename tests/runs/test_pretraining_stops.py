@@ -128,8 +128,7 @@ def test_lines_of_progress_name_the_phase(capsys):
         shown.update({"round": 4, "reward": 0.5, "running_reward": None})
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "resuming after pre-training round 2"
-    assert said[1].startswith("pre-training round 4/40  reward 0.500  running -")
-    assert said[1].endswith("left")
+    assert said[1] == "pre-training round 4/40  reward 0.500  running -  10%"
 
 
 def test_a_stop_while_several_runs_wait_for_their_start_keeps_what_there_is(tmp_path, cache, monkeypatch):

@@ -27,7 +27,7 @@ def record(folder, rounds):
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def test_rounds_of_all_runs_count_and_those_from_before_do_not_count_for_the_pace(tmp_path):
+def test_rounds_of_all_runs_count(tmp_path):
     stream = io.StringIO()
     a, b, c = (tmp_path / name for name in "abc")
     record(a, 10)
@@ -36,7 +36,7 @@ def test_rounds_of_all_runs_count_and_those_from_before_do_not_count_for_the_pac
         (c / "error.json").parent.mkdir()
         (c / "error.json").write_text("{}")  # it has no more to come
     first, last = stream.getvalue().splitlines()
-    assert re.fullmatch(r"runs 2/3  90%  [\d,.]+ rounds/s  \d+ s left", first)
+    assert first == "runs 2/3  90%"
     assert re.fullmatch(r"runs 2/3  took \d+ s", last)
 
 
@@ -77,8 +77,8 @@ def test_a_runner_shows_pre_training_and_runs_and_nothing_where_all_is_done(tmp_
     stream = io.StringIO()
     LocalRunner(1, Progress(stream)).run(jobs)
     said = stream.getvalue()
-    assert re.search(r"^pre-training  50%  .* left$", said, re.MULTILINE)
-    assert re.search(r"^runs 2/2  100%  .* left$", said, re.MULTILINE)
+    assert re.search(r"^pre-training  50%$", said, re.MULTILINE)
+    assert re.search(r"^runs 2/2  100%", said, re.MULTILINE)
     again = io.StringIO()
     LocalRunner(1, Progress(again)).run(jobs)
     assert again.getvalue() == ""

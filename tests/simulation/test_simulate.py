@@ -349,3 +349,16 @@ def test_an_engine_of_ones_own_is_used():
     engine = Counting(1)
     list(simulate(config(), text(), engine=engine))
     assert engine.chunks > ROUNDS
+
+
+def test_a_model_that_stays_is_evaluated_once(monkeypatch):
+    module = importlib.import_module("fedbandit.simulation.simulate")
+    evaluated = []
+    found = module.held_out_metrics
+    monkeypatch.setattr(module, "held_out_metrics", lambda *given: evaluated.append(given) or found(*given))
+    data = replace(text(), test=text(1).train)
+    rounds = simulate(config(scenario="init", training=False, evaluate_every=1), data).collect()
+    assert len(evaluated) == 1
+    assert len(rounds["test_recall_at_5"]) == ROUNDS
+    simulate(config(evaluate_every=1), data).collect()
+    assert len(evaluated) == 1 + ROUNDS

@@ -27,7 +27,7 @@ from fedbandit.studies.advice import (
     without_a_model,
 )
 from fedbandit.studies.advice_words import advice_of, recommended
-from fedbandit.studies.comparison import Curves
+from fedbandit.studies.curves import Curves
 from fedbandit.studies.planning import Pace, Plan, plan_for, search_seconds, seconds_of, seeds_for
 from fedbandit.studies.search import scaled
 

@@ -8,7 +8,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.data import open_dataset
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.comparison import compare, read_curves
+from fedbandit.studies.curves import read_curves, run_members
 from fedbandit.studies.search import Candidate, race
 from fedbandit.studies.sweeps import SweepSpec, rows_of, run_sweep
 
@@ -44,13 +44,13 @@ def test_a_spent_privacy_budget_ends_runs_of_races_and_comparisons(tiny_text, tm
     candidates = [Candidate("private", config, {}), Candidate("other", config.with_values({"policy.beta": 0.5}), {})]
     standings = race(candidates, [0], lambda c, seed: tmp_path / c.name, [1, 12], 2, runner=LocalRunner(1))
     assert (standings[0].rounds, standings[0].statuses) == (last, ("finished",))
-    curves = compare({"a": config}, [0, 1], lambda label, seed: tmp_path / f"{label}{seed}", runner=LocalRunner(1))
+    curves = run_members({"a": config}, [0, 1], lambda label, seed: tmp_path / f"{label}{seed}", runner=LocalRunner(1))
     assert curves["a"].running_reward.shape == (2, last)
 
 
 def test_members_that_all_diverged_have_no_final_reward(tiny_text, tmp_path):
     wild = small_config(data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False)
-    curves = compare({"wild": wild}, [0], lambda label, seed: tmp_path / label, runner=LocalRunner(1))
+    curves = run_members({"wild": wild}, [0], lambda label, seed: tmp_path / label, runner=LocalRunner(1))
     np.testing.assert_array_equal(curves["wild"].final, [])
     assert curves["wild"].diverged == (0,)
 

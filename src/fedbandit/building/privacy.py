@@ -13,7 +13,7 @@ from fedbandit.building.parts import build_clipping, build_optimizer, pretrainin
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping
-from fedbandit.privacy.accounting import Ledger, least_noise
+from fedbandit.privacy.accounting import Ledger, Redraws, least_noise
 from fedbandit.privacy.plan import PrivacyPlan, Sampling
 from fedbandit.privacy.strategies import (
     DEFAULT_BANDS,
@@ -26,6 +26,7 @@ from fedbandit.privacy.strategies import (
     best_blt,
     mechanism_name,
     noise_of_weights,
+    stays_whole,
 )
 
 _SAMPLING: dict[str, Sampling] = {
@@ -49,6 +50,7 @@ _CANDIDATES: tuple[tuple[str, Sampling], ...] = (  # for the best; a mechanism w
 )
 
 _BANDS = (4, 8, 16, DEFAULT_BANDS)
+NEGLIGIBLE = 0.01  # of delta: more is not paid for rounds that are drawn anew
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,13 @@ class Candidate:
     error: float  # root mean square over all rounds, in clip norms on the sum
 
 
-def build_ledger(config: Config, population: int, pretrained: bool, *, deployed: bool = False) -> Ledger | None:
-    """The plan of a private run with its noise calibrated and its budget set; None for a run without privacy."""
+def build_ledger(
+    config: Config, population: int, pretrained: bool, *, deployed: bool = False, secure: Redraws | None = None
+) -> Ledger | None:
+    """The plan of a private run with its noise calibrated and its budget set; None for a run without privacy.
+
+    `secure` is given for deployments with secure sums: what they draw anew, where the plan's sampling makes that cost.
+    """
     chosen = config.privacy
     if chosen.mechanism == "none":
         _refuse_settings_without_mechanism(chosen)
@@ -69,7 +76,7 @@ def build_ledger(config: Config, population: int, pretrained: bool, *, deployed:
     if deployed and chosen.sampling == "cyclic-poisson":
         raise ConfigError("privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns")
     if chosen.mechanism == "best":
-        return _best(config, population, pretrained, deployed)
+        return _best(config, population, pretrained, deployed, secure)
     if not config.clipping.enabled:
         raise ConfigError("clipping.enabled: a private run needs a clip norm, or the noise has no measure")
     if pretrained and chosen.pretraining is None:
@@ -84,6 +91,8 @@ def build_ledger(config: Config, population: int, pretrained: bool, *, deployed:
         before = _pretraining_plan(config, plan) if pretrained and chosen.pretraining == "accounted" else None
         public = pretrained and chosen.pretraining == "public"
         ledger = Ledger(plan, before, chosen.epsilon, chosen.accountant, public, chosen.noise)
+        if secure is not None:
+            ledger = _with_secure_sums(ledger, secure)
         if chosen.noise_multiplier is None:
             assert chosen.epsilon is not None
             ledger = _with_noise(ledger, _calibrated(ledger, chosen.epsilon))
@@ -96,7 +105,9 @@ def build_ledger(config: Config, population: int, pretrained: bool, *, deployed:
     return ledger
 
 
-def candidates(config: Config, population: int, pretrained: bool, *, deployed: bool = False) -> Iterator[Candidate]:
+def candidates(
+    config: Config, population: int, pretrained: bool, *, deployed: bool = False, secure: Redraws | None = None
+) -> Iterator[Candidate]:
     """Every mechanism that the configuration leaves open, with its noise calibrated to the budget."""
     chosen = config.privacy
     for mechanism, sampling, bands in _open(chosen, config.rounds, deployed):
@@ -107,7 +118,7 @@ def candidates(config: Config, population: int, pretrained: bool, *, deployed: b
             "privacy.buffers": chosen.buffers if mechanism == "blt" else None,
         }
         try:
-            ledger = build_ledger(config.with_values(own), population, pretrained)
+            ledger = build_ledger(config.with_values(own), population, pretrained, secure=secure)
         except ConfigError:
             continue  # it does not fit the rest of the configuration: adaptive clipping, restarts, few clients
         assert ledger is not None
@@ -139,16 +150,19 @@ def server_momentum(config: Config) -> float:
     return float(getattr(optimizer, "momentum", getattr(optimizer, "beta_1", 0.0)))
 
 
-def _best(config: Config, population: int, pretrained: bool, deployed: bool) -> Ledger:
+def _best(config: Config, population: int, pretrained: bool, deployed: bool, secure: Redraws | None) -> Ledger:
     chosen = config.privacy
     if chosen.epsilon is None or chosen.noise_multiplier is not None:
         raise ConfigError(
             'privacy.epsilon: mechanism = "best" compares mechanisms at a budget; give epsilon, and no noise_multiplier'
         )
-    found = sorted(candidates(config, population, pretrained, deployed=deployed), key=lambda one: one.error)
+    found = sorted(
+        candidates(config, population, pretrained, deployed=deployed, secure=secure), key=lambda one: one.error
+    )
     if not found:
         # None fits: let the plainest one say what is in the way.
-        build_ledger(config.with_values({"privacy.mechanism": "dp-fedavg"}), population, pretrained, deployed=deployed)
+        plainest = config.with_values({"privacy.mechanism": "dp-fedavg"})
+        build_ledger(plainest, population, pretrained, deployed=deployed, secure=secure)
         raise ConfigError('privacy.mechanism: no mechanism fits this configuration, so there is no "best"')
     first, *rest = found
     others = ", ".join(f"{one.name} {one.error:.3g}" for one in rest) or "no other fits this configuration"
@@ -218,6 +232,26 @@ def _pretraining_plan(config: Config, plan: PrivacyPlan) -> PrivacyPlan:
         separation=1,
         strategy=Independent(),
     )
+
+
+def _with_secure_sums(ledger: Ledger, secure: Redraws) -> Ledger:
+    """The ledger of a plan whose sums are secure: whole numbers, and drawn anew where too few devices are in them."""
+    plan = ledger.plan
+    discrete = stays_whole(plan.strategy)
+    if discrete and ledger.accountant == "pld":
+        raise ConfigError("privacy.accountant: pld does not know the discrete noise of secure sums; use rdp")
+    found = replace(ledger, discrete=discrete, redraws=secure if plan.sampling == "poisson" else None)
+    if (charged := plan.rounds * found.redraw_chance) > NEGLIGIBLE * plan.delta:
+        fewer = [replace(secure, needed=needed) for needed in range(3, secure.needed)]
+        fits = [one.needed for one in fewer if plan.rounds * one.chance(plan.probability) <= NEGLIGIBLE * plan.delta]
+        advice = f"at most {fits[-1]} would do" if fits else "no number would do"
+        raise ConfigError(
+            f"deployment.min_reports: a draw of fewer than {secure.needed} devices is drawn anew, which costs"
+            f" {charged:.2g} of delta if only {secure.connected} devices are connected (deployment.min_reach and"
+            f" max_dropout; {secure.connected * plan.probability:.3g} in a sum on average), more than a hundredth of"
+            f" {plan.delta:g}; {advice}, and privacy.sampling without amplification draws anew for free"
+        )
+    return found
 
 
 def _with_noise(ledger: Ledger, noise_multiplier: float) -> Ledger:

@@ -141,7 +141,7 @@ def compare(
     from fedbandit.report.report import write_report
     from fedbandit.runs.ray_runner import runner_of
     from fedbandit.studies.comparing import members_of, run_comparison, seeds_of
-    from fedbandit.studies.comparison import telling
+    from fedbandit.studies.curves import telling
     from fedbandit.studies.sweeps import write_table
 
     members, every = members_of(configurations, parse_settings(settings)), seeds_of(seeds)
@@ -256,7 +256,7 @@ def drift(
     from fedbandit.data import open_dataset
     from fedbandit.results.plots import require_picture
     from fedbandit.runs.local_runner import LocalRunner
-    from fedbandit.studies.comparison import telling
+    from fedbandit.studies.curves import telling
     from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
     from fedbandit.studies.sweeps import name_of
 

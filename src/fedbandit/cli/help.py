@@ -4,7 +4,7 @@ Knows no command.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import Any
 
@@ -52,6 +52,10 @@ class _Command(TyperCommand):
         _write_parameters(self, ctx, formatter)
 
 
+def _commands_of(command: click.Command) -> Collection[str]:
+    return command.commands if isinstance(command, click.Group) else ()
+
+
 class _Group(TyperGroup):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_parameters(self, ctx, formatter)
@@ -72,7 +76,9 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            raise click.UsageError(f"no such command {args[0]!r}{nearest(args[0], self.commands)}", ctx)
+            inner = [f"{name} {args[0]}" for name, group in self.commands.items() if args[0] in _commands_of(group)]
+            hint = f"; did you mean {' or '.join(inner)}?" if inner else nearest(args[0], self.commands)
+            raise click.UsageError(f"no such command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

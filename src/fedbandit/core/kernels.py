@@ -64,7 +64,8 @@ def _random_examples(start, times, clients, offsets, limit):  # type: ignore[no-
         most = max(most, size)
         total += size if limit < 0 else min(size, limit)
     owner, positions, rows = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
-    keys = np.empty(most, np.uint64)
+    keys, order = np.empty(most, np.uint64), np.empty(most, np.int64)
+    ends = np.empty(2 * most + 2, np.int64)
     end = 0
     for pair in range(len(clients)):
         client = clients[pair]
@@ -73,11 +74,41 @@ def _random_examples(start, times, clients, offsets, limit):  # type: ignore[no-
         state = _extended(_extended(start, times[pair]), client)
         for index in range(size):
             keys[index] = _extended(state, index)
-        order = np.argsort(keys[:size], kind="mergesort")  # stable, as the plain form is
+        _order(keys[:size], ends, order)
         for position in range(size if limit < 0 else min(size, limit)):
             owner[end], positions[end], rows[end] = pair, position, first + order[position]
             end += 1
     return owner, positions, rows
+
+
+@numba.njit(nogil=True, cache=True)
+def _order(keys, ends, order):  # type: ignore[no-untyped-def]
+    """What `np.argsort(keys, kind="stable")` gives, for keys that are random bits.
+
+    Their first bits put about one key into each bucket, and the few that share one are sorted by insertion.
+    """
+    buckets, shift = 1, 64
+    while buckets < len(keys):
+        buckets, shift = 2 * buckets, shift - 1
+    if shift == 64:  # at most one key
+        order[: len(keys)] = 0
+        return
+    ends[: buckets + 1] = 0
+    for key in keys:
+        ends[(key >> np.uint64(shift)) + np.uint64(1)] += 1
+    for bucket in range(1, buckets + 1):
+        ends[bucket] += ends[bucket - 1]
+    for i in range(len(keys)):
+        bucket = keys[i] >> np.uint64(shift)
+        order[ends[bucket]] = i
+        ends[bucket] += 1
+    for i in range(1, len(keys)):
+        mine = order[i]
+        place = i
+        while place > 0 and keys[order[place - 1]] > keys[mine]:
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = mine
 
 
 def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,25 +121,30 @@ def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.nd
 
 @numba.njit(nogil=True, cache=True)
 def _draw(probabilities, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
-    n, k = probabilities.shape
-    cumulative = np.empty(k, probabilities.dtype)
-    for i in range(n):
+    cumulative = np.empty(probabilities.shape[1], probabilities.dtype)
+    for i in range(len(probabilities)):
         row = probabilities[i]
-        total = row[0]
-        cumulative[0] = total
-        for a in range(1, k):
-            total = total + row[a]
+        total = probabilities.dtype.type(0)
+        for a in range(len(row)):
+            total += row[a]
             cumulative[a] = total
-        threshold = probabilities.dtype.type(uniforms[i]) * total
-        chosen = 0
-        while chosen < k and cumulative[chosen] <= threshold:
-            chosen += 1
-        if chosen == k:  # the threshold was rounded up to the total
-            chosen = k - 1
-            while chosen > 0 and row[chosen] == 0:
-                chosen -= 1
-        actions[i] = chosen
+        actions[i] = chosen = draw_row(row, cumulative, uniforms[i])
         propensities[i] = row[chosen]
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def draw_row(probabilities, cumulative, uniform):  # type: ignore[no-untyped-def]
+    """The action that a uniform number falls on, given running sums; counted, since a search mispredicts its end."""
+    k = len(cumulative)
+    threshold = cumulative.dtype.type(uniform) * cumulative[k - 1]
+    chosen = 0
+    for a in range(k):
+        chosen += cumulative[a] <= threshold
+    if chosen == k:  # the threshold was rounded up to the total
+        chosen = k - 1
+        while chosen > 0 and probabilities[chosen] == 0:
+            chosen -= 1
+    return chosen
 
 
 @numba.njit(nogil=True, cache=True)

@@ -43,7 +43,7 @@ class Progress:
         tally = _Tally(what, total, unit, done, done, time.monotonic())
 
         def advance(amount: float, note: str = "") -> None:
-            tally.done, tally.note = tally.done + amount, note
+            tally.add(amount, note)
             show()
 
         with _bar(tally, self.stream) if self.stream.isatty() else _lines(tally, self.say) as show:
@@ -67,17 +67,26 @@ class _Tally:
     done: float
     started: float
     note: str = ""
+    first: tuple[float, float] | None = None  # done and seconds after the first step, which compiles and opens files
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
 
+    def add(self, amount: float, note: str) -> None:
+        self.done, self.note = self.done + amount, note
+        if self.first is None and amount:
+            self.first = self.done, self.seconds()
+
     def facts(self) -> list[str]:
-        """Share, rate and time left; without a total the amount and the rate."""
-        rate = (self.done - self.earlier) / max(self.seconds(), 1e-9)
+        """Share, rate and time left, the last two from the second step on; without a total the amount and the rate."""
         if not self.total:
+            rate = (self.done - self.earlier) / max(self.seconds(), 1e-9)
             return [self._amount(self.done), f"{self._amount(rate)}/s"]
-        left = max(self.total - self.done, 0) / rate if rate else float("inf")
-        return [f"{min(self.done / self.total, 1):.0%}", f"{self._amount(rate)}/s", f"{_duration(left)} left"]
+        share = f"{min(self.done / self.total, 1):.0%}"
+        if self.first is None or self.done <= self.first[0]:
+            return [share]
+        rate = (self.done - self.first[0]) / max(self.seconds() - self.first[1], 1e-9)
+        return [share, f"{self._amount(rate)}/s", f"{_duration(max(self.total - self.done, 0) / rate)} left"]
 
     def _amount(self, number: float) -> str:
         number, unit = (number / 1e6, "MB") if self.unit == "B" else (number, self.unit)
@@ -124,8 +133,6 @@ def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], N
 
 
 def _duration(seconds: float) -> str:
-    if seconds == float("inf"):
-        return "unknown time"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

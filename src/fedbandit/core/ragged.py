@@ -86,6 +86,10 @@ class Ragged:
         values = None if self.values is None else self.values[first:last]
         return Ragged(offsets - first, self.ids[first:last], values)
 
+    def copy(self) -> "Ragged":
+        """The same rows in arrays of their own."""
+        return Ragged(self.offsets.copy(), self.ids.copy(), None if self.values is None else self.values.copy())
+
     def row_of_entry(self) -> np.ndarray:
         """For each entry, the row it stands in: int64 [total]."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))

@@ -29,6 +29,7 @@ from fedbandit.data.door import (
     checked_fields,
 )
 from fedbandit.data.encoder import Encoder
+from fedbandit.data.paging import read_pays, read_ranges
 from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
@@ -131,11 +132,31 @@ class Split:
         """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
-        x: np.ndarray = self.features[rows]
-        if x.dtype == np.uint8:
-            x = x.astype(np.float32)
-            x *= np.float32(self.scale)
-        return x
+        return self._scaled(self.features[rows])
+
+    def examples(self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray) -> tuple[Contexts, Ragged]:
+        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of clients[i]."""
+        features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
+        if not isinstance(features, Ragged) or not read_pays(features, len(rows), int((stops - starts).sum())):
+            return self.contexts(rows), self.labels.take(rows)
+        read, begins = read_ranges(features, starts, stops)
+        labels, _ = read_ranges(self.labels, starts, stops)
+        places = rows + np.repeat(begins - starts, np.diff(bounds))
+        return read.take(places), labels.take(places)
+
+    def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
+        """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""
+        labels = self.labels.slice(start, stop).copy()
+        if isinstance(self.features, Ragged):
+            return self.features.slice(start, stop).copy(), labels
+        return self._scaled(self.features[start:stop]), labels
+
+    def _scaled(self, features: np.ndarray) -> np.ndarray:
+        if features.dtype != np.uint8:
+            return features
+        scaled = features.astype(np.float32)
+        scaled *= np.float32(self.scale)
+        return scaled
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ What has passed may be trusted by the kernels: they check nothing again. Knows n
 
 import json
 import math
-import mmap
 import os
 import stat
 from collections.abc import Collection, Mapping
@@ -19,6 +18,7 @@ from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import Encoder
+from fedbandit.data.paging import Pages
 
 _MOST_ENTRIES = 2**62
 
@@ -248,8 +248,7 @@ class Door:
             if not size:
                 return np.empty(found, dtype)
             # Mapped from the open file: the one whose state was taken, even if another has taken its name since.
-            pages = mmap.mmap(file.fileno(), begins + size, access=mmap.ACCESS_READ)
-            return np.ndarray(found, dtype, pages, begins)
+            return np.ndarray(found, dtype, Pages.of(file.fileno(), begins + size), begins)
 
     def _open(self, name: str) -> IO[bytes]:
         path = self.folder / name

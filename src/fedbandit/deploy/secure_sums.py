@@ -4,6 +4,7 @@ Each entry is rounded to a neighbouring point of the grid by chance. Knows nothi
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -50,16 +51,29 @@ def length(parameters: int) -> int:
     return parameters + _TAIL
 
 
+def clip_share(parameters: int) -> float:
+    """How long an update may be before it is rounded, as part of the clip norm, so that it is no longer after.
+
+    Rounding moves each entry by less than a step. A little more is left for errors of floating point.
+    """
+    share = 1 - STEP / RANGE * sqrt(parameters) - 2.0**-32
+    if share <= 0:
+        raise ValueError(f"{parameters} parameters are too many for the grid: rounding alone exceeds the clip norm")
+    return share
+
+
 def encode(
     own: Figures, clip_norm: float, bounds: ReportBounds, generator: np.random.Generator | None = None
 ) -> np.ndarray:
-    """One device's figures as points of the grid, int64 [P + 5]; the update is clipped once more, counts are exact.
+    """One device's figures as points of the grid, int64 [P + 5]; counts are exact.
 
+    The update is clipped once more, so that what its entries are rounded to is no longer than the clip norm.
     What `generator` decides is which neighbouring point an entry becomes; by default the operating system seeds it.
     """
     update = own.update.astype(np.float64)
     vector = np.empty(length(update.size))
-    vector[:-_TAIL] = update * (clip_factor(float(np.linalg.norm(update)), clip_norm) / clip_norm)
+    longest = clip_norm * clip_share(update.size)
+    vector[:-_TAIL] = update * (clip_factor(float(np.linalg.norm(update)), longest) / clip_norm)
     vector[-_TAIL:] = (
         own.unclipped * STEP,
         own.events * STEP,
@@ -91,6 +105,33 @@ def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBou
         reward_sum=float(rewards) * bounds.events * bounds.reward,
         propensity_sum=float(propensities) * bounds.events,
         devices=round(present / STEP),
+    )
+
+
+def nothing(parameters: int) -> Figures:
+    """What a device without anything to train on puts into a private sum: zeros, and it is not counted."""
+    return Figures(np.zeros(parameters), 0, 0, 0.0, 0.0, devices=0)
+
+
+def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Figures:
+    """The figures of a private sum, which is never refused for what is in it: one device could decide that.
+
+    The update is whole steps modulo MODULUS, int64 [P], and counts are as they add up: noise comes first, whatever
+    bounds them comes after. What gets no noise is brought to the nearest possible value.
+    """
+    steps = (levels - devices * (LEVELS // 2)) % MODULUS
+    unclipped, count, rewards, propensities, present = (
+        int(step) for step in (steps[-_TAIL:] + MODULUS // 2) % MODULUS - MODULUS // 2
+    )
+    events = min(max(count, 0), devices * bounds.events)
+    most = events * bounds.reward
+    return Figures(
+        update=steps[:-_TAIL],
+        unclipped=unclipped,
+        events=events,
+        reward_sum=min(max(rewards * STEP * bounds.events * bounds.reward, -most), most),
+        propensity_sum=min(max(propensities * STEP * bounds.events, 0.0), float(events)),
+        devices=present,
     )
 
 

@@ -32,6 +32,9 @@ class ThreadEngine:
         def done(chunk: np.ndarray) -> ChunkResult:
             return work(chunk, broadcast, None if memory is None else memory.read(chunk, broadcast.round))
 
+        if self.threads == 1:  # nothing to do side by side: no thread to hand it to and to wait for
+            yield from map(done, chunks)
+            return
         window = _WINDOW * self.threads
         lengths = [int(work.event_counts(chunk).sum()) for chunk in chunks]
         order = sorted(range(len(chunks)), key=lambda i: (i // window, -lengths[i]))

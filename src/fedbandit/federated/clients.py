@@ -25,6 +25,7 @@ from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
+from fedbandit.federated.exploring import drawn_at_once
 from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
 from fedbandit.federated.pipeline import Stage as PipelineStage
@@ -239,8 +240,7 @@ class ClientWork:
         watch = watch or Stopwatch()
         with watch("data"):
             visits = self.plan.visits(self.split, clients, broadcast.round)
-            contexts = self.split.contexts(visits.rows)
-            labels = self.split.labels.take(visits.rows)
+            contexts, labels = self.split.examples(clients, visits.bounds, visits.rows)
         with watch("act"):
             return self._chosen(visits, contexts, labels, broadcast)
 
@@ -250,9 +250,7 @@ class ClientWork:
 
     def _chosen(self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast) -> Events:
         """What the clients log when they meet these contexts."""
-        predicted, probabilities = self._explored(visits, contexts, broadcast)
-        draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
-        actions, propensities = draw_actions(probabilities, draws)
+        predicted, actions, propensities = self._drawn(visits, contexts, broadcast)
         rewards = broadcast.rewards.of(labels, actions, visits.clients)
         targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
         if self.doubly_robust is not None:
@@ -269,43 +267,42 @@ class ClientWork:
             weights=self._counts(visits, broadcast),
         )
 
-    def _explored(self, visits: Visits, contexts: Contexts, broadcast: Broadcast) -> tuple[Prediction, np.ndarray]:
-        """Prediction and probabilities [n, K], each row by the version that its client held at the time."""
-        versions = np.unique(visits.versions)
-        if len(versions) == 1:
-            return self._by_version(broadcast.deployed[int(versions[0])], contexts, visits, broadcast)
-        whole, probabilities = None, None
-        for version in versions:
-            rows = np.flatnonzero(visits.versions == version)
-            some = contexts_at(contexts, rows)
-            found, chances = self._by_version(broadcast.deployed[int(version)], some, visits, broadcast, rows)
-            if whole is None or probabilities is None:
-                whole = found.like(len(visits.rows))
-                probabilities = np.zeros((len(visits.rows), self.num_actions), chances.dtype)
+    def _drawn(
+        self, visits: Visits, contexts: Contexts, broadcast: Broadcast
+    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
+        """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
+        draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
+        versions = visits.versions
+        if len(versions) and versions.min() == versions.max():
+            return self._by_version(broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast)
+        dtype = next(iter(broadcast.received.values())).dtype
+        whole, actions = Prediction(np.zeros((0, self.num_actions), dtype)), np.zeros(len(versions), np.int64)
+        propensities: np.ndarray | None = None
+        for version in np.unique(versions):
+            rows = np.flatnonzero(versions == version)
+            some, deployed = contexts_at(contexts, rows), broadcast.deployed[int(version)]
+            found, chosen, chances = self._by_version(deployed, some, draws[rows], visits.clients[rows], broadcast)
+            if propensities is None:
+                whole, propensities = found.like(len(versions)), np.zeros(len(versions), chances.dtype)
             whole.put(rows, found)
-            probabilities[rows] = chances
-        if whole is None or probabilities is None:  # nobody has met anything
-            nothing = np.zeros((0, self.num_actions), next(iter(broadcast.received.values())).dtype)
-            return Prediction(nothing), nothing
-        return whole, probabilities
+            actions[rows], propensities[rows] = chosen, chances
+        return whole, actions, np.zeros(0, dtype) if propensities is None else propensities
 
     def _by_version(
-        self,
-        version: Version,
-        contexts: Contexts,
-        visits: Visits,
-        broadcast: Broadcast,
-        rows: np.ndarray | slice = slice(None),
-    ) -> tuple[Prediction, np.ndarray]:
+        self, version: Version, contexts: Contexts, draws: np.ndarray, clients: np.ndarray, broadcast: Broadcast
+    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
         try:
+            drawn = drawn_at_once(rule, prediction, draws) if broadcast.available is None else None
+            if drawn is not None:
+                return prediction, *drawn
             probabilities = rule.probabilities(prediction, broadcast.available)
         except ValueError:
-            self._check_finite(prediction, visits.clients[rows], broadcast.round)
+            self._check_finite(prediction, clients, broadcast.round)
             raise
         if not is_built_in(rule):  # what comes from outside is looked at, every time
             self._check_probabilities(probabilities, prediction, rule, broadcast)
-        return prediction, probabilities
+        return prediction, *draw_actions(probabilities, draws)
 
     def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""

@@ -196,14 +196,14 @@ def round_metrics(
 
     `below` says for each accepted client whether its update was not clipped.
     """
-    events, norms = _joined(results, "events"), _joined(results, "norms")
+    events, norms, rewards = (_joined(results, name) for name in ("events", "norms", "reward_sums"))
     count = int(events.sum())
     had_events = events > 0
-    client_rewards = _joined(results, "reward_sums")[had_events] / events[had_events]
+    client_rewards = rewards[had_events] / events[had_events]
     finite = np.isfinite(norms)
     metrics = {
         "round": state.round + 1,
-        "reward": float(_joined(results, "reward_sums").sum() / count) if count else None,
+        "reward": float(rewards.sum() / count) if count else None,
         "running_reward": None,
         "propensity": float(_joined(results, "propensity_sums").sum() / count) if count else None,
         "events": count,

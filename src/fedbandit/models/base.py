@@ -57,7 +57,7 @@ class Model:
 
     init: Callable[[int], dict[str, np.ndarray]]
     scores: Callable[[Params, Any], "torch.Tensor"]
-    kernel: Literal["sparse-linear", "dense-linear", "mlp", "cnn"] | None = None
+    kernel: Literal["sparse-linear", "dense-linear", "mlp", "sparse-mlp", "cnn"] | None = None
     heads: int = 0
 
 

@@ -1,7 +1,7 @@
 """The built-in models: linear on dense or sparse features (text, tables), the FedAvg CNN, and a small MLP."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from fedbandit.core.parts import construct, resolve
 from fedbandit.core.randomness import Purpose, bits, generator
 from fedbandit.data.dataset import Contexts
 from fedbandit.models.base import DataSpec, Model, Params, glorot_normal, glorot_uniform
+
+if TYPE_CHECKING:
+    import torch
 
 
 def linear(data: DataSpec) -> Model:
@@ -40,18 +43,21 @@ def _sparse(data: DataSpec) -> Model:
         return {"weight": weight, "bias": np.zeros(data.num_actions)}
 
     def scores(params: Params, x: Contexts) -> Any:
-        import torch
-
-        assert not isinstance(x, np.ndarray)
-        weight = params["weight"]
-        ids, offsets = (torch.as_tensor(a.astype(np.int64)) for a in (x.ids, x.offsets))
-        values = torch.as_tensor(x.values).to(weight)
-        summed = torch.nn.functional.embedding_bag(
-            ids, weight, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
-        )
-        return summed + params["bias"]
+        return _summed(params["weight"], x) + params["bias"]
 
     return Model(init, scores, kernel="sparse-linear")
+
+
+def _summed(weight: "torch.Tensor", x: Contexts) -> Any:
+    """The rows of a layer's weights at the features of each sparse context, times their values, added up."""
+    import torch
+
+    assert not isinstance(x, np.ndarray)
+    ids, offsets = (torch.as_tensor(a.astype(np.int64)) for a in (x.ids, x.offsets))
+    values = torch.as_tensor(x.values).to(weight)
+    return torch.nn.functional.embedding_bag(
+        ids, weight, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
+    )
 
 
 def linear_heads(data: DataSpec, heads: int = 10) -> Model:
@@ -115,11 +121,7 @@ def cnn(data: DataSpec) -> Model:
 
 
 def mlp(data: DataSpec, hidden: int = 128) -> Model:
-    """One hidden layer of relu units on dense features."""
-    if data.kind != "dense":
-        raise ConfigError(
-            "model.name: the mlp needs dense features, as `data import table --dense` makes them; use linear here"
-        )
+    """One hidden layer of relu units on dense or sparse features."""
     if hidden < 1:
         raise ConfigError(f"model.hidden: must be at least 1, not {hidden}")
     features = int(np.prod(data.shape))
@@ -134,10 +136,12 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
     def scores(params: Params, x: Any) -> Any:
         from torch.nn.functional import relu
 
-        x = relu(x.flatten(1) @ params["dense1"] + params["dense1_bias"])
+        first = params["dense1"]
+        products = _summed(first, x) if data.kind == "sparse" else x.flatten(1) @ first
+        x = relu(products + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
-    return Model(init, scores, kernel="mlp")
+    return Model(init, scores, kernel="sparse-mlp" if data.kind == "sparse" else "mlp")
 
 
 BUILT_IN = {"linear": linear, "linear-heads": linear_heads, "cnn": cnn, "mlp": mlp}

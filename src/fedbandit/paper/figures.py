@@ -35,11 +35,11 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.comparison import (
+from fedbandit.studies.curves import (
     Curves,
-    compare,
     paired_difference,
     read_curves,
+    run_members,
     standard_error,
     table,
     telling,
@@ -210,7 +210,7 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
         return place / kind / keys[label] / f"seed-{seed}"
 
     say(f"{wanted.name}: {wanted.title}")
-    curves = compare(members, range(request.seeds), folder, runner=request.runner, on_end=telling(say))
+    curves = run_members(members, range(request.seeds), folder, runner=request.runner, on_end=telling(say))
     rates = "tuned here" if request.tune_minutes is not None else "published rates"
     config = next(iter(members.values()))
     told = regime(dataset, config)

@@ -16,7 +16,7 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json, write_text
 from fedbandit.paper.catalogue import OURS, RULES, figure_names
-from fedbandit.studies.comparison import Curves, paired_difference
+from fedbandit.studies.curves import Curves, paired_difference
 
 _VERDICTS = ("agrees", "disagrees", "not clear")
 _RULES = ("softmax", "falcon", "epsilon-greedy", "greedy")

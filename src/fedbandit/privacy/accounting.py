@@ -19,6 +19,9 @@ Accountant = Literal["rdp", "pld"]
 NoiseSource = Literal["seed", "system"]
 _HOPELESS = 100.0  # an RDP epsilon above which a privacy loss distribution takes minutes to say nothing else
 _INTERVAL = 1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
+_WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)  # the whole ones of the accountant's own
+Orders = tuple[float, ...] | None
+"""Of Rényi divergence; None: the accountant's own."""
 
 
 def epsilon_of(event: Any, delta: float, accountant: Accountant = "rdp") -> float:
@@ -49,6 +52,34 @@ def plan_epsilon(plan: PrivacyPlan, accountant: Accountant = "rdp", rounds: int 
 
 
 @dataclass(frozen=True)
+class Redraws:
+    """Rounds of Poisson sampling that are drawn anew, and never released, where too few devices are in their sum."""
+
+    needed: int  # devices in a sum
+    connected: int  # devices, at least, that would be in the sum if they were drawn
+
+    def chance(self, probability: float) -> float:
+        """How likely a released round was only released because of one device, at most: `redraw_chance` of the plan.
+
+        That device never drops out itself, and the others' connections are fixed before the draw: then nothing is
+        assumed of how drop-outs depend on each other.
+        """
+        return redraw_chance(self.needed, self.connected - 1, probability, probability)
+
+
+def redraw_chance(needed: int, others: int, probability: float, own: float) -> float:
+    """eta = own · P(|S'| = needed - 1) / P(|S| >= needed) for survivors S' among `others`, and S with one device more.
+
+    The others are in a sum with `probability` each, that device with `own`.
+    """
+    from scipy.stats import binom
+
+    decisive = own * float(binom.pmf(needed - 1, others, probability))
+    released = decisive + float(binom.sf(needed - 1, others, probability))
+    return decisive / released if released > 0 else 1.0
+
+
+@dataclass(frozen=True)
 class Ledger:
     """What a run spends, round by round: its plan, and that of a pre-training that is accounted for."""
 
@@ -59,6 +90,8 @@ class Ledger:
     public_pretraining: bool = False  # declared so by whoever configured the run
     source: NoiseSource = "seed"  # of a simulation's noise
     reason: str | None = None  # why this mechanism, where it was chosen by its error
+    discrete: bool = False  # the noise is discrete Gaussian: its moments are known at whole orders, its PLD is not
+    redraws: Redraws | None = None  # of secure sums under Poisson sampling
 
     def events(self, rounds: int) -> list[Any]:
         """What the first `rounds` rounds release of each group of clients: one event a group.
@@ -82,13 +115,27 @@ class Ledger:
         if self.plan.noise_multiplier == 0:
             return math.inf if rounds or self.pretraining else 0.0
         groups = [self._rdp_of_first(rounds), *([] if self.pretraining is None else [self._rdp_before])]
+        eta = self.redraw_chance
+        delta = self.plan.delta - rounds * eta
+        if delta <= 0:
+            return math.inf
         with _quiet():
-            return max(float(rdp.compute_epsilon(self._orders, spent, self.plan.delta)[0]) for spent in groups)
+            found = max(float(rdp.compute_epsilon(self._orders, spent, delta)[0]) for spent in groups)
+        return found - rounds * math.log1p(-eta)
+
+    @cached_property
+    def redraw_chance(self) -> float:
+        """What drawing a round anew costs: so much delta in a round, and -log(1 - this) of epsilon."""
+        return 0.0 if self.redraws is None else self.redraws.chance(self.plan.probability)
 
     def tight_epsilon(self, rounds: int) -> float:
-        """Epsilon by privacy loss distributions; where that would say nothing (see `hopeless`), by RDP."""
+        """Epsilon by privacy loss distributions; where that would say nothing (`has_pld`), by RDP."""
         by_rdp = self.epsilon(rounds)
-        return by_rdp if hopeless(by_rdp) else min(by_rdp, _kept_pld_epsilon(self, rounds))
+        return min(by_rdp, _kept_pld_epsilon(self, rounds)) if self.has_pld(by_rdp) else by_rdp
+
+    def has_pld(self, by_rdp: float) -> bool:
+        """Whether privacy loss distributions can say something: not of discrete noise, nor of a hopeless epsilon."""
+        return not (self.discrete or self.redraws is not None or hopeless(by_rdp))
 
     @cached_property
     def last_round(self) -> int:
@@ -110,27 +157,31 @@ class Ledger:
         by_rdp = self.epsilon(number)
         found = {"epsilon": finite(by_rdp)}
         if deploys or number == self.last_round:
-            found["epsilon_pld"] = None if hopeless(by_rdp) else self.tight_epsilon(number)
+            found["epsilon_pld"] = self.tight_epsilon(number) if self.has_pld(by_rdp) else None
         return found
 
     @cached_property
     def _orders(self) -> np.ndarray:
         from dp_accounting import rdp
 
-        orders: np.ndarray = rdp.RdpAccountant().orders
+        orders: np.ndarray = rdp.RdpAccountant(self._whole_orders).orders
         return orders
+
+    @property
+    def _whole_orders(self) -> Orders:
+        return _WHOLE_ORDERS if self.discrete else None
 
     @cached_property
     def _rdp_before(self) -> np.ndarray:
         assert self.pretraining is not None
-        spent: np.ndarray = self.pretraining.rounds * _rdp_of_one(self.pretraining.event(1))
+        spent: np.ndarray = self.pretraining.rounds * _rdp_of_one(self.pretraining.event(1), self._whole_orders)
         return spent
 
     def _rdp_of_first(self, rounds: int) -> np.ndarray:
         if rounds == 0:
             return np.zeros(len(self._orders))
         if self.plan.amplified:
-            return self.plan.turns(rounds) * _rdp_of_one(self.plan.event(1))
+            return self.plan.turns(rounds) * _rdp_of_one(self.plan.event(1), self._whole_orders)
         spent: np.ndarray = self._orders * self.plan.squared_sensitivities[rounds] / (2 * self.plan.noise_multiplier**2)
         return spent
 
@@ -167,11 +218,11 @@ def finite(epsilon: float) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _rdp_of_one(event: Any) -> np.ndarray:
+def _rdp_of_one(event: Any, orders: Orders) -> np.ndarray:
     from dp_accounting import rdp
 
     with _quiet():
-        spent: np.ndarray = rdp.RdpAccountant().compose(event).rdp
+        spent: np.ndarray = rdp.RdpAccountant(orders).compose(event).rdp
         return spent
 
 

@@ -5,6 +5,7 @@ has the configuration can subtract it. A deployment's comes from the operating s
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ import numpy as np
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.privacy.accounting import Ledger
+from fedbandit.privacy.discrete import discrete_gaussians
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Memory, Strategy
+from fedbandit.privacy.strategies import Memory, Strategy, noise_of_loudest_round, noise_of_round, stays_whole
 
 _UPDATE, _COUNT = 0, 1
 
@@ -95,10 +97,12 @@ class DeploymentNoise:
                 f"noise for round {number} asked for after round {self._done}: it can be drawn only once, and noise"
                 " that is correlated cannot be resumed without its memory; start anew"
             )
-        fresh = secret_normals(like.size).astype(like.dtype).reshape(like.shape)
-        noise, self._memory = self._strategy.step(number, fresh, self._memory)
+        noise, self._memory = self._strategy.step(number, self._fresh(like), self._memory)
         self._done = number
         return noise
+
+    def _fresh(self, like: np.ndarray) -> np.ndarray:
+        return secret_normals(like.size).astype(like.dtype).reshape(like.shape)
 
     def _can_draw(self, number: int) -> bool:
         follows = number == self._done + 1
@@ -109,6 +113,34 @@ class DeploymentNoise:
 
     def __repr__(self) -> str:
         return "DeploymentNoise()"
+
+
+class GridNoise(DeploymentNoise):
+    """Noise for sums of whole numbers, `deviation` of their steps wide, and itself whole numbers: int64.
+
+    Discrete Gaussian where the strategy keeps it whole (independent, tree). Other strategies mix normals with weights
+    that are no whole numbers; what comes out is rounded. The sum is whole, so that is the noisy sum rounded.
+    """
+
+    def __init__(self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None) -> None:
+        super().__init__(strategy, done, memory)
+        self._deviation = deviation
+
+    def update(self, number: int, like: np.ndarray) -> np.ndarray:
+        whole: np.ndarray = np.rint(super().update(number, like)).astype(np.int64)
+        return whole
+
+    def whole_count(self, deviation: float) -> int:
+        """Noise for a whole number that is not one of the updates'."""
+        return int(discrete_gaussians(deviation, 1)[0])
+
+    def _fresh(self, like: np.ndarray) -> np.ndarray:
+        if stays_whole(self._strategy):
+            return discrete_gaussians(self._deviation, like.size).reshape(like.shape)
+        return self._deviation * secret_normals(like.size).reshape(like.shape)
+
+    def __repr__(self) -> str:
+        return f"GridNoise({self._deviation})"
 
 
 def secret_normals(size: int) -> np.ndarray:
@@ -153,3 +185,73 @@ class PrivateMean:
 
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
         return {} if self.ledger is None else self.ledger.metrics(number, deploys)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where secure sums live: whole steps, as wide as `step` clip norms, counted modulo `modulus`."""
+
+    step: float
+    modulus: int
+
+    def centred(self, residues: np.ndarray) -> np.ndarray:
+        """The whole numbers nearest to 0 that these are modulo the modulus."""
+        half = self.modulus // 2
+        found: np.ndarray = (residues + half) % self.modulus - half
+        return found
+
+
+_RARE = 6  # standard deviations of what honest devices do not come to
+
+
+@dataclass(frozen=True)
+class GridMean(PrivateMean):
+    """The same of a sum of whole numbers, of which only the residues are known.
+
+    Noise is added to the residues before anything else is done. What follows (centring, scaling back a sum that no
+    honest devices come to) then sees nothing but the true sum plus noise, modulo a constant: whatever other devices
+    put in, however it wraps, one device moves the true sum by no more than its clip norm.
+    """
+
+    noise: GridNoise
+    grid: Grid = field(kw_only=True)
+    dtype: np.dtype[Any] = field(kw_only=True)
+
+    def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
+        if self.plan.update_multiplier > 0:
+            total = total + self.noise.update(number, total)
+        values = self.grid.centred(total) * (self.grid.step * clip_norm)
+        values *= self._scale(values, number, clip_norm) / self.plan.clients_per_round
+        return values.astype(self.dtype)
+
+    def _scale(self, values: np.ndarray, number: int, clip_norm: float) -> float:
+        """What makes a noisy sum that honest devices cannot come to as long as they could have made it.
+
+        From the plan alone: who took part must not decide how much the others count.
+        """
+        noise = self.plan.update_multiplier * clip_norm * noise_of_round(self.plan.strategy, number)
+        longest = most_devices(self.plan) * clip_norm
+        allowed = longest**2 + _RARE * noise * (noise * math.sqrt(2 * values.size) + 2 * longest)
+        found = float(values @ values) - values.size * noise**2
+        return 1.0 if found <= allowed else math.sqrt(allowed / found)
+
+    def unclipped(self, below: int, accepted: int, number: int) -> float | None:
+        if not self.plan.adaptive:
+            return below / accepted if accepted else None
+        total = 2 * below - accepted  # each client adds 1 or -1
+        if self.plan.noise_multiplier > 0:
+            total += self.noise.whole_count(2 * self.plan.count_deviation)
+        share = int(self.grid.centred(np.array(total))) / (2 * self.plan.clients_per_round) + 0.5
+        return min(max(share, -1.0), 2.0)
+
+
+def most_devices(plan: PrivacyPlan) -> float:
+    """How many devices a round has at most; under Poisson sampling, but for one round in a billion."""
+    n = plan.clients_per_round
+    return n + _RARE * math.sqrt(n) if plan.amplified else n
+
+
+def room_needed(plan: PrivacyPlan) -> float:
+    """How large an entry of a noisy sum can become, in clip norms: what a grid's modulus must have room for."""
+    loudest = noise_of_loudest_round(plan.strategy, plan.rounds)
+    return most_devices(plan) + 2 * _RARE * plan.update_multiplier * loudest

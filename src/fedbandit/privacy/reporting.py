@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedbandit.federated.pipeline import FixedClipping
-from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, hopeless
+from fedbandit.privacy.accounting import Ledger, epsilon_of, finite
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import mechanism_name
 
@@ -77,7 +77,7 @@ def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False) -> di
     found: dict[str, Any] = {
         "mechanism": mechanism_name(plan.strategy),
         "epsilon_rdp": finite(epsilon),
-        "epsilon_pld": None if hopeless(epsilon) else tight,
+        "epsilon_pld": tight if ledger.has_pld(epsilon) else None,
         "delta": plan.delta,
         "guarantee": verdict(tight),
         "noise_multiplier": plan.noise_multiplier,
@@ -92,6 +92,10 @@ def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False) -> di
         found["zcdp_rho"] = finite(rho)
     if ledger.reason is not None:
         found["chosen"] = ledger.reason
+    if ledger.discrete:
+        found["noise"] += "; discrete Gaussian on the grid of secure sums, accounted at whole Rényi orders"
+    if ledger.redraws is not None:
+        found["redraws"] = redraws_in_words(ledger)
     if plan.adaptive:
         found["count_noise"] = plan.count_deviation
         found["update_noise_multiplier"] = plan.update_multiplier
@@ -107,6 +111,18 @@ def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False) -> di
     elif ledger.public_pretraining:
         found["pretraining"] = "declared public: epsilon says nothing about the clients it used"
     return found
+
+
+def redraws_in_words(ledger: Ledger) -> str:
+    """What is charged for sums of too few devices, which are drawn anew; nothing where there are none."""
+    if ledger.redraws is None:
+        return ""
+    charged = ledger.plan.rounds * ledger.redraw_chance
+    return (
+        f"a draw of fewer than {ledger.redraws.needed} devices is never released and drawn anew, which"
+        f" {ledger.plan.rounds} rounds are charged {charged:.2g} of delta and of epsilon for; at least"
+        f" {ledger.redraws.connected} devices are connected, whatever their data"
+    )
 
 
 def in_one_line(found: Mapping[str, Any]) -> str:

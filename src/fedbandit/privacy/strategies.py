@@ -194,6 +194,34 @@ def mechanism_name(strategy: Strategy) -> str:
     return names.get(type(strategy), type(strategy).__name__)
 
 
+def stays_whole(strategy: Strategy) -> bool:
+    """Whether the noise of whole numbers is whole numbers: C and C⁻¹ have no other entries."""
+    if isinstance(strategy, Restarted):
+        return stays_whole(strategy.strategy)
+    return isinstance(strategy, Independent | Tree)
+
+
+def noise_of_round(strategy: Strategy, number: int) -> float:
+    """Standard deviation of one round's noise, for independent normals of variance 1."""
+    if isinstance(strategy, Restarted):
+        return noise_of_round(strategy.strategy, (number - 1) % strategy.period + 1)
+    if isinstance(strategy, Independent):
+        return 1.0
+    if isinstance(strategy, Tree):
+        return float(np.sqrt((number & -number).bit_length()))  # its own node, and those that it takes the place of
+    response = [float(noise[0]) for noise in _responses(strategy, number, 0, 1)]
+    return float(np.linalg.norm(response))
+
+
+def noise_of_loudest_round(strategy: Strategy, rounds: int) -> float:
+    """The largest `noise_of_round` there is."""
+    if isinstance(strategy, Restarted):
+        return noise_of_loudest_round(strategy.strategy, min(strategy.period, rounds))
+    if isinstance(strategy, Tree):
+        return noise_of_round(strategy, 1 << (rounds.bit_length() - 1))
+    return noise_of_round(strategy, rounds)  # Toeplitz: each round's noise has a part that the one before had not
+
+
 def largest_column(strategy: Strategy, rounds: int) -> float:
     """The largest norm of a column of C: how far one update of norm 1 moves what is noised."""
     if isinstance(strategy, Restarted):

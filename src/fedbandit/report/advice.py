@@ -8,7 +8,7 @@ from fedbandit.core.files import write_text
 from fedbandit.report.report import asset
 from fedbandit.studies.advice import Tournament
 from fedbandit.studies.advice_words import Advice, Table, advice_of
-from fedbandit.studies.comparison import standard_error
+from fedbandit.studies.curves import standard_error
 
 _WIDTH, _LINE = 640, 26
 

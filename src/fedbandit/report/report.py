@@ -24,7 +24,7 @@ from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.comparison import compare, table
+from fedbandit.studies.curves import run_members, table
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -172,7 +172,7 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
     """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the results."""
     say(f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds.")
     say(f"Shortened: {ROUNDS} rounds, deploying every {DEPLOY_EVERY} (the paper: 1500, every 200 or 40).\n")
-    curves = compare(
+    curves = run_members(
         members(),
         SEEDS,
         lambda label, seed: out / "runs" / label / f"seed-{seed}",

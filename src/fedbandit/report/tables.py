@@ -24,7 +24,7 @@ from fedbandit.results.plots import styles_of_best
 from fedbandit.results.reading import readable
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.index import Problem, RunGroup
-from fedbandit.studies.comparison import standard_error, with_error
+from fedbandit.studies.curves import standard_error, with_error
 
 Columns = Mapping[str, np.ndarray]  # values by name, one a round; NaN where a round has none
 

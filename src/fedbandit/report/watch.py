@@ -126,7 +126,7 @@ class Watcher:
         """Which parameters differ, those first that a reader thinks of first, and their values in each run."""
         settings = {run.path: settings_of(run.config.model_dump()) for run in runs}
         found = [key for key in differing(list(settings.values())) if key != "rounds"]
-        found.sort(key=lambda key: 0 if key.startswith("policy.") else 1 if key == "seed" else 2)
+        found.sort(key=_column)
         self._parameters = found[:_MOST_COLUMNS]
         self._values = {
             path: [readable(key, own.get(key)) for key in self._parameters] for path, own in settings.items()
@@ -137,6 +137,11 @@ class Watcher:
         linked = [path / name for name in _READ if (path / name).is_symlink()]
         root = self.folder.resolve() if linked else None
         return all(link.resolve().is_relative_to(root) for link in linked if root is not None)
+
+
+def _column(key: str) -> int:
+    """The rule, then what concerns the whole run, then parameters of some rules; a run's name has its seed."""
+    return {"policy.name": 0, "seed": 3}.get(key, 1 if "." not in key else 2 if key.startswith("policy.") else 4)
 
 
 def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
+import numpy as np
+
 from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
@@ -74,6 +76,7 @@ class Simulation:
     owns_engine: bool = False
     memory: Memory | None = None  # what clients remember, for algorithms that need it
     callbacks: Sequence[Callback] = ()
+    _evaluated: tuple[np.ndarray, dict[str, float]] | None = field(default=None, init=False, repr=False)
 
     def __enter__(self) -> Self:
         return self
@@ -126,8 +129,11 @@ class Simulation:
         dataset = self.experiment.dataset
         if dataset.test is None:
             return {}
-        learner = self.experiment.bandit.work.learner
-        return held_out_metrics(learner, self.state.weights, dataset.test, dataset.header.multilabel)
+        weights, learner = self.state.weights, self.experiment.bandit.work.learner
+        if self._evaluated is None or not np.array_equal(self._evaluated[0], weights):  # an untrained model stays
+            found = held_out_metrics(learner, weights, dataset.test, dataset.header.multilabel)
+            self._evaluated = weights, found
+        return dict(self._evaluated[1])
 
     def _tell(self, events: RoundEvents, metrics: dict[str, Any]) -> None:
         for callback in self.callbacks:

@@ -21,7 +21,7 @@ from fedbandit.presets import preset
 from fedbandit.results.differences import Difference, from_zero
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.comparison import Curves, compare
+from fedbandit.studies.curves import Curves, run_members
 from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measured, plan_for, seeds_for
 from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
@@ -126,7 +126,7 @@ def hold(
 
     seeds = range(int(_decided(out, "seeds", affordable)))
     say(f"all policies at their best rates, {len(seeds)} seeds")
-    curves = compare(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner)
+    curves = run_members(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner)
     chosen, tie = choose(curves)
     periods = _other_periods(configs[chosen], chosen, seeds, out, runner, say)
     by_epsilon, note = _under_privacy(configs[chosen], grid, tries, seeds, out, epsilon, dataset, runner, say)
@@ -256,7 +256,7 @@ def _other_periods(
     periods = sorted({max(1, round(config.deploy_every * factor)) for factor in PERIODS} - {config.deploy_every})
     say(f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}")
     members = {str(every): config.with_values({"deploy_every": every}) for every in periods}
-    curves = compare(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner)
+    curves = run_members(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner)
     return {int(every): c for every, c in curves.items()}
 
 
@@ -294,7 +294,7 @@ def _under_privacy(
         member = config.with_values(settings)
         build_experiment(member, dataset)
         member = _at_best(member, grid, tries, out / "rates" / label, label, runner, say)
-        curves = compare(
+        curves = run_members(
             {label: member}, seeds, lambda _, seed: out / "private" / label / f"seed-{seed}", runner=runner
         )
     except ConfigError as error:

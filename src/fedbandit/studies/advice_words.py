@@ -14,7 +14,7 @@ from fedbandit.core.parts import counted
 from fedbandit.data.info import describe
 from fedbandit.results.differences import Difference, from_zero
 from fedbandit.studies.advice import EXPLORERS, UNTOUCHED, Tournament, paired
-from fedbandit.studies.comparison import Curves, standard_error
+from fedbandit.studies.curves import Curves, standard_error
 
 _OFTEN = 20.0  # visits of an example; beyond it a reward shows memory as much as learning
 

@@ -14,8 +14,7 @@ from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.presets import load
 from fedbandit.results import Results
 from fedbandit.runs.local_runner import LocalRunner, Runner
-from fedbandit.studies.comparison import OnRunEnd, nobody
-from fedbandit.studies.comparison import compare as run_members
+from fedbandit.studies.curves import OnRunEnd, nobody, run_members
 
 Given = Sequence[str | Config] | Mapping[str, str | Config]
 

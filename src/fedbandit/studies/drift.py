@@ -18,7 +18,7 @@ from fedbandit.presets import preset
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.comparison import OnRunEnd, compare, nobody
+from fedbandit.studies.curves import OnRunEnd, nobody, run_members
 
 _OWN = {
     "seed": "use --seeds",
@@ -120,7 +120,9 @@ def run_study(
 ) -> list[DriftOutcome]:
     """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what the changes did."""
     outcomes = []
-    for policy, curves in compare(members(study), range(study.seeds), folders, runner=runner, on_end=on_end).items():
+    for policy, curves in run_members(
+        members(study), range(study.seeds), folders, runner=runner, on_end=on_end
+    ).items():
         rewards = np.array([_rewards(folders(policy, seed)) for seed in curves.seeds], float)
         recovered = [recoveries(curve, study.at, window=study.window) for curve in rewards]
         outcomes.append(DriftOutcome(policy, rewards, recovered, curves.diverged))

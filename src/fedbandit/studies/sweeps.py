@@ -27,7 +27,7 @@ from fedbandit.results import Results
 from fedbandit.results.reading import arrow_table
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
-from fedbandit.studies.comparison import standard_error
+from fedbandit.studies.curves import standard_error
 from fedbandit.studies.search import (
     SPENDS_PRIVACY,
     Candidate,

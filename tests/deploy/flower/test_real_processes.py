@@ -18,9 +18,15 @@ from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values
 from test_agreement import simulated_round, simulated_states
 
 from fedbandit.config import Config
+from fedbandit.core.files import write_json
 from fedbandit.deploy.flower import processes
 from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
+from fedbandit.deploy.server.deployment import read_deployment
+from fedbandit.deploy.server.ledger import read_ledger
+from fedbandit.deploy.server.live import read_live
+from fedbandit.deploy.server.operator import Wishes, change_wishes
+from fedbandit.deploy.server.store import read_status
 from fedbandit.federated.state import State
 
 NODES = CLIENTS[:3]
@@ -169,3 +175,36 @@ def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
         bound = update_error(len(NODES), clip_norm) / len(NODES) + 1e-6
         np.testing.assert_allclose(found.deployed[number].weights, expected.weights, atol=bound, rtol=0)
     assert np.abs(found.weights - found.deployed[0].weights).max() > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="kills process groups")
+def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_device(tmp_path):
+    """The server sees sums, adds the plan's noise and states the plan's epsilon; one of four devices is killed."""
+    changed = {**SECURE_TRAINING, "clipping": {"norm": 0.3}}
+    privacy = {"mechanism": "dp-fedavg", "noise_multiplier": 2.0, "sampling": "fixed"}
+    rules = {"secure_aggregation": True, "min_reports": 3, "population": 4, "secure_seconds": 30}
+    toml = write_toml(tmp_path, 1, CLIENTS, rules, **changed, privacy=privacy)
+    with RealNetwork(tmp_path, toml, CLIENTS, 1, "secure-aggregation=true unsigned-keys=true", **changed) as network:
+
+        def said():
+            return read_live(network.state) or {"in_reach": 0, "doing": ""}
+
+        write_json(network.state / "operator.json", Wishes(paused=True).to_json())  # until all four are there
+        run = network.submit()
+        wait_until(lambda: said()["in_reach"] == 4, 100, "four nodes in reach")
+        change_wishes(network.state, lambda _: Wishes())
+        wait_until(lambda: "a secure sum over 4 nodes" in said()["doing"], 200, "the exchange of keys")
+        os.killpg(network.nodes[0].pid, signal.SIGKILL)
+        network.wait_for_rounds(1, 400)
+        network.wait_for_end(run)
+    plan, status = read_deployment(toml).ledger, read_status(network.state)
+    assert status["secure_aggregation"] is True
+    assert status["privacy"] == {"epsilon_rdp": plan.epsilon(1), "epsilon_pld": None}
+    assert read_ledger(network.state / "ledger.jsonl").released == 1
+    [line] = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
+    assert line["clients"] == 3
+    # Noise of two clip norms on the sum in each of many weights, far above the updates of three devices.
+    noise = 2.0 * 0.3 / 4 * np.sqrt(kept_state(network.state).weights.size)
+    assert line["update_norm"] == pytest.approx(noise, rel=0.5)
+    assert "has not answered in time" in (network.state / "server.log").read_text()

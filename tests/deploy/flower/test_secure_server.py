@@ -121,7 +121,7 @@ def test_a_device_that_seals_garbage_gives_up_the_attempt(tmp_path, caplog):
                 "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
                 "deployment": secure_values(population=500)["deployment"],
             },
-            "deployment.secure_aggregation: not with privacy",
+            "deployment.min_reports: a draw of fewer than 3 devices is drawn anew",
         ),
     ],
 )

@@ -18,7 +18,7 @@ _LEARNING = ("objective", "objective_parameters", "client", "dtype", "algorithm"
 _FACTS = ("protocol", "required", "token", "round", "space", "version", "counted", "settled", "clip_norm", "bounds")
 _UNDERSTOOD = {
     *_FACTS,
-    *("learning", "rule", "estimator", "limit"),
+    *("learning", "rule", "estimator", "limit", "zeros"),
     *(f"learning.{name}" for name in _LEARNING),
     *(f"learning.client.{name}" for name in _CLIENT),
     *("bounds.events", "bounds.reward"),
@@ -134,6 +134,14 @@ def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
         "algorithm": algorithm,
         "freeze": freeze,
     }
+
+
+def sends_zeros(facts: Mapping[str, Any]) -> bool:
+    """Whether the server asks for zeros from devices that have nothing to train on: nobody can tell who they are."""
+    found = facts.get("zeros", False)
+    if not isinstance(found, bool):
+        raise _wrong("zeros", "not true or false")
+    return found
 
 
 def read_rule(facts: Mapping[str, Any]) -> dict[str, Any]:

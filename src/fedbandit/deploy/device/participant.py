@@ -31,12 +31,13 @@ from fedbandit.deploy.device.instructions import (
     read_task,
     read_token,
     read_version,
+    sends_zeros,
 )
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
 from fedbandit.deploy.messages import with_protocol
-from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode
+from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode, nothing
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
@@ -181,10 +182,10 @@ class Participant:
         return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
-        """Before a secure round: who this is, and whether there is anything to train on."""
+        """Before a secure round: who this is, and whether it has anything to train on; a private one does not ask."""
         model = self._model(read_space(facts))
         found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
-        return {**found, "ready": len(self.agent.events()) > 0}, {}
+        return {**found, "ready": sends_zeros(facts) or len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         """A secure round's vector of grid points, to be masked before it leaves the device; raises what `answer` says.
@@ -195,20 +196,26 @@ class Participant:
         task, bounds, settled = read_task(facts, self._limits), read_bounds(facts, self._limits), facts.get("settled")
         card = read_card(self._card)
         since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
-        trained = self._fit(task, arrays, since)
-        if trained is None:
+        trained = self._fit_or_nothing(task, arrays, since) if sends_zeros(facts) else self._fit(task, arrays, since)
+        if trained is not None:
+            fresh = _Fresh.of(trained.logged, since, bounds)
+            upto, own = fresh.upto, trained.figures(fresh)
+        elif sends_zeros(facts):
+            upto, own = since, nothing(arrays["weights"].size)
+        else:
             raise DataError("nothing to train on any more")
-        fresh = _Fresh.of(trained.logged, since, bounds)
-        own = Figures(
-            update=trained.update,
-            unclipped=int(trained.unclipped),
-            events=fresh.events,
-            reward_sum=fresh.reward_sum,
-            propensity_sum=fresh.propensity_sum,
-        )
         vector = encode(own, task.clip_norm, bounds)
-        write_card(self._card, Card(card.device, since, {task.token: fresh.upto}))
+        write_card(self._card, Card(card.device, since, {task.token: upto}))
         return vector
+
+    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+        """In a private secure round the log must not decide whether a device answers: what fails on it is nothing."""
+        _fitting(arrays, self._built(self._model(task.space), task.learning).trained)  # no fault of the log's
+        try:
+            return self._fit(task, arrays, since)
+        except Exception as problem:  # a damaged row, an update that is not finite, a part of the user's
+            _logger.warning("this device sends zeros: %s", problem)
+            return None
 
     def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
@@ -257,6 +264,16 @@ class _Trained:
     update: np.ndarray
     unclipped: bool
     logged: Logged
+
+    def figures(self, fresh: "_Fresh") -> Figures:
+        """What goes into a secure sum."""
+        return Figures(
+            update=self.update,
+            unclipped=int(self.unclipped),
+            events=fresh.events,
+            reward_sum=fresh.reward_sum,
+            propensity_sum=fresh.propensity_sum,
+        )
 
 
 @dataclass(frozen=True)

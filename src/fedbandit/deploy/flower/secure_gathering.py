@@ -18,10 +18,10 @@ from fedbandit.deploy.masking.announcements import Announcement, reused
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.masking.server import MaskedSum, Terms
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
-from fedbandit.deploy.secure_sums import Figures, decode, length, why_impossible
+from fedbandit.deploy.secure_sums import Figures, decode, decode_private, length, why_impossible
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gathering import Contribution, name_refused
+from fedbandit.deploy.server.gathering import Contribution, name_refused, rests
 from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
 from fedbandit.federated.state import State
 
@@ -30,7 +30,11 @@ T = TypeVar("T")
 
 
 class _GivenUp(Exception):
-    """This attempt comes to nothing, for the reason given."""
+    """This attempt comes to nothing, for the reason given; `left` are still there, and could try among themselves."""
+
+    def __init__(self, reason: str, left: Collection[int] = ()) -> None:
+        super().__init__(reason)
+        self.left = list(left)
 
 
 @dataclass
@@ -55,6 +59,9 @@ class SecureSums:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
+        self._private = deployment.ledger is not None
+        # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
+        self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
 
     def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
         attempt = _Attempt(state, number, secrets.token_hex(8), marks)
@@ -62,12 +69,18 @@ class SecureSums:
             found, summed = self._sum(attempt, asked)
         except _GivenUp as reason:
             name_refused(number, attempt.refused)
+            if self._private and 0 < len(reason.left) < len(asked):
+                # Only too few devices may have a private round drawn anew: that is what is charged for.
+                _logger.warning("round %d: no secure sum: %s; those who are left try again", number, reason)
+                return self.gather(state, number, reason.left, marks)
             _logger.warning("round %d: no secure sum: %s; it is run again", number, reason)
             return None
         name_refused(number, attempt.refused)
         devices = [attempt.devices[node] for node in summed]
+        if self._private:
+            attempt.idle = min(max(len(devices) - found.devices, 0), len(devices))
         return Contribution(
-            total=found.update.astype(state.kept["weights"].dtype),
+            total=found.update if self._private else found.update.astype(state.kept["weights"].dtype),
             accepted=found.devices,
             below=found.unclipped,
             events=found.events,
@@ -98,12 +111,12 @@ class SecureSums:
 
         sealed = self._step(attempt, "shares", {node: introduced(node) for node in ready}, packets)
         self._enough(sealed, "have sent shares")
-        self._recoverable(sealed, neighbours, sealed, terms)
+        self._recoverable(sealed, neighbours, sealed, terms, sealed)
 
         total = MaskedSum(attempt.token, length(attempt.state.kept["weights"].size))
         self._vectors(attempt, sealed, neighbours, total)
         self._enough(total.nodes, "have sent what is to be summed")
-        self._recoverable(sealed, neighbours, total.nodes, terms)
+        self._recoverable(sealed, neighbours, total.nodes, terms, total.nodes)
 
         dropped = sealed.keys() - total.nodes
         names = {node: (neighbours[node] & total.nodes, neighbours[node] & dropped) for node in total.nodes}
@@ -113,7 +126,7 @@ class SecureSums:
             {node: wire.unmask(*pair) for node, pair in names.items()},
             lambda node, answer: _for_exactly(set().union(*names[node]), wire.read_parcels(answer, SHARE)),
         )
-        self._recoverable(sealed, neighbours, answers, terms)
+        self._recoverable(sealed, neighbours, answers, terms, answers)
         shares = {
             node: {keeper: answers[keeper][node] for keeper in neighbours[node] & answers.keys()} for node in sealed
         }
@@ -124,11 +137,12 @@ class SecureSums:
         return self._read(attempt, levels, len(total.nodes)), [node for node in ready if node in total.nodes]
 
     def _ready(self, attempt: _Attempt, asked: Sequence[int]) -> list[int]:
-        """Those of the nodes that have something to train on and have announced keys, each device once.
+        """Those of the nodes with something to train on that have announced keys, each device once, if it is its turn.
 
         The others sit out before masks are made: among idle devices, the sum would show the only one that is not.
+        In a private round they take part all the same, and have their turn.
         """
-        facts = {"token": attempt.token, "space": self._deployment.space}
+        facts = {"token": attempt.token, "space": self._deployment.space, **self._said}
         seconds = self._deployment.rules.secure_seconds
         requests = [Request("ready", node, facts, {}, seconds + GRACE) for node in asked]
         seen: set[str] = set()
@@ -162,9 +176,15 @@ class SecureSums:
             attempt.devices[node], attempt.versions[node] = str(device), int(str(version))
         attempt.marks = attempt.marks_of(attempt.devices.values())
         for node, device in list(attempt.devices.items()):
-            if attempt.marks.get(device, Mark()).damaged:
-                del attempt.devices[node]
-                attempt.refused.append((node, "damaged mark", f"what is remembered of device {device} is damaged"))
+            mark = attempt.marks.get(device, Mark())
+            if mark.damaged:
+                refuse = ("damaged mark", f"what is remembered of device {device} is damaged")
+            elif rests(self._deployment, mark, attempt.number):
+                refuse = ("not its turn", f"device {device} took part in round {mark.turn}")
+            else:
+                continue
+            del attempt.devices[node]
+            attempt.refused.append((node, *refuse))
         self._enough(attempt.devices, "have something to train on")
         return list(attempt.devices)
 
@@ -183,6 +203,7 @@ class SecureSums:
             "space": self._deployment.space,
             "learning": self._deployment.learning,
             "bounds": rules.bounds.to_json(),
+            **self._said,
         }
 
         def packets_for(node: int) -> wire.Said:
@@ -248,6 +269,7 @@ class SecureSums:
         neighbours: Mapping[int, set[int]],
         keepers: Collection[int],
         terms: Terms,
+        here: Collection[int],
     ) -> None:
         """Each secret needs enough neighbours that still answer, or the masks cannot come off."""
         left_of_all = set(keepers)
@@ -255,12 +277,14 @@ class SecureSums:
             left = len(neighbours[owner] & left_of_all)
             if left < terms.threshold:
                 raise _GivenUp(
-                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed"
+                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed", here
                 )
 
     def _read(self, attempt: _Attempt, levels: np.ndarray, devices: int) -> Figures:
-        """The figures in a sum; all that can be refused is the whole of it."""
+        """The figures in a sum; all that can be refused is the whole of it, and of a private one not even that."""
         clip_norm, bounds = attempt.state.clip_norm, self._deployment.rules.bounds
+        if self._private:
+            return decode_private(levels, devices, bounds)
         found = decode(levels, devices, clip_norm, bounds)
         if reason := why_impossible(found, devices, clip_norm, bounds):
             raise _GivenUp(f"the sum is refused: {reason}")

@@ -28,7 +28,18 @@ from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.model_files import DeviceModel
-from fedbandit.deploy.secure_sums import LEAST, MOST, MOST_EVENTS, MOST_SHARES, ReportBounds
+from fedbandit.deploy.secure_sums import (
+    LEAST,
+    LEVELS,
+    MODULUS,
+    MOST,
+    MOST_EVENTS,
+    MOST_SHARES,
+    RANGE,
+    STEP,
+    ReportBounds,
+    clip_share,
+)
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.learners.choosing import Trainable
@@ -39,12 +50,13 @@ from fedbandit.federated.state import State, Version
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
-from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.noise import DeploymentNoise, PrivateMean
-from fedbandit.privacy.strategies import with_coefficients
+from fedbandit.privacy.accounting import Ledger, Redraws
+from fedbandit.privacy.noise import DeploymentNoise, Grid, GridMean, GridNoise, PrivateMean, room_needed
+from fedbandit.privacy.strategies import Memory, with_coefficients
 
 _MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "training", "evaluate_every")
 _CALIBRATION = 2e-3  # noise for a budget is computed to four digits, and may be a step apart on another machine
+GRID = Grid(STEP / RANGE, MODULUS)  # of secure sums
 LEAST_JUDGES = 3  # devices that judge a candidate: without any one of them two must be left
 
 
@@ -73,12 +85,17 @@ class Rules(BaseModel):
     secure_seconds: Positive = 60.0  # for each exchange of keys; training has round_seconds
     secure_shares: Annotated[int, Field(ge=LEAST, le=MOST_SHARES)] = 25  # devices that keep shares of one's secrets
     secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
+    max_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # part of the devices in reach that would drop out if asked
     max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
     max_reward: Positive = 1.0  # larger ones are counted as this; both bound reports, secure sums and the gate
 
     @property
     def bounds(self) -> ReportBounds:
         return ReportBounds(self.max_events, self.max_reward)
+
+    def least_reach(self, population: int) -> int:
+        """The nodes that have to be in reach before a round of a private deployment begins."""
+        return max(self.min_reports, math.ceil(self.min_reach * population))
 
 
 @dataclass(frozen=True)
@@ -130,12 +147,24 @@ class Deployment:
         chosen = build_aggregation(self.config, self.algorithm, self.initial)
         return chosen if isinstance(chosen, Robust) else None
 
+    def noise(self, done: int, memory: Memory) -> DeploymentNoise:
+        """The noise of a private deployment after `done` rounds; that of secure sums is on their grid."""
+        assert self.ledger is not None
+        plan = self.ledger.plan
+        if not self.rules.secure_aggregation:
+            return DeploymentNoise(plan.strategy, done, memory)
+        return GridNoise(plan.strategy, plan.update_multiplier / GRID.step, done, memory)
+
     def server(self, noise: DeploymentNoise | None) -> Server:
         """The server's step, with the noise of a private deployment."""
         clipping = build_clipping(self.config)
         if self.ledger is None:
             return Server(self.algorithm, clipping, self.rule or PlainMean())
         assert noise is not None
+        if isinstance(noise, GridNoise):
+            dtype = np.dtype(self.config.dtype)
+            mean = GridMean(self.ledger.plan, noise, self.ledger, grid=GRID, dtype=dtype)
+            return Server(self.algorithm, clipping, mean)
         return Server(self.algorithm, clipping, PrivateMean(self.ledger.plan, noise, self.ledger))
 
     def start(self) -> State:
@@ -251,7 +280,9 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     ledger = _ledger(config, rules, where)
     if rules.secure_aggregation:
-        _check_secure(config, rules, where)
+        _check_secure(config, rules, ledger, where)
+    if "max_dropout" in rules.model_fields_set and (ledger is None or ledger.redraws is None):
+        raise ConfigError(f"{where}deployment.max_dropout: is for private secure sums with Poisson sampling")
     if config.gate.confidence is not None:
         _check_gate(config, rules, where)
     deployment = Deployment(
@@ -270,6 +301,11 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     )
     _check_algorithm(deployment, where)
     _ = deployment.rule  # refused now and not in round 1
+    if rules.secure_aggregation:
+        try:
+            clip_share(deployment.kept(deployment.initial)["weights"].size)
+        except ValueError as problem:
+            raise ConfigError(f"{where}deployment.secure_aggregation: {problem}") from None
     assert deployment.space  # makes a model for devices, which checks names, shapes and weights
     return deployment
 
@@ -320,20 +356,23 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
             " round, which the noise does not cover"
         )
-    return build_ledger(config, rules.population, False, deployed=True)
+    redraws = None
+    if rules.secure_aggregation:
+        connected = math.floor(rules.least_reach(rules.population) * (1 - rules.max_dropout))
+        redraws = Redraws(rules.min_reports, connected)
+    return build_ledger(config, rules.population, False, deployed=True, secure=redraws)
 
 
-def _check_secure(config: Config, rules: Rules, where: str) -> None:
+def _check_secure(config: Config, rules: Rules, ledger: Ledger | None, where: str) -> None:
     if config.aggregation.name != "mean":
         raise ConfigError(
             f"{where}aggregation.name: {config.aggregation.name} needs single updates, and with"
             " deployment.secure_aggregation the server sees sums only"
         )
-    if config.privacy.mechanism != "none":
+    if ledger is not None and room_needed(ledger.plan) * LEVELS > MODULUS:
         raise ConfigError(
-            f"{where}deployment.secure_aggregation: not with privacy.mechanism = {config.privacy.mechanism!r}: a sum of"
-            " too few devices is dropped, so one device more or less could decide whether the others are revealed,"
-            " which the noise does not cover"
+            f"{where}privacy.noise_multiplier: {config.clients_per_round} updates with noise of"
+            f" {ledger.plan.noise_multiplier:g} clip norms do not fit into one secure sum"
         )
     if config.clients_per_round > MOST:
         raise ConfigError(f"{where}clients_per_round: at most {MOST} devices fit into one secure sum")

@@ -6,7 +6,6 @@ Every change is made under a lock, so that two commands at once both count.
 import fcntl
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def least_reach(deployment: Deployment) -> int:
     rules = deployment.rules
     if deployment.ledger is None:
         return rules.min_reports
-    return max(rules.min_reports, ceil(rules.min_reach * deployment.ledger.plan.population))
+    return rules.least_reach(deployment.ledger.plan.population)
 
 
 def why_not_now(deployment: Deployment, wishes: Wishes, in_reach: int) -> str | None:

@@ -19,7 +19,6 @@ from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
-from fedbandit.privacy.noise import DeploymentNoise
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 Select = Callable[[Deployment, Sequence[int], int], list[int]]
@@ -161,7 +160,7 @@ class Coordinator:
         state = self.state
         noise = None
         if self.deployment.ledger is not None:
-            noise = DeploymentNoise(self.deployment.ledger.plan.strategy, number - 1, self._memory)
+            noise = self.deployment.noise(number - 1, self._memory)
         server, freezing = self.deployment.server(noise), self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)
         facts = RoundFacts(number, counted, self.deployment.rules.population or len(self._courier.nodes()))
@@ -190,11 +189,11 @@ class Coordinator:
             "events": found.events,
             "running_reward": None,
             "asked": len(asked),
-            "clients": found.accepted,
+            "clients": min(max(found.accepted, 0), len(asked)),  # devices may lie in a private secure sum
             "idle": found.idle,
             "refused": found.refused,
             "clip_norm": state.clip_norm,
-            "unclipped": found.below / found.accepted if found.accepted else None,
+            "unclipped": min(max(found.below / found.accepted, 0.0), 1.0) if found.accepted else None,
             "update_norm": float(np.linalg.norm(step.update)),
             "model_version": self.version,
             "model_versions": found.versions,

@@ -41,7 +41,7 @@ def make_learner(
         from fedbandit.federated.learners.cnn import CnnLearner
 
         return CnnLearner(layout, objective, settings)
-    if model.kernel in ("dense-linear", "mlp") and isinstance(objective, Pointwise) and not model.heads:
+    if model.kernel in ("dense-linear", "mlp", "sparse-mlp") and isinstance(objective, Pointwise) and not model.heads:
         from fedbandit.federated.learners.dense import ChosenLinearLearner, ChosenMlpLearner, DenseLearner
 
         linear = model.kernel == "dense-linear"

@@ -1,11 +1,11 @@
-"""Linear models and MLPs on dense features, trained by hand: what automatic differentiation gives, in less time.
+"""MLPs, and linear models on dense features, trained by hand: what automatic differentiation gives, in less time.
 
 A loss on the chosen action moves one column of a linear model, so a client works on the columns of its actions alone.
 Knows nothing of rounds, policies or the server.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import ClassVar, Protocol
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners import dense_kernels as kernels
+from fedbandit.federated.learners import sparse_kernels
 from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
@@ -111,37 +113,96 @@ class Errors:
         return errors if objective.supervised else torch.zeros_like(scores).scatter_(1, actions, errors)
 
 
+class Rows(Protocol):
+    """A chunk's contexts, dense or sparse, as the first layer of a model sees them."""
+
+    def times(self, weight: Tensor, bias: Tensor, begin: int, end: int) -> Tensor:
+        """Bias and products of some contexts and a layer's weights: [n, units]."""
+        ...
+
+    def add_outer(self, weight: Tensor, errors: Tensor, begin: int, end: int, rate: float) -> None:
+        """Add to a layer's weights the contexts, each times its errors [n, units] and the rate."""
+        ...
+
+    def pairs(self, begin: int, end: int) -> Tensor:
+        """1 and the inner product of each pair of contexts: a feature that is always 1 stands for the bias."""
+        ...
+
+
+@dataclass(frozen=True)
+class _DenseRows:
+    x: Tensor  # [n, features]
+
+    def times(self, weight: Tensor, bias: Tensor, begin: int, end: int) -> Tensor:
+        return torch.addmm(bias, self.x[begin:end], weight)
+
+    def add_outer(self, weight: Tensor, errors: Tensor, begin: int, end: int, rate: float) -> None:
+        weight.addmm_(self.x[begin:end].T, errors, alpha=rate)
+
+    def pairs(self, begin: int, end: int) -> Tensor:
+        return torch.addmm(torch.ones((), dtype=self.x.dtype), self.x[begin:end], self.x[begin:end].T)
+
+
+@dataclass(frozen=True)
+class _SparseRows:
+    x: Ragged
+    features: int
+
+    def times(self, weight: Tensor, bias: Tensor, begin: int, end: int) -> Tensor:
+        found = torch.empty((end - begin, len(bias)), dtype=weight.dtype)
+        offsets = self.x.offsets[begin : end + 1]
+        sparse_kernels.scores(weight.numpy(), bias.numpy(), offsets, self.x.ids, self.x.values, found.numpy())
+        return found
+
+    def add_outer(self, weight: Tensor, errors: Tensor, begin: int, end: int, rate: float) -> None:
+        offsets, factor = self.x.offsets[begin : end + 1], errors.numpy().dtype.type(rate)
+        sparse_kernels.add_rows(offsets, self.x.ids, self.x.values, errors.numpy(), factor, weight.numpy())
+
+    def pairs(self, begin: int, end: int) -> Tensor:
+        assert self.x.values is not None
+        found = np.empty((end - begin, end - begin), self.x.values.dtype)
+        sparse_kernels.pairs(self.x.offsets[begin : end + 1], self.x.ids, self.x.values, self.features, found)
+        return torch.from_numpy(found)
+
+
 class _Layers:
     """One or two dense layers with relu between them, named as the built-in models name them."""
 
-    def __init__(self, layout: Layout, x: Tensor) -> None:
-        self._x = x
-        self.weights = torch.empty(layout.size, dtype=x.dtype)
+    def __init__(self, layout: Layout, rows: Rows, dtype: np.dtype) -> None:
+        self._rows, self._part = rows, (0, 0)
+        self.weights = torch.from_numpy(np.empty(layout.size, dtype))
         self._layers = _layers_of(layout, self.weights)
         self.num_actions = len(self._layers[-1][1])
-        self._inputs: list[Tensor] = []
+        self._inputs: list[Tensor] = []  # of all layers but the first
 
     def load(self, weights: Tensor) -> None:
         self.weights.copy_(weights)
 
     def forward(self, begin: int, end: int) -> Tensor:
-        x = self._x[begin:end]
-        self._inputs = []
-        for number, (weight, bias) in enumerate(self._layers):
-            self._inputs.append(x.relu_() if number else x)
+        self._part, self._inputs = (begin, end), []
+        first, *others = self._layers
+        x = self._rows.times(*first, begin, end)
+        for weight, bias in others:
+            self._inputs.append(x.relu_())
             x = torch.addmm(bias, x, weight)
         return x
 
     def descend(self, errors: Tensor, rate: float) -> None:
-        for (weight, bias), x in zip(reversed(self._layers), reversed(self._inputs), strict=True):
-            last = x is self._inputs[0]
-            below = errors if last else torch.mm(errors, weight.T).mul_(x > 0)
+        first, *others = self._layers
+        for (weight, bias), x in zip(reversed(others), reversed(self._inputs), strict=True):
+            below = torch.mm(errors, weight.T).mul_(x > 0)
             weight.addmm_(x.T, errors, alpha=-rate)
             bias.sub_(errors.sum(0), alpha=rate)
             errors = below
+        self._rows.add_outer(first[0], errors, *self._part, -rate)
+        first[1].sub_(errors.sum(0), alpha=rate)
 
     def changed(self) -> None:
         pass
+
+
+def _part(contexts: Contexts, begin: int, end: int) -> Contexts:
+    return contexts.slice(begin, end) if isinstance(contexts, Ragged) else contexts[begin:end]
 
 
 def _layers_of(layout: Layout, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -152,7 +213,7 @@ def _layers_of(layout: Layout, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @dataclass(frozen=True)
 class DenseLearner:
-    """Predicts with and trains the built-in `mlp`, or `linear` on dense features with losses over all actions."""
+    """Predicts with and trains the built-in `mlp`, or `linear` on dense features, with losses over all actions."""
 
     layout: Layout
     objective: Pointwise
@@ -161,17 +222,16 @@ class DenseLearner:
     chunk_events: ClassVar[int] = 256
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        assert isinstance(contexts, np.ndarray)
         single_threaded_torch()
         blocks = [
-            self._scores(weights, contexts[start : start + _SCORE_ROWS])
+            self._scores(weights, _part(contexts, start, min(start + _SCORE_ROWS, len(contexts))))
             for start in range(0, len(contexts), _SCORE_ROWS)
         ]
         return Prediction(np.concatenate(blocks) if blocks else np.zeros((0, 1), weights.dtype))
 
     @torch.no_grad()
-    def _scores(self, weights: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-        network = _Layers(self.layout, self._features(contexts, weights.dtype))
+    def _scores(self, weights: np.ndarray, contexts: Contexts) -> np.ndarray:
+        network = _Layers(self.layout, self._rows(contexts, weights.dtype), weights.dtype)
         network.load(torch.from_numpy(weights))
         scores: np.ndarray = network.forward(0, len(contexts)).numpy()
         return scores
@@ -185,9 +245,17 @@ class DenseLearner:
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         def network(_: int) -> Network:
-            return _Layers(self.layout, self._features(events.contexts, weights.dtype))
+            return _Layers(self.layout, self._rows(events.contexts, weights.dtype), weights.dtype)
 
         return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
+
+    def _rows(self, contexts: Contexts, dtype: np.dtype) -> Rows:
+        """The contexts in the weights' type."""
+        if isinstance(contexts, Ragged):
+            assert contexts.values is not None
+            values = np.asarray(contexts.values, dtype)
+            return _SparseRows(replace(contexts, values=values), self.layout.shapes[0][1][0])
+        return _DenseRows(self._features(contexts, dtype))
 
     def _features(self, contexts: Contexts, dtype: np.dtype) -> Tensor:
         """[n, features] of the weights' type."""
@@ -251,12 +319,12 @@ class ChosenMlpLearner(ChosenLearner):
         if np.diff(events.bounds).max(initial=0) > 2 * hidden:  # all pairs of events would be the larger part
             return super().train(weights, events, clip_norm, pull)
         single_threaded_torch()
-        x = self._features(events.contexts, weights.dtype)
+        x = self._rows(events.contexts, weights.dtype)
         params = self.layout.split(torch.from_numpy(weights))
-        received = torch.addmm(params["dense1_bias"], x, params["dense1"])
+        received = x.times(params["dense1"], params["dense1_bias"], 0, len(events))
         moved = torch.zeros_like(received)  # the first layer is now its weights - x' moved; its bias likewise
         top = _Top(self.layout, weights)
-        norms, one = np.zeros(events.num_clients), torch.ones((), dtype=x.dtype)
+        norms = np.zeros(events.num_clients)
         (actions, rewards, importance), how = self._logged(events, weights.dtype), self._how(weights.dtype)
         pulled = weights.dtype.type(self.settings.learning_rate * pull)
         for client in range(events.num_clients):
@@ -264,7 +332,7 @@ class ChosenMlpLearner(ChosenLearner):
             if rows.start == rows.stop:
                 continue
             own = moved[rows]
-            pairs = torch.addmm(one, x[rows], x[rows].T)  # a feature that is always 1 stands for the bias
+            pairs = x.pairs(rows.start, rows.stop)
             log = actions[rows], rewards[rows], importance[rows]
             used, square = kernels.train_hidden(
                 pairs.numpy(), received[rows].numpy(), own.numpy(), *log, *how, pulled, *top.arrays
@@ -278,7 +346,7 @@ class ChosenMlpLearner(ChosenLearner):
             top.add(used, factor)
         summed = top.total()
         views = self.layout.split(summed)
-        torch.mm(x.T, moved, out=torch.from_numpy(views["dense1"]))
+        x.add_outer(torch.from_numpy(views["dense1"]), moved, 0, len(events), 1.0)
         torch.sum(moved, 0, out=torch.from_numpy(views["dense1_bias"]))
         return DenseSum(summed), norms
 

@@ -32,6 +32,33 @@ def scores(weight, bias, offsets, ids, values, out):  # type: ignore[no-untyped-
 
 
 @numba.njit(nogil=True, cache=True)
+def add_rows(offsets, ids, values, moves, rate, weight):  # type: ignore[no-untyped-def]
+    """To the rows of a layer's weights at the features of each context: its moves, times their values and the rate."""
+    for i in range(len(offsets) - 1):
+        move = moves[i]
+        for j in range(offsets[i], offsets[i + 1]):
+            row, v = weight[ids[j]], rate * values[j]
+            for u in range(len(move)):
+                row[u] += v * move[u]
+
+
+@numba.njit(nogil=True, cache=True)
+def pairs(offsets, ids, values, features, out):  # type: ignore[no-untyped-def]
+    """1 and the inner product of each pair of contexts; a feature that is always 1 stands for the bias."""
+    own = np.zeros(features, values.dtype)
+    for i in range(len(offsets) - 1):
+        for j in range(offsets[i], offsets[i + 1]):
+            own[ids[j]] += values[j]
+        for other in range(i + 1):
+            total = values.dtype.type(1)
+            for j in range(offsets[other], offsets[other + 1]):
+                total += own[ids[j]] * values[j]
+            out[i, other] = out[other, i] = total
+        for j in range(offsets[i], offsets[i + 1]):
+            own[ids[j]] = 0
+
+
+@numba.njit(nogil=True, cache=True)
 def number_rows(ids, words):  # type: ignore[no-untyped-def]
     """For each word of a text its slot, and for each slot its word; slots in order of first appearance."""
     slot_of_word = np.full(words, -1, np.int32)

@@ -35,8 +35,9 @@ def make_vectorised_learner(
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device: {device} cannot be used here: {str(error).splitlines()[0]}") from None
-    if model.heads:
-        raise ConfigError(f"model.name: a model with heads has no learner for device {device}")
+    if model.heads or model.kernel == "sparse-mlp":
+        what = "a model with heads" if model.heads else "an mlp on sparse features"
+        raise ConfigError(f"model.name: {what} has no learner for device {device}")
     kind = VectorisedSparseLearner if model.kernel == "sparse-linear" else VectorisedLearner
     return kind(model, layout, objective, settings, device)
 

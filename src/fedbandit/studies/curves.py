@@ -46,7 +46,7 @@ class Curves:
         return dict(zip(self.seeds, self.final.tolist(), strict=True))
 
 
-def compare(
+def run_members(
     members: Mapping[str, Config],
     seeds: Sequence[int],
     folders: Callable[[str, int], Path],

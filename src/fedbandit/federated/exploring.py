@@ -1,0 +1,134 @@
+"""Exploring and drawing in one go: what the built-in rules and `draw_actions` give, to the last bit, in fewer passes.
+
+A rule that is not here, and a round in which some actions do not exist, take the plain way.
+"""
+
+from functools import lru_cache
+
+import numba
+import numpy as np
+
+from fedbandit.core.kernels import draw_row
+from fedbandit.core.prediction import Prediction
+from fedbandit.policies import EpsilonGreedy, Falcon, Greedy, Policy, Softmax
+
+_MOST_ACTIONS = 128  # beyond it numpy adds up a row in another order
+
+
+def drawn_at_once(rule: Policy, prediction: Prediction, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Actions [n] and their probabilities [n] for uniforms [n] in [0, 1); None where there is only the plain way."""
+    scores = prediction.mean
+    n, k = scores.shape
+    if not 0 < k <= _MOST_ACTIONS or scores.dtype.kind != "f" or not scores.flags.c_contiguous:
+        return None
+    actions, propensities = np.empty(n, np.int64), np.empty(n, scores.dtype)
+    if type(rule) is Softmax:
+        weights = np.empty_like(scores)
+        _check(_exponents(scores, _at_least_smallest(rule.beta, scores), weights))
+        np.exp(weights, out=weights)
+        _draw_weighted(weights, uniforms, actions, propensities)
+    elif type(rule) is Falcon:
+        weights = np.empty_like(scores)
+        gamma = scores.dtype.type(rule.gamma)
+        _check(_inverse_gaps(scores, _at_least_smallest(rule.mu, scores), gamma, weights))
+        _draw_weighted(weights, uniforms, actions, propensities)
+    elif isinstance(rule, Greedy | EpsilonGreedy) and type(rule) in (Greedy, EpsilonGreedy):
+        _check(bool(np.isfinite(scores).all()))
+        _draw_by_best(np.argmax(scores, axis=1), *_by_best(rule, k, scores.dtype), uniforms, actions, propensities)
+    else:
+        return None
+    return actions, propensities
+
+
+def _check(finite: bool) -> None:
+    if not finite:
+        raise ValueError("scores must be finite")
+
+
+def _at_least_smallest(value: float, like: np.ndarray) -> np.generic:
+    """A parameter as the rules divide by it."""
+    typed: np.generic = like.dtype.type(max(value, float(np.sqrt(np.finfo(like.dtype).tiny))))
+    return typed
+
+
+@lru_cache(maxsize=16)
+def _by_best(rule: Greedy | EpsilonGreedy, k: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """For each best action the probabilities [k, k] of a rule that looks at nothing else, and their running sums."""
+    probabilities = rule.probabilities(Prediction(np.eye(k, dtype=dtype)))
+    return probabilities, np.cumsum(probabilities, axis=1)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _exponents(scores, beta, out):  # type: ignore[no-untyped-def]
+    """(score - best) / beta; False if a score is not finite."""
+    largest, wrong = np.finfo(scores.dtype).max, 0
+    for i in range(len(scores)):
+        row, to = scores[i], out[i]
+        best = row[0]
+        for a in range(len(row)):
+            best = max(best, row[a])
+            wrong += not abs(row[a]) <= largest
+        for a in range(len(row)):
+            to[a] = (row[a] - best) / beta
+    return wrong == 0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _inverse_gaps(scores, mu, gamma, out):  # type: ignore[no-untyped-def]
+    """FALCON's weights, which sum to 1 or to more; False if a score is not finite."""
+    largest, wrong = np.finfo(scores.dtype).max, 0
+    zero, one = scores.dtype.type(0), scores.dtype.type(1)
+    for i in range(len(scores)):
+        row, to = scores[i], out[i]
+        best = 0
+        for a in range(len(row)):
+            if row[a] > row[best]:
+                best = a
+            wrong += not abs(row[a]) <= largest
+        highest = row[best]
+        for a in range(len(row)):
+            to[a] = one / (mu + gamma * min(highest - row[a], largest))
+        to[best] = zero
+        to[best] = max(one - _sum(to), zero)
+    return wrong == 0
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _draw_weighted(weights, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
+    """Draw in proportion to the weights, which become probabilities."""
+    cumulative = np.empty(weights.shape[1], weights.dtype)
+    for i in range(len(weights)):
+        row = weights[i]
+        whole = _sum(row)
+        for a in range(len(row)):
+            row[a] = row[a] / whole
+        total = weights.dtype.type(0)
+        for a in range(len(row)):
+            total += row[a]
+            cumulative[a] = total
+        actions[i] = chosen = draw_row(row, cumulative, uniforms[i])
+        propensities[i] = row[chosen]
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw_by_best(best, probabilities, cumulative, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
+    for i in range(len(best)):
+        row = probabilities[best[i]]
+        actions[i] = chosen = draw_row(row, cumulative[best[i]], uniforms[i])
+        propensities[i] = row[chosen]
+
+
+@numba.njit(nogil=True, cache=True, inline="always")
+def _sum(row):  # type: ignore[no-untyped-def]
+    """The sum of a row of at most 128 numbers, added up in numpy's order."""
+    whole = len(row) - len(row) % 8
+    total = row.dtype.type(0)
+    if whole:
+        r0, r1, r2, r3, r4, r5, r6, r7 = row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]
+        for a in range(8, whole, 8):
+            r0, r1, r2, r3 = r0 + row[a], r1 + row[a + 1], r2 + row[a + 2], r3 + row[a + 3]
+            r4, r5, r6, r7 = r4 + row[a + 4], r5 + row[a + 5], r6 + row[a + 6], r7 + row[a + 7]
+        total = ((r0 + r1) + (r2 + r3)) + ((r4 + r5) + (r6 + r7))
+    for a in range(whole, len(row)):
+        total += row[a]
+    return total
