@@ -59,8 +59,8 @@ class Devices:
 
     def receive(self, tickets: Collection[str]) -> list[Reply]:
         with self._own_time():
-            due = [ticket for ticket in tickets if ticket in self._open][:16]
-            return [self._answer(ticket, self._open.pop(ticket)) for ticket in due if not self._silent(ticket)]
+            due = [ticket for ticket in tickets if ticket in self._open and not self._silent(ticket)]
+            return [self._answer(ticket, self._open.pop(ticket)) for ticket in due[:16]]
 
     def wait(self, seconds: float) -> None:
         self.now += 0.0 if any(not self._silent(ticket) for ticket in self._open) else seconds
