@@ -192,6 +192,13 @@ def test_what_flower_is_told_about_keys(tmp_path):
     assert options == ["--root-certificates", f"{tmp_path}/ca", "--auth-supernode-private-key", f"{tmp_path}/n0"]
 
 
+def test_a_device_of_one_user_is_not_taken_for_anothers(tmp_path):
+    name_user(tmp_path, "ann")
+    client = ("deploy", "client", tmp_path, "--server", "127.0.0.1:1", "--insecure", "--create", "--user")
+    fails_with_one_line(in_this_process(*client, "bob"), "device.json: a device of user ann")
+    fails_with_one_line(in_this_process(*client, ""), "user: not a name of 1 to 64 characters")
+
+
 def test_secure_aggregation_needs_a_roster_and_a_key_or_to_be_told_to_do_without(tmp_path):
     device, keys = tmp_path / "device", {"ca": tmp_path / "ca", "key": tmp_path / "key", "roster": tmp_path / "roster"}
     for path in keys.values():
@@ -227,10 +234,3 @@ def test_a_node_is_told_of_its_key_and_roster(tmp_path, monkeypatch, signed):
     signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true'
     assert told == [signature if signed else "secure-aggregation=true unsigned-keys=true"]
     assert ("unsigned keys: the server could pose as all other devices" in "".join(said)) is not signed
-
-
-def test_a_device_of_one_user_is_not_taken_for_anothers(tmp_path):
-    name_user(tmp_path, "ann")
-    client = ("deploy", "client", tmp_path, "--server", "127.0.0.1:1", "--insecure", "--create", "--user")
-    fails_with_one_line(in_this_process(*client, "bob"), "device.json: a device of user ann")
-    fails_with_one_line(in_this_process(*client, ""), "user: not a name of 1 to 64 characters")

@@ -183,7 +183,7 @@ def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(tmp
     monkeypatch.setattr(Participant, "_fit", fails)
     a_server(deployment, grid).attempt()
     assert (seen[0].accepted, seen[0].idle, seen[0].refused) == (2, 1, {})
-    assert "the update is not finite; nothing is sent, as from an empty log" in caplog.text
+    assert "this device answers as with an empty log: the update is not finite" in caplog.text
 
 
 def test_a_device_that_does_not_know_of_zeros_takes_no_part(tmp_path, monkeypatch, caplog):

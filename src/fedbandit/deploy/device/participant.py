@@ -217,8 +217,6 @@ class Participant:
         card = read_card(self._card)
         since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
         turns = self._turn(card, facts, attempts=True)  # of an attempt that fails nobody sees anything
-        _fitting(arrays, self._built(self._model(task.space), task.learning).trained)
-        # In a private round the log must not decide whether a device is in the sum.
         trained = self._fit_or_nothing(task, arrays, since) if sends_zeros(facts) else self._fit(task, arrays, since)
         if trained is not None:
             fresh = _Fresh.of(trained.logged, since, bounds)
@@ -230,6 +228,15 @@ class Participant:
         vector = encode(own, task.clip_norm, bounds)
         write_card(self._card, replace(card, counted=since, pending={task.token: upto}, private=turns))
         return vector
+
+    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+        """In a private round the log must not decide how a device answers: what fails on it counts as an empty one."""
+        _fitting(arrays, self._built(self._model(task.space), task.learning).trained)  # no fault of the log's
+        try:
+            return self._fit(task, arrays, since)
+        except Exception as problem:  # a damaged row, an update that is not finite, a part of the user's
+            _logger.warning("this device answers as with an empty log: %s", problem)
+            return None
 
     def _turn(self, card: Card, facts: Mapping[str, Any], *, attempts: bool = False) -> Turns | None:
         """The card's account with the turn that a private server asks for; None of a server that is not private."""
@@ -267,14 +274,6 @@ class Participant:
         """Whose device this is, where somebody has said so."""
         user = read_card(self._card).user
         return {} if user is None else {"user": user}
-
-    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
-        """In a private round nobody learns that a log made training fail: it counts as an empty one."""
-        try:
-            return self._fit(task, arrays, since)
-        except Exception as problem:
-            _logger.warning("train: %s; nothing is sent, as from an empty log", problem, exc_info=True)
-            return None
 
     def _fit(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
         """One clipped update from the log, in which rewards settled after `since` are fresh; None from an empty one."""
