@@ -139,3 +139,31 @@ def test_the_command_of_a_plain_installation_names_the_extra(light):
         "error: the command line needs fedbandit[simulation]: pip install 'fedbandit[simulation]'"
         " (on a device, 'fedbandit[flower]' is enough)\n"
     )
+
+
+@pytest.mark.parametrize("preset", ["so-scratch-softmax", "so-scratch-falcon"])
+def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
+    heavy = ("torch", "scipy.linalg", "pandas", "pyarrow", "matplotlib", "ray", "flwr", "sklearn", "rich")
+    ours = ("results", "deploy", "studies", "paper", "report", "evaluation.ope")
+    command = ["run", preset, "--rounds", "1", "--quiet", "--out", str(tmp_path / "run")]
+    program = (
+        f"import sys; from fedbandit.cli.app import app; app({command!r}, standalone_mode=False);"
+        f" heavy = {heavy + tuple(f'fedbandit.{name}' for name in ours)!r};"
+        " print('imported:', [name for name in heavy if name in sys.modules])"
+    )
+    done = run(sys.executable, "-c", program)
+    assert done.returncode == 0, done.stderr
+    assert "imported: []" in done.stdout
+    assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_numba_still_finds_a_blas_when_somebody_needs_one():
+    program = (
+        "import sys, numba, numpy as np, fedbandit.core.kernels;"
+        " assert 'scipy.linalg' not in sys.modules;"
+        " product = numba.njit(lambda a, b: np.dot(a, b));"
+        " print(product(np.full((2, 2), 2.0), np.eye(2)).tolist())"
+    )
+    pytest.importorskip("scipy")
+    done = run(sys.executable, "-c", program)
+    assert done.stdout.strip() == "[[2.0, 2.0], [2.0, 2.0]]", done.stderr

@@ -83,3 +83,54 @@ def test_a_device_that_is_not_there_is_refused():
     config = Config.build({"scenario": "scratch", "clients_per_round": 2, "device": "cuda:99"})
     with pytest.raises(ConfigError, match="device: cuda:99"):
         build_experiment(config, random_text())
+
+
+def _drift(size):
+    rng = np.random.default_rng(5)
+    added = {client: None if client % 3 == 0 else 0.1 * rng.standard_normal(size) for client in range(50)}
+    return added.__getitem__
+
+
+@pytest.mark.parametrize("with_drift", [False, True], ids=["", "drift"])
+@pytest.mark.parametrize("pull", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["text-linear", "image-linear", "image-mlp", "image-cnn"])
+def test_single_updates_agree_as_every_algorithm_and_compression_asks_for_them(name, pull, with_drift):
+    """FedProx pulls, SCAFFOLD drifts, and compression and robust rules see one client's update at a time."""
+    kind, model_name = name.split("-")
+    dataset = random_text() if kind == "text" else random_images(shape=(8, 8))
+    model = build_model(model_name, DataSpec.of(dataset.header))
+    layout = Layout.of(model.init(1))
+    weights = layout.flatten(model.init(1), np.dtype("float64"))
+    settings = ClientSettings(learning_rate=0.05, batch_size=4, epochs=2)
+    events = _events(dataset)
+    drift = _drift(len(weights)) if with_drift else None
+    each = [
+        [None if one is None else one.copy() for one in learner.updates(weights, events, pull, drift)]  # used at once
+        for learner in (
+            make_vectorised_learner(model, layout, Regression(), settings, "cpu"),
+            make_learner(model, layout, Regression(), settings),
+        )
+    ]
+    assert len(each[0]) == len(each[1]) == events.num_clients
+    for found, expected in zip(*each, strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None and expected is not None:
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+            assert np.abs(expected).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model.name": "linear-heads"}, "model.name: a model with heads has no learner for device meta"),
+        ({"model.freeze": ["bias"]}, "model.freeze: not on device meta"),
+    ],
+)
+def test_what_has_no_learner_for_a_device_is_refused(changes, said):
+    from fedbandit.building.experiment import build_experiment
+    from fedbandit.config import Config
+    from fedbandit.core.errors import ConfigError
+
+    config = Config.build({"scenario": "scratch", "clients_per_round": 2, "device": "meta"}).with_values(changes)
+    with pytest.raises(ConfigError, match=said):
+        build_experiment(config, random_text())

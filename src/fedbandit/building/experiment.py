@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from fedbandit.core.randomness import Purpose, bits
 from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
-from fedbandit.evaluation.gate import Gate, why_impossible
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, FixedCohorts, Recipe
 from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
@@ -50,6 +49,9 @@ from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, S
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.rewards import Rewards, RewardTable, scenarios
 from fedbandit.rewards.scenarios import Scenario, Stage, drift
+
+if TYPE_CHECKING:
+    from fedbandit.evaluation.gate import Gate
 
 
 @dataclass(frozen=True)
@@ -350,9 +352,11 @@ def _settings(config: Config, learning_rate: float | None = None) -> ClientSetti
     return ClientSettings(rate, config.client.batch_size, config.client.epochs)
 
 
-def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> Gate | None:
+def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> "Gate | None":
     if config.gate.confidence is None:
         return None
+    from fedbandit.evaluation.gate import Gate, why_impossible  # with the estimators, which few runs need
+
     if reason := why_impossible(policy, private=ledger is not None):
         raise ConfigError(f"gate: {reason}")
     return Gate(pool, config.seed, **config.gate.model_dump())

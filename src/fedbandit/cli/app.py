@@ -1,6 +1,7 @@
 """The commands `run`, `presets` and `demo`, and the program itself. A command imports what it needs when it runs."""
 
 import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main() -> None:
     """Run the command line; an error that a user can fix becomes one line and an exit code."""
+    # Looking for plug-ins among all installed packages takes longer than pydantic itself, and there are none for us.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         with needing("this command"):
             code = app(standalone_mode=False)

@@ -31,7 +31,7 @@ def _load_without_scipy() -> None:
 
 
 _load_without_scipy()
-_scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)
+_scramble = numba.njit(nogil=True, cache=True)(scramble)
 
 
 _11 = np.uint64(11)
@@ -62,7 +62,7 @@ def _start(seed: int, purpose: Purpose) -> np.uint64:
     return np.uint64(bits(seed, purpose))
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(nogil=True, cache=True)
 def _extended(state, part):  # type: ignore[no-untyped-def]
     """The state of an address after one part more."""
     return _scramble(state + GOLDEN + np.uint64(part))
@@ -153,7 +153,7 @@ def _draw(probabilities, uniforms, actions, propensities):  # type: ignore[no-un
         propensities[i] = row[chosen]
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(nogil=True, cache=True)
 def draw_row(probabilities, cumulative, uniform):  # type: ignore[no-untyped-def]
     """The action that a uniform number falls on, given running sums; counted, since a search mispredicts its end."""
     k = len(cumulative)

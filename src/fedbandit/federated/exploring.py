@@ -66,7 +66,8 @@ def _exponents(scores, beta, out):  # type: ignore[no-untyped-def]
         row, to = scores[i], out[i]
         best = row[0]
         for a in range(len(row)):
-            best = max(best, row[a])
+            if row[a] > best:
+                best = row[a]
             wrong += not abs(row[a]) <= largest
         for a in range(len(row)):
             to[a] = (row[a] - best) / beta
@@ -118,7 +119,7 @@ def _draw_by_best(best, probabilities, cumulative, uniforms, actions, propensiti
         propensities[i] = row[chosen]
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(nogil=True, cache=True)
 def _sum(row):  # type: ignore[no-untyped-def]
     """The sum of a row of at most 128 numbers, added up in numpy's order."""
     whole = len(row) - len(row) % 8

@@ -143,8 +143,8 @@ def best_rewards(offsets, labels, actions, exact, near, near_value):  # type: ig
     for i in range(len(actions)):
         for j in range(offsets[i], offsets[i + 1]):
             label = labels[j]
-            if actions[i] == label:
-                rewards[i] = max(rewards[i], exact[label])
-            if actions[i] == near[label]:
-                rewards[i] = max(rewards[i], near_value[label])
+            if actions[i] == label and exact[label] > rewards[i]:
+                rewards[i] = exact[label]
+            if actions[i] == near[label] and near_value[label] > rewards[i]:
+                rewards[i] = near_value[label]
     return rewards

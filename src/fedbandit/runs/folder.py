@@ -29,7 +29,6 @@ from fedbandit.data.dataset import Header
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.state import DamagedState, State, load_state, save_state
-from fedbandit.results.reading import read_summary
 
 _PACKAGES = ("torch", "numpy", "numba", "safetensors")
 
@@ -180,6 +179,10 @@ class RunFolder:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The summary of a finished run; None if there is none, or one that has to be made again."""
+        if not self.finished:
+            return None
+        from fedbandit.results.reading import read_summary
+
         try:
             return read_summary(self.path / "summary.json")
         except ValueError as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import make_engine
@@ -16,11 +16,13 @@ from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
-from fedbandit.results import Results
 from fedbandit.runs.folder import RunFolder, read_metrics
 from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress, tracker_named
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import Callback, Simulation, checked, simulate
+
+if TYPE_CHECKING:  # imported by those who look at results; a run only writes them
+    from fedbandit.results import Results
 
 CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
@@ -47,7 +49,7 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     tracker: str | Callable[[Path, Config], Tracker] | None = None,
     until: int | None = None,
-) -> Results:
+) -> "Results":
     """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
 
     A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops after the current round
@@ -81,6 +83,8 @@ def run(
     )
     if outcome.summary is None and outcome.rounds != until:
         raise Interrupted(f"{out}: stopped before the last round; run it again to resume")
+    from fedbandit.results import Results
+
     return Results.open(out)
 
 

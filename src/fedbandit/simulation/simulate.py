@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from fedbandit.federated.algorithm import remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.round import Engine, Phase, run_round
 from fedbandit.federated.state import State
-from fedbandit.results import Results, RunRecord
 from fedbandit.simulation.pretraining import starting_weights
+
+if TYPE_CHECKING:
+    from fedbandit.results import Results
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,10 @@ class Simulation:
             self._tell(RoundEvents(self.experiment.bandit, before), metrics)
             yield metrics
 
-    def collect(self) -> Results:
+    def collect(self) -> "Results":
         """Play the remaining rounds into results: `collect()["running_reward"]` has one value per round."""
+        from fedbandit.results import Results, RunRecord
+
         with self:
             rounds = tuple(self)
         config, header = self.experiment.config, self.experiment.dataset.header

@@ -76,7 +76,7 @@ def number_rows(ids, words):  # type: ignore[no-untyped-def]
     return slots, rows[:used].copy()
 
 
-@numba.njit(nogil=True, cache=True, inline="always")
+@numba.njit(nogil=True, cache=True)
 def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
     if logistic:
         score = 1 / (1 + np.exp(-score))
@@ -172,7 +172,8 @@ def train_chosen(  # type: ignore[no-untyped-def]
             for i in range(found, found + used):
                 moves[i] *= factor
             found += used
-        bias[:] = base_bias
+        for a in range(len(bias)):  # an assignment of slices would be compiled with a message about their shapes
+            bias[a] = base_bias[a]
     return found
 
 
