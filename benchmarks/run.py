@@ -54,14 +54,14 @@ def contestants(folder: Path, peers: bool) -> list[Contestant]:
     return found
 
 
-def best_of(rows: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]]:
-    """The fastest of the others in whole bandit rounds, or in training alone."""
+def best_of(rows: dict[str, Any], kind: str) -> tuple[str, dict[str, Any]] | None:
+    """The fastest of the others in whole bandit rounds, or in training alone, if any of them was measured so."""
     others = {
         name: row
         for name, row in rows.items()
         if "error" not in row and not name.startswith("fedbandit") and name.endswith(KINDS[kind])
     }
-    return min(others.items(), key=lambda item: float(item[1]["wall"]))
+    return min(others.items(), key=lambda item: float(item[1]["wall"]), default=None)
 
 
 def install_peers() -> dict[str, str]:
@@ -142,8 +142,9 @@ def print_table(name: str, result: dict[str, Any]) -> None:
             line += f" {100 * row['of_peak']:16.0f}% {100 * row['of_peak_cpu']:4.0f}%"
         print(line)
     for kind in KINDS:
-        name, row = best_of(rows, kind)
-        print(f"the fastest of the others, {KINDS[kind]}: {row['wall'] / base['wall']:.2f} ({name})")
+        if (fastest := best_of(rows, kind)) is not None:
+            name, row = fastest
+            print(f"the fastest of the others, {KINDS[kind]}: {row['wall'] / base['wall']:.2f} ({name})")
     print(f"a bandit round: {base['wall']:.3f} s wall, {base['cpu']:.3f} s CPU, {1 / base['wall']:.1f} rounds a second")
     if images:
         one, two, cpu = result["peak_gflops"].values()
@@ -181,7 +182,8 @@ def main() -> None:
     machine = {"processor": platform.processor(), "cores": os.cpu_count(), "load_before": os.getloadavg()}
     result: dict[str, Any] = {"quick": quick, "machine": machine}
     if chosen.only:
-        result = json.loads(RESULTS.read_text()) | result
+        kept = json.loads(RESULTS.read_text())
+        result = {name: value for name, value in kept.items() if name != chosen.only} | result
     if not quick:
         result["peers"] = install_peers()
     images, texts = workloads.images(chosen.clients or (8 if quick else 64)), workloads.texts()
@@ -189,6 +191,9 @@ def main() -> None:
         if chosen.only in (None, name):
             examples = int(np.load(folder / "offsets.npy")[-1])
             result[name] = comparison(name, folder, rounds, not quick, examples)
+            RESULTS.write_text(
+                json.dumps(result, indent=2) + "\n"
+            )  # what was measured is not lost with what comes next
     if not quick and chosen.only != "S":
         result["busy_neighbour"] = busy_neighbour(workloads.images(min(16, chosen.clients or 16)), rounds)
     if not chosen.only:
