@@ -191,9 +191,7 @@ def main() -> None:
         if chosen.only in (None, name):
             examples = int(np.load(folder / "offsets.npy")[-1])
             result[name] = comparison(name, folder, rounds, not quick, examples)
-            RESULTS.write_text(
-                json.dumps(result, indent=2) + "\n"
-            )  # what was measured is not lost with what comes next
+            RESULTS.write_text(json.dumps(result, indent=2) + "\n")  # what comes next may fail
     if not quick and chosen.only != "S":
         result["busy_neighbour"] = busy_neighbour(workloads.images(min(16, chosen.clients or 16)), rounds)
     if not chosen.only:
