@@ -18,7 +18,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
 def _comparison(result: dict[str, Any], path: Path) -> Path:
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
     titles = {"E": "E: FedAvg CNN on images", "S": "S: linear model on text"}
     for axis, (workload, title) in zip(axes, titles.items(), strict=True):
         rows = {name: row for name, row in result[workload]["rows"].items() if "error" not in row}
@@ -33,7 +33,7 @@ def _comparison(result: dict[str, Any], path: Path) -> Path:
         axis.set_title(title)
         axis.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("wall time of a round; a bandit round of fedbandit = 1", fontsize=10)
-    figure.suptitle("The others train only; a bandit round acts, trains, clips, aggregates and steps", fontsize=10)
+    figure.suptitle("A bandit round acts, trains, clips, aggregates and steps", fontsize=10)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
