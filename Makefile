@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and exactly: what depends on it then finds it satisfied and asks for no other build.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Quick tests that skip where the extras are not installed.
-NEED_EXTRAS := tests/deploy/flower tests/deploy/server/test_gate_in_deployments.py
+NEED_EXTRAS := tests/deploy/flower tests/deploy/masking tests/deploy/server/test_gate_in_deployments.py
 
 .PHONY: demo test test-slow fuzz lint types docs clean bench bench-quick bench-scale
 
