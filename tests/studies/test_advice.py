@@ -209,7 +209,7 @@ class _EnoughError(Exception):
 
 
 @pytest.mark.slow
-def test_a_tournament_answers_every_question_and_can_be_gone_on_with(tiny_text, tmp_path):
+def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_path):
     (tmp_path / "advice").mkdir()
     # Decided as by an earlier call, so that a busy machine plays the same tournament.
     plan = '{"scale": 0.02, "tries": 3, "seeds": 3}'

@@ -111,14 +111,18 @@ def nodes(state: _State) -> None:
 @app.command()
 def pause(state: _State) -> None:
     """Begin no new round until `resume`; a running one ends as usual."""
-    _change(state, paused=True)
+    from fedbandit.deploy.server import operator
+
+    operator.pause(state)
     print("no new round begins until `fedbandit deploy resume`")
 
 
 @app.command()
 def resume(state: _State) -> None:
     """Begin rounds again after `pause`."""
-    _change(state, paused=False)
+    from fedbandit.deploy.server import operator
+
+    operator.pause(state, False)
     print("rounds begin again")
 
 
@@ -130,9 +134,9 @@ def pin(
 
     Training continues. If another version is in use, the server returns to this one first, as `rollback` does.
     """
-    from fedbandit.deploy.server.operator import pin as pin_version
+    from fedbandit.deploy.server import operator
 
-    back = pin_version(state, version)
+    back = operator.pin(state, version)
     first = f"the server will roll back to model {version} at its next round; " if back else ""
     print(f"{first}nothing newer than model {version} is deployed until `fedbandit deploy unpin`")
 
@@ -140,7 +144,9 @@ def pin(
 @app.command()
 def unpin(state: _State) -> None:
     """Deploy new models again after `pin`."""
-    _change(state, pinned=None)
+    from fedbandit.deploy.server import operator
+
+    operator.unpin(state)
     print("new models are deployed again")
 
 
@@ -192,14 +198,6 @@ def _say(text: str) -> None:
     from fedbandit.core.logs import stamped
 
     print(stamped(text), flush=True)
-
-
-def _change(state: Path, **wanted: bool | None) -> None:
-    from dataclasses import replace
-
-    from fedbandit.deploy.server.operator import change_wishes
-
-    change_wishes(state, lambda wishes: replace(wishes, **wanted))  # type: ignore[arg-type]
 
 
 def _security(insecure: bool, **files: Path | None) -> "Security":

@@ -144,13 +144,18 @@ def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.nd
 def _draw(probabilities, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
     cumulative = np.empty(probabilities.shape[1], probabilities.dtype)
     for i in range(len(probabilities)):
-        row = probabilities[i]
-        total = probabilities.dtype.type(0)
-        for a in range(len(row)):
-            total += row[a]
-            cumulative[a] = total
-        actions[i] = chosen = draw_row(row, cumulative, uniforms[i])
-        propensities[i] = row[chosen]
+        actions[i] = chosen = drawn_from(probabilities[i], cumulative, uniforms[i])
+        propensities[i] = probabilities[i, chosen]
+
+
+@numba.njit(nogil=True, cache=True)
+def drawn_from(probabilities, cumulative, uniform):  # type: ignore[no-untyped-def]
+    """The action that a uniform number falls on; `cumulative` is filled with the running sums."""
+    total = probabilities.dtype.type(0)
+    for a in range(len(probabilities)):
+        total += probabilities[a]
+        cumulative[a] = total
+    return draw_row(probabilities, cumulative, uniform)
 
 
 @numba.njit(nogil=True, cache=True)

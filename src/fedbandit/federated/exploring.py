@@ -8,7 +8,7 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-from fedbandit.core.kernels import draw_row
+from fedbandit.core.kernels import draw_row, drawn_from
 from fedbandit.core.prediction import Prediction
 from fedbandit.policies import EpsilonGreedy, Falcon, Greedy, Policy, Softmax
 
@@ -103,11 +103,7 @@ def _draw_weighted(weights, uniforms, actions, propensities):  # type: ignore[no
         whole = _sum(row)
         for a in range(len(row)):
             row[a] = row[a] / whole
-        total = weights.dtype.type(0)
-        for a in range(len(row)):
-            total += row[a]
-            cumulative[a] = total
-        actions[i] = chosen = draw_row(row, cumulative, uniforms[i])
+        actions[i] = chosen = drawn_from(row, cumulative, uniforms[i])
         propensities[i] = row[chosen]
 
 

@@ -62,6 +62,16 @@ def known_versions(folder: Path) -> list[int]:
     return versions
 
 
+def pause(folder: Path, paused: bool = True) -> None:
+    """Have no new round begin; or, with False, have rounds begin again."""
+    change_wishes(folder, lambda wishes: replace(wishes, paused=paused))
+
+
+def unpin(folder: Path) -> None:
+    """Have new models deployed again."""
+    change_wishes(folder, lambda wishes: replace(wishes, pinned=None))
+
+
 def pin(folder: Path, version: int) -> bool:
     """Have the devices keep that version: nothing newer is deployed. Whether the server has to go back to it first."""
     found = read_status(folder)

@@ -203,7 +203,7 @@ class Store:
             self._released = number
 
     def witnessed(self, number: int) -> None:
-        """Keep that devices know of so many released rounds: no server goes on from an older state than that."""
+        """Keep that devices know of so many released rounds: no server continues from an older state than that."""
         ledger.append(self.folder / ledger.NAME, number, "witnessed")
 
     def _refuse_remains(self) -> None:
