@@ -15,22 +15,24 @@ def errors(seed: int, rectified: bool) -> tuple[np.ndarray, np.ndarray]:
     """Absolute errors of the tiles' way and of torch's way, in single precision."""
     rng = np.random.default_rng(seed)
     shape = (_IMAGES, _SIDE, _SIDE, winograd.NARROW)
-    padded = np.zeros((_IMAGES, _SIDE + 4, _SIDE + 4, winograd.NARROW), np.float32)
-    padded[:, 2:-2, 2:-2] = np.maximum(rng.standard_normal(shape), 0) if rectified else rng.random(shape)
+    windows = _SIDE // 2
+    across, side = winograd.tiles_over(windows)
+    padded = np.zeros((_IMAGES, side, side, winograd.NARROW), np.float32)
+    inside = padded[:, 2 : _SIDE + 2, 2 : _SIDE + 2]
+    inside[:] = np.maximum(rng.standard_normal(shape), 0) if rectified else rng.random(shape)
     kernel = (0.03 * rng.standard_normal((5, 5, winograd.NARROW, winograd.WIDE))).astype(np.float32)
-    count = _IMAGES * (_SIDE // 2) ** 2
-    tiles = np.empty((winograd.TILE, count, winograd.NARROW), np.float32)
+    tiles = np.empty((winograd.TILE, _IMAGES * across**2, winograd.NARROW), np.float32)
     winograd.inputs_to_tiles(padded, tiles)
     kernel_tiles = winograd.KERNEL_TO_TILE.astype(np.float32) @ kernel.reshape(25, -1)
     products = torch.bmm(*map(torch.from_numpy, (tiles, kernel_tiles.reshape(winograd.TILE, *kernel.shape[2:]))))
-    ours, places = np.empty((count, winograd.WIDE), np.float32), np.empty((count, winograd.WIDE), np.int32)
-    winograd.pool_tiles(products.numpy(), np.zeros(winograd.WIDE, np.float32), ours, places)
+    ours = np.empty((_IMAGES, windows, windows, winograd.WIDE), np.float32)
+    winograd.pool_tiles(products.numpy(), np.zeros(winograd.WIDE, np.float32), ours, np.empty(ours.shape, np.int32))
 
     def by_torch(dtype: type) -> np.ndarray:
-        x = torch.from_numpy(padded.astype(dtype)).permute(0, 3, 1, 2)
+        x = torch.from_numpy(inside.astype(dtype)).permute(0, 3, 1, 2)
         w = torch.from_numpy(kernel.astype(dtype)).permute(3, 2, 0, 1)
-        pooled = torch.relu(torch.max_pool2d(torch.conv2d(x, w), 2))
-        return pooled.permute(0, 2, 3, 1).reshape(count, winograd.WIDE).numpy()
+        pooled = torch.relu(torch.max_pool2d(torch.conv2d(x, w, padding=2), 2))
+        return pooled.permute(0, 2, 3, 1).numpy()
 
     exact = by_torch(np.float64)
     return np.abs(ours - exact), np.abs(by_torch(np.float32) - exact)

@@ -68,19 +68,22 @@ def test_a_client_that_diverges_is_left_out():
     assert np.isfinite(update.vector).all()
 
 
-def test_tiles_give_the_convolution():
+@pytest.mark.parametrize("windows", [(1, 1), (5, 7), (4, 6)], ids=str)
+def test_tiles_give_the_convolution(windows):
     rng = np.random.default_rng(0)
-    padded = np.zeros((3, 14, 18, winograd.NARROW))
-    padded[:, 2:-2, 2:-2] = rng.normal(size=(3, 10, 14, winograd.NARROW))
+    (down, rows), (across, columns) = map(winograd.tiles_over, windows)
+    h, w = 2 * windows[0], 2 * windows[1]
+    padded = np.zeros((3, rows, columns, winograd.NARROW))
+    padded[:, 2 : h + 2, 2 : w + 2] = rng.normal(size=(3, h, w, winograd.NARROW))
     kernel, bias = rng.normal(size=(5, 5, winograd.NARROW, winograd.WIDE)), rng.normal(size=winograd.WIDE)
-    tiles = np.empty((winograd.TILE, 3 * 5 * 7, winograd.NARROW))
+    tiles = np.empty((winograd.TILE, 3 * down * across, winograd.NARROW))
     winograd.inputs_to_tiles(padded, tiles)
     products = tiles @ (winograd.KERNEL_TO_TILE @ kernel.reshape(25, -1)).reshape(winograd.TILE, *kernel.shape[2:])
-    found, chosen = np.empty((3 * 5 * 7, winograd.WIDE)), np.empty((3 * 5 * 7, winograd.WIDE), np.int32)
+    found, chosen = np.empty((3, *windows, winograd.WIDE)), np.empty((3, *windows, winograd.WIDE), np.int32)
     winograd.pool_tiles(products, bias, found, chosen)
 
-    x, w = torch.from_numpy(padded).permute(0, 3, 1, 2), torch.from_numpy(kernel).permute(3, 2, 0, 1)
-    expected = torch.relu(torch.max_pool2d(torch.conv2d(x, w, torch.from_numpy(bias)), 2))
-    expected = expected.permute(0, 2, 3, 1).reshape(-1, winograd.WIDE).numpy()
+    x = torch.from_numpy(padded[:, : h + 4, : w + 4]).permute(0, 3, 1, 2)
+    convolved = torch.conv2d(x, torch.from_numpy(kernel).permute(3, 2, 0, 1), torch.from_numpy(bias))
+    expected = torch.relu(torch.max_pool2d(convolved, 2)).permute(0, 2, 3, 1).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
     assert set(np.unique(chosen)) == {0, 1, 2, 3}

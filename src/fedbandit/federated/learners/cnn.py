@@ -1,10 +1,11 @@
 """The FedAvg CNN trained by hand: the same updates as automatic differentiation up to rounding, in less time.
 
-Convolutions go through Winograd tiles that coincide with the pooling windows, what is left is matrix products, and
-dense layers are updated in place without ever making their gradient. Knows nothing of rounds, policies or the server.
+The second convolution goes through Winograd tiles, what is left is matrix products. Clients of a chunk train abreast:
+the large dense layer stays as received, is multiplied with all their mini-batches at once, and of what a client adds to
+it only the factors are kept. Knows nothing of rounds, policies or the server.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -16,17 +17,17 @@ from torch import Tensor
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
-from fedbandit.federated.learners import winograd
 from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
+from fedbandit.federated.learners.convolutions import Convolutions, Room
 from fedbandit.federated.learners.dense import Errors, trained_by_hand
-from fedbandit.federated.learners.winograd import NARROW, TILE, WIDE
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
 
 _SCORE_ROWS = 256  # images scored at a time: enough for the dense layers to be worth reading once
-_MOST_STEPS = 128  # events of a client, over all epochs, whose factors are kept; beyond, their products cost more
-_BLOCK = 4  # images that go through the convolutions together, so that their tiles stay in the cache
+_ABREAST = 4  # clients in training at a time: enough rows for the large layer's products to run at full speed
+_MOST_STEPS = 512  # events of a client, over all epochs, whose factors are kept; beyond, their products cost more
+_LARGE = "dense1"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class CnnLearner:
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
-    chunk_events: ClassVar[int] = 256
+    chunk_events: ClassVar[int] = 512
 
     @torch.no_grad()
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
@@ -56,30 +57,20 @@ class CnnLearner:
         largest = self.settings.epochs * np.diff(events.bounds).max(initial=0)
         if pull or largest > _MOST_STEPS:
             return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
-        return self._train_in_steps(weights, events, clip_norm)
+        return self._train_abreast(weights, events, clip_norm)
 
     @torch.no_grad()
-    def _train_in_steps(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
+    def _train_abreast(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
         """As the updates are summed elsewhere, but the large layer's are never made one by one."""
         assert isinstance(events.contexts, np.ndarray)
         single_threaded_torch()
-        start, rate = torch.from_numpy(weights), self.settings.learning_rate
-        images, steps = _images(events.contexts, weights.dtype), self.settings.epochs * len(events)
-        network = _StepNetwork(self.layout, images, self.settings.batch_size, start, steps)
-        errors = Errors(self.objective, events, weights.dtype, network.num_actions)
+        images = _images(events.contexts, weights.dtype)
+        group = _Abreast(self.layout, images, torch.from_numpy(weights), events, self.objective, self.settings)
         norms = np.zeros(events.num_clients)
-        for client in range(events.num_clients):
-            first, last = int(events.bounds[client]), int(events.bounds[client + 1])
-            if first == last:
-                continue
-            network.load(start)
-            for _ in range(self.settings.epochs):
-                for begin in range(first, last, self.settings.batch_size):
-                    end = min(begin + self.settings.batch_size, last)
-                    network.descend(errors(network.forward(begin, end), begin, end), rate)
-            norms[client] = norm = network.finish()
-            network.keep(clip_factor(norm, clip_norm) if np.isfinite(norm) else 0.0)
-        return DenseSum(network.total().numpy()), norms
+        for member in group.finished():
+            norms[member.client] = norm = member.norm()
+            group.add(member, clip_factor(norm, clip_norm) if np.isfinite(norm) else 0.0)
+        return DenseSum(group.total().numpy()), norms
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
@@ -94,222 +85,230 @@ class CnnLearner:
         return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
 
 
+def _descend_output(p: Mapping[str, Tensor], hidden: Tensor, errors: Tensor, rate: float) -> Tensor:
+    """A step of the last layer and of the hidden units' bias; the gradient of the hidden units [b, 512]."""
+    gradient = torch.mm(errors, p["dense2"].T).mul_(hidden > 0)
+    p["dense2"].addmm_(hidden.T, errors, alpha=-rate)
+    p["dense2_bias"].sub_(errors.sum(0), alpha=rate)
+    p["dense1_bias"].sub_(gradient.sum(0), alpha=rate)
+    return gradient
+
+
 class _Network:
-    """One client's weights, and room for a mini-batch on its way forth and back."""
+    """One client's weights, all of them changed in place, and its way through a mini-batch."""
 
     def __init__(self, layout: Layout, images: np.ndarray, batch: int) -> None:
         """`images` [n, H, W, C] are those of the chunk; at most `batch` of them go through at a time."""
-        height, width, channels = images.shape[1:]
-        h, w = height // 2, width // 2
-        tiles = (h // 2) * (w // 2)
-        block, dtype = min(_BLOCK, batch), torch.from_numpy(images[:0]).dtype
-
-        def room(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype)
-
-        self._images = images
-        self.weights = room(layout.size)
+        room = Room(images, batch)
+        self.weights = room.zeros(layout.size)
         self._params = layout.split(self.weights)
         self.num_actions = len(self._params["dense2_bias"])
-        self._kernel_to_tile = torch.from_numpy(winograd.KERNEL_TO_TILE.astype(images.dtype))
-        self._tiles_per_image = tiles
-        self._border = room(height + 4, width + 4, channels).numpy()
-        # Kept from the way forth for the way back.
-        self._patches = room(batch, h, w, TILE * channels)
-        self._pooled = room(batch, h + 4, w + 4, NARROW)
-        self._chosen = torch.zeros((batch, h, w, NARROW), dtype=torch.int32)
-        self._features = room(batch, tiles, WIDE)
-        self._chosen_tiles = torch.zeros((batch * tiles, WIDE), dtype=torch.int32)
-        self._hidden = room(batch, 512)
+        self._convolutions = Convolutions(self._params, room, batch)
+        self._features, self._hidden = room.zeros(batch, room.features), room.zeros(batch, 512)
         self._here = 0
-        # Used by one block of images after the other.
-        self._windows = room(block, h, w, 4 * NARROW)
-        self._inputs = room(TILE * block * tiles * NARROW)
-        self._outputs = room(TILE * block * tiles * WIDE)
-        self._gradient = room(block, h + 4, w + 4, NARROW)
-        # The kernels in the forms in which they are used, and their gradients.
-        self._spread = room(TILE * channels, 4 * NARROW)
-        self._spread_gradient = room(TILE * channels, 4 * NARROW)
-        self._kernel_tiles = room(TILE, NARROW, WIDE)
-        self._kernel_tiles_gradient = room(TILE, NARROW, WIDE)
 
     def load(self, weights: Tensor) -> None:
         """Start again from the given flat weights."""
         self.weights.copy_(weights)
         self.changed()
 
+    def changed(self) -> None:
+        self._convolutions.changed()
+
     def forward(self, begin: int, end: int) -> Tensor:
         """Scores [b, K] of some of the chunk's images."""
         p, self._here = self._params, end - begin
-        for first in range(0, self._here, _BLOCK):
-            self._convolve(begin, first, min(first + _BLOCK, self._here))
-        features, hidden = self._features[: self._here].flatten(1), self._hidden[: self._here]
-        self._hide(features, hidden)
+        features, hidden = self._features[: self._here], self._hidden[: self._here]
+        self._convolutions.forward(begin, features)
+        torch.addmm(p["dense1_bias"], features, p[_LARGE], out=hidden).relu_()
         return torch.addmm(p["dense2_bias"], hidden, p["dense2"])
 
     def descend(self, errors: Tensor, rate: float) -> None:
         """One step of gradient descent from the derivative of the loss by the scores [b, K] of the last `forward`."""
-        p = self._params
-        features, hidden = self._features[: self._here].flatten(1), self._hidden[: self._here]
-        hidden_gradient = torch.mm(errors, p["dense2"].T).mul_(hidden > 0)
-        feature_gradient = self._reveal(features, hidden_gradient, rate).view(-1, WIDE)
-        p["dense2"].addmm_(hidden.T, errors, alpha=-rate)
-        p["dense2_bias"].sub_(errors.sum(0), alpha=rate)
-        p["dense1_bias"].sub_(hidden_gradient.sum(0), alpha=rate)
-
-        biases = torch.zeros_like(p["conv1_bias"]), torch.zeros_like(p["conv2_bias"])
-        for first in range(0, self._here, _BLOCK):
-            self._convolve_back(feature_gradient, biases, first, min(first + _BLOCK, self._here))
-        kernel_gradient = torch.empty_like(p["conv1"])
-        winograd.gather_kernel(
-            self._spread_gradient.view(6, 6, *p["conv1"].shape[2:3], 4, NARROW).numpy(), kernel_gradient.numpy()
-        )
-        p["conv1"].sub_(kernel_gradient, alpha=rate)
-        p["conv2"].view(25, -1).addmm_(self._kernel_to_tile.T, self._kernel_tiles_gradient.view(TILE, -1), alpha=-rate)
-        for name, gradient in zip(("conv1_bias", "conv2_bias"), biases, strict=True):
-            p[name].sub_(gradient, alpha=rate)
-        self.changed()
-
-    def _hide(self, features: Tensor, hidden: Tensor) -> None:
-        """The large layer's way forth: hidden units [b, 512] from features."""
-        torch.addmm(self._params["dense1_bias"], features, self._params["dense1"], out=hidden).relu_()
-
-    def _reveal(self, features: Tensor, hidden_gradient: Tensor, rate: float) -> Tensor:
-        """The large layer's way back: the features' gradient; then its step."""
-        dense = self._params["dense1"]
-        gradient = torch.mm(hidden_gradient, dense.T)
-        dense.addmm_(features.T, hidden_gradient, alpha=-rate)
-        return gradient
-
-    def changed(self) -> None:
-        p = self._params
-        winograd.spread_kernel(p["conv1"].numpy(), self._spread.view(6, 6, -1, 4, NARROW).numpy())
-        torch.mm(self._kernel_to_tile, p["conv2"].view(25, -1), out=self._kernel_tiles.view(TILE, -1))
-
-    def _convolve(self, begin: int, first: int, last: int) -> None:
-        """Both convolutions of images first:last of the batch that starts at image `begin`."""
-        p, images = self._params, self._images[begin + first : begin + last]
-        patches, pooled = self._patches[first:last], self._pooled[first:last]
-        winograd.patches(images, self._border, patches.numpy())
-        windows = self._windows[: last - first]
-        torch.mm(patches.flatten(0, 2), self._spread, out=windows.flatten(0, 2))
-        winograd.pool_windows(
-            windows.numpy(), p["conv1_bias"].numpy(), pooled.numpy(), self._chosen[first:last].numpy()
-        )
-        inputs, outputs, rows = self._tiles(first, last)
-        winograd.inputs_to_tiles(pooled.numpy(), inputs.numpy())
-        torch.bmm(inputs, self._kernel_tiles, out=outputs)
-        features = self._features.view(-1, WIDE)[rows]
-        winograd.pool_tiles(
-            outputs.numpy(), p["conv2_bias"].numpy(), features.numpy(), self._chosen_tiles[rows].numpy()
-        )
-
-    def _convolve_back(self, feature_gradient: Tensor, biases: tuple[Tensor, Tensor], first: int, last: int) -> None:
-        """Add to the kernels' and biases' gradients what images first:last of the batch give."""
-        inputs, outputs, rows = self._tiles(first, last)
-        pooled, windows = self._pooled[first:last], self._windows[: last - first]
-        gradient = self._gradient[: last - first]
-        winograd.unpool_tiles(
-            feature_gradient[rows].numpy(),
-            self._features.view(-1, WIDE)[rows].numpy(),
-            self._chosen_tiles[rows].numpy(),
-            outputs.numpy(),
-            biases[1].numpy(),
-        )
-        winograd.inputs_to_tiles(pooled.numpy(), inputs.numpy())  # cheaper to make again than to keep
-        so_far = 0 if first == 0 else 1
-        self._kernel_tiles_gradient.baddbmm_(inputs.mT, outputs, beta=so_far)
-        torch.bmm(outputs, self._kernel_tiles.mT, out=inputs)
-        winograd.tiles_to_inputs(inputs.numpy(), gradient.numpy())
-        winograd.unpool_windows(
-            gradient.numpy(), pooled.numpy(), self._chosen[first:last].numpy(), windows.numpy(), biases[0].numpy()
-        )
-        self._spread_gradient.addmm_(self._patches[first:last].flatten(0, 2).T, windows.flatten(0, 2), beta=so_far)
-
-    def _tiles(self, first: int, last: int) -> tuple[Tensor, Tensor, slice]:
-        """Room for the tiles of images first:last, in and out, and which of the batch's they are."""
-        count = (last - first) * self._tiles_per_image
-        inputs = self._inputs[: TILE * count * NARROW].view(TILE, count, NARROW)
-        outputs = self._outputs[: TILE * count * WIDE].view(TILE, count, WIDE)
-        return inputs, outputs, slice(first * self._tiles_per_image, last * self._tiles_per_image)
+        features, hidden = self._features[: self._here], self._hidden[: self._here]
+        hidden_gradient = _descend_output(self._params, hidden, errors, rate)
+        gradient = torch.mm(hidden_gradient, self._params[_LARGE].T)
+        self._params[_LARGE].addmm_(features.T, hidden_gradient, alpha=-rate)
+        self._convolutions.descend(features, gradient, rate)
 
 
-class _StepNetwork(_Network):
-    """A network whose large layer stays as received: of what a client adds to it, only the factors are kept.
+@dataclass(frozen=True)
+class _Factors:
+    """What the clients of a chunk have added to the large layer: the sum over rows of inputs x moves."""
 
-    A step adds features' x hidden gradient to the layer, of rank 16 where the layer has 1.6 million entries. What the
-    steps so far do to a batch follows from products with their factors, and so does the norm of a client's update; the
-    sum over clients is made once.
-    """
+    inputs: Tensor  # [steps, 3136]
+    moves: Tensor  # [steps, 512]
 
-    def __init__(self, layout: Layout, images: np.ndarray, batch: int, received: Tensor, steps: int) -> None:
-        super().__init__(layout, images, batch)
-        self._dense = layout.split(received)["dense1"]
-        self._received = received
+    def rows(self, first: int, last: int) -> "_Factors":
+        return _Factors(self.inputs[first:last], self.moves[first:last])
+
+
+class _Abreast:
+    """The clients of a chunk in training, some at a time; the next one begins when one has finished."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        images: np.ndarray,
+        received: Tensor,
+        events: Events,
+        objective: Pointwise,
+        settings: ClientSettings,
+    ) -> None:
+        large = [name for name, _ in layout.shapes].index(_LARGE)
         sizes = [prod(shape) for _, shape in layout.shapes]
-        before = sum(sizes[: [name for name, _ in layout.shapes].index("dense1")])
-        self._small = slice(0, before), slice(before + self._dense.numel(), layout.size)  # all but the large layer
-        self._inputs_kept = torch.zeros((steps, len(self._dense)), dtype=received.dtype)
-        self._steps_kept = torch.zeros((steps, self._dense.shape[1]), dtype=received.dtype)
-        self._first = self._last = 0  # the rows of this client
-        self._total = torch.zeros_like(received)
+        self._at = slice(sum(sizes[:large]), sum(sizes[: large + 1]))  # of the large layer in the weights
+        self._received = received
+        self._dense = layout.split(received)[_LARGE]
+        self._small = torch.cat([received[: self._at.start], received[self._at.stop :]])
+        self._small_total = torch.zeros_like(self._small)
 
-    def load(self, weights: Tensor) -> None:
-        for part in self._small:
-            self.weights[part].copy_(weights[part])
-        self._first = self._last
-        self.changed()
+        def room_for(rows: int) -> _Factors:
+            return _Factors(*(torch.empty((rows, side), dtype=received.dtype) for side in self._dense.shape))
 
-    def forward(self, begin: int, end: int) -> Tensor:
-        rows = self._inputs_kept[self._last : self._last + end - begin]
-        self._features = rows.view(end - begin, self._tiles_per_image, WIDE)  # made where they are kept
-        return super().forward(begin, end)
+        self._kept, self._bounds = room_for(settings.epochs * len(events)), events.bounds
+        clients, batch = np.flatnonzero(np.diff(events.bounds)), settings.batch_size
+        self._clients = iter(clients.tolist())
+        small = Layout(tuple(part for part in layout.shapes if part[0] != _LARGE))
+        errors = Errors(objective, events, images.dtype, dict(layout.shapes)["dense2_bias"][0])
+        room = Room(images, batch)
+        self._members = [_Member(small, self._kept, room, errors, settings) for _ in clients[:_ABREAST]]
+        self._batches = room_for(len(self._members) * batch)
 
-    def _hide(self, features: Tensor, hidden: Tensor) -> None:
-        torch.addmm(self._params["dense1_bias"], features, self._dense, out=hidden)
-        if self._last > self._first:
-            inputs, steps = self._so_far()
-            hidden.addmm_(torch.mm(features, inputs.T), steps, alpha=-1)
-        hidden.relu_()
+    def finished(self) -> Iterator["_Member"]:
+        """Each client when it has finished its epochs; its place is given to the next one after that."""
+        training = [member for member in self._members if self._begin(member)]
+        while training:
+            self._step(training)
+            for member in list(training):
+                if member.done:
+                    yield member
+                    if not self._begin(member):
+                        training.remove(member)
 
-    def _reveal(self, features: Tensor, hidden_gradient: Tensor, rate: float) -> Tensor:
-        gradient = torch.mm(hidden_gradient, self._dense.T)
-        if self._last > self._first:
-            inputs, steps = self._so_far()
-            gradient.addmm_(torch.mm(hidden_gradient, steps.T), inputs, alpha=-1)
-        torch.mul(hidden_gradient, rate, out=self._steps_kept[self._last : self._last + len(features)])
-        self._last += len(features)
-        return gradient
-
-    def _so_far(self) -> tuple[Tensor, Tensor]:
-        rows = slice(self._first, self._last)
-        return self._inputs_kept[rows], self._steps_kept[rows]
-
-    def finish(self) -> float:
-        """The norm of the client's update; the small layers hold their change from here on."""
-        inputs, steps = self._so_far()
-        square = torch.mm(inputs, inputs.T).mul_(torch.mm(steps, steps.T)).sum()
-        for part in self._small:
-            change = self.weights[part].sub_(self._received[part])
-            square += change.square().sum()
-        return float(square.clamp_(min=0).sqrt())
-
-    def keep(self, factor: float) -> None:
-        """Add the client's update, times a factor, to the sum; 0 leaves it out, whatever it holds."""
-        _, steps = self._so_far()
+    def add(self, member: "_Member", factor: float) -> None:
+        """Add a client's update, times a factor, to the sum; 0 leaves it out, whatever it holds."""
+        added = member.added()
         if factor == 0:
-            steps.zero_()
-            self._inputs_kept[self._first : self._last].zero_()
+            added.inputs.zero_()
+            added.moves.zero_()
             return
-        steps.mul_(-factor)
-        for part in self._small:
-            self._total[part].add_(self.weights[part], alpha=factor)
+        added.moves.mul_(-factor)
+        self._small_total.add_(member.weights, alpha=factor)
 
     def total(self) -> Tensor:
-        """The sum over all clients that were kept."""
-        large = self._total[self._small[0].stop : self._small[1].start].view_as(self._dense)
-        torch.mm(self._inputs_kept[: self._last].T, self._steps_kept[: self._last], out=large)
-        return self._total
+        """The sum over all clients that were added."""
+        total, at = torch.empty_like(self._received), self._at
+        torch.mm(self._kept.inputs.T, self._kept.moves, out=total[at].view_as(self._dense))
+        total[: at.start] = self._small_total[: at.start]
+        total[at.stop :] = self._small_total[at.start :]
+        return total
+
+    def _begin(self, member: "_Member") -> bool:
+        """Give the next client to a member; False if there is none."""
+        client = next(self._clients, None)
+        if client is None:
+            return False
+        member.begin(client, int(self._bounds[client]), int(self._bounds[client + 1]), self._small)
+        return True
+
+    def _step(self, training: list["_Member"]) -> None:
+        """One step of every member; the large layer is multiplied with the batches of all at once."""
+        places, rows = [], 0
+        for member in training:
+            size = member.next_batch()
+            places.append(slice(rows, rows + size))
+            rows += size
+        features, hidden = self._batches.inputs[:rows], self._batches.moves[:rows]
+        for member, place in zip(training, places, strict=True):
+            member.convolve(features[place])
+        torch.mm(features, self._dense, out=hidden)
+        for member, place in zip(training, places, strict=True):
+            hidden[place] = member.answer(features[place], hidden[place])
+        gradient = torch.mm(hidden, self._dense.T)
+        for member, place in zip(training, places, strict=True):
+            member.descend(features[place], gradient[place], hidden[place])
+
+
+class _Member:
+    """One client in training: its small layers, and the factors of what its steps have added to the large one.
+
+    A step adds features x hidden gradient to the large layer, of rank 16 where the layer has 1.6 million entries. What
+    the steps so far do to a batch follows from products with their factors, and so does the norm of the update.
+    """
+
+    def __init__(self, small: Layout, kept: _Factors, room: Room, errors: Errors, settings: ClientSettings) -> None:
+        self.client = -1
+        self.weights = room.zeros(small.size)  # all layers but the large one
+        self._kept, self._errors, self._settings = kept, errors, settings
+        self._params = small.split(self.weights)
+        self._convolutions = Convolutions(self._params, room, settings.batch_size)
+        self._first = self._last = self._epoch = 0  # the client's events, and the epochs it has finished
+        self._kept_from = self._kept_to = 0  # its rows among the factors
+        self._begin = self._end = 0  # its batch, among the chunk's events
+        self._square = 0.0  # of the norm of what it has added to the large layer
+        self._by_inputs = room.zeros(0)  # the batch's products with the inputs of the steps so far
+
+    def begin(self, client: int, first: int, last: int, received: Tensor) -> None:
+        """Start with a client, whose events are first:last of the chunk's."""
+        self.client, self._first, self._last, self._epoch = client, first, last, 0
+        self._kept_from = self._kept_to = self._settings.epochs * first
+        self._end, self._square = first, 0.0
+        self._received = received
+        self.weights.copy_(received)
+        self._convolutions.changed()
+
+    @property
+    def done(self) -> bool:
+        return self._end == self._last and self._epoch == self._settings.epochs - 1
+
+    def next_batch(self) -> int:
+        """Go on to the next mini-batch, and tell its size."""
+        if self._end == self._last:
+            self._epoch += 1
+            self._end = self._first
+        self._begin, self._end = self._end, min(self._end + self._settings.batch_size, self._last)
+        return self._end - self._begin
+
+    def added(self) -> _Factors:
+        """What the client's steps so far have added to the large layer."""
+        return self._kept.rows(self._kept_from, self._kept_to)
+
+    def convolve(self, features: Tensor) -> None:
+        self._convolutions.forward(self._begin, features)
+
+    def answer(self, features: Tensor, hidden: Tensor) -> Tensor:
+        """From the received layer's products to the gradient of the hidden units, with a step of the last layer."""
+        p = self._params
+        hidden.add_(p["dense1_bias"])
+        if self._kept_to > self._kept_from:
+            added = self.added()
+            self._by_inputs = torch.mm(features, added.inputs.T)
+            hidden.addmm_(self._by_inputs, added.moves, alpha=-1)
+        hidden.relu_()
+        scores = torch.addmm(p["dense2_bias"], hidden, p["dense2"])
+        return _descend_output(p, hidden, self._errors(scores, self._begin, self._end), self._settings.learning_rate)
+
+    def descend(self, features: Tensor, gradient: Tensor, hidden_gradient: Tensor) -> None:
+        """The step of all that is below the hidden units; `gradient` is what the received layer makes of theirs."""
+        rate = self._settings.learning_rate
+        if self._kept_to > self._kept_from:
+            added = self.added()
+            by_moves = torch.mm(hidden_gradient, added.moves.T)
+            gradient.addmm_(by_moves, added.inputs, alpha=-1)
+            self._square += 2 * rate * float(by_moves.mul_(self._by_inputs).sum())
+        alike = torch.mm(features, features.T).mul_(torch.mm(hidden_gradient, hidden_gradient.T))
+        self._square += rate**2 * float(alike.sum())
+        now = self._kept.rows(self._kept_to, self._kept_to + len(features))
+        now.inputs.copy_(features)
+        torch.mul(hidden_gradient, rate, out=now.moves)
+        self._kept_to += len(features)
+        self._convolutions.descend(features, gradient, rate)
+
+    def norm(self) -> float:
+        """The norm of the client's update; the small layers hold their change from here on."""
+        change = self.weights.sub_(self._received)
+        return float(np.sqrt(max(self._square, 0.0) + float(change.square().sum())))
 
 
 def _images(contexts: np.ndarray, dtype: np.dtype) -> np.ndarray:

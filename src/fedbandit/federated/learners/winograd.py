@@ -1,32 +1,44 @@
 """5x5 convolutions, each followed by a 2x2 max-pool and a relu, in fewer multiplications: kernels for the CNN learner.
 
-Winograd's F(2x2, 5x5): one tile of 6x6 inputs gives the 2x2 outputs of one pooling window, by 36 products in place of
-100. The products over channels are matrix products and are left to the caller; here are the changes of basis around
-them. Knows nothing of clients, losses or batches.
+The first convolution, of few channels, is a matrix product over the 6x6 inputs under each pooling window. The second
+is Winograd's F(4x4, 5x5): one tile of 8x8 inputs gives the 4x4 outputs of four windows, by 64 products in place of 400.
+The products over channels are left to the caller; here are the changes of basis around them. Knows nothing of clients,
+losses or batches.
 """
 
 import numba
 import numpy as np
 
-TILE = 36  # 6x6 inputs for the 2x2 outputs under one pooling window
 NARROW, WIDE = 32, 64  # channels of the two convolutions; fixed, so that the loops over them become vector code
-SIDE = 6
-GROUP = 4  # tiles that are moved to and from the big arrays at a time: longer runs, still in the first cache
 BORDER = 2  # 'same' padding of a 5x5 kernel
-# Kernels to tiles, one side; tiles of 5x5 kernels are `_KERNEL_SIDE @ kernel @ _KERNEL_SIDE.T`. Points 0, ±1, ±2, ∞.
+PATCH_SIDE, PATCH = 6, 36  # inputs for the 2x2 outputs under one pooling window
+SIDE, TILE = 8, 64  # inputs of a tile
+STEP = 4  # outputs of a tile along one side, and the distance of tiles
+GROUP = 2  # tiles that are moved to and from the big arrays at a time: longer runs, still in the first cache
+RUN = GROUP * WIDE
+# Kernels to tiles, one side, with the points 0, ±1, ±2, ±1/2, ∞: a kernel's tile is `_KERNEL_SIDE @ kernel @
+# _KERNEL_SIDE.T`.
 _KERNEL_SIDE = np.array(
     [
-        [1 / 4, 0, 0, 0, 0],
-        [-1 / 6, -1 / 6, -1 / 6, -1 / 6, -1 / 6],
-        [-1 / 6, 1 / 6, -1 / 6, 1 / 6, -1 / 6],
-        [1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3],
-        [1 / 24, -1 / 12, 1 / 6, -1 / 3, 2 / 3],
+        [-1, 0, 0, 0, 0],
+        [-2 / 9, -2 / 9, -2 / 9, -2 / 9, -2 / 9],
+        [-2 / 9, 2 / 9, -2 / 9, 2 / 9, -2 / 9],
+        [1 / 90, 1 / 45, 2 / 45, 4 / 45, 8 / 45],
+        [1 / 90, -1 / 45, 2 / 45, -4 / 45, 8 / 45],
+        [32 / 45, 16 / 45, 8 / 45, 4 / 45, 2 / 45],
+        [32 / 45, -16 / 45, 8 / 45, -4 / 45, 2 / 45],
         [0, 0, 0, 0, 1],
     ]
 )
-KERNEL_TO_TILE = np.kron(_KERNEL_SIDE, _KERNEL_SIDE)  # [36, 25]
+KERNEL_TO_TILE = np.kron(_KERNEL_SIDE, _KERNEL_SIDE)  # [64, 25]
 _compiled = numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
 _inlined = numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy", inline="always")
+
+
+def tiles_over(windows: int) -> tuple[int, int]:
+    """How many tiles cover a side of so many pooling windows, and how many inputs they see, border included."""
+    tiles = -(-2 * windows // STEP)
+    return tiles, STEP * tiles + 2 * BORDER
 
 
 @_compiled
@@ -44,15 +56,15 @@ def patches(images, padded, out):  # type: ignore[no-untyped-def]
         for y in range(height // 2):
             for x in range(width // 2):
                 patch = out[i, y, x]
-                for r in range(SIDE):
+                for r in range(PATCH_SIDE):
                     row = padded[2 * y + r]
                     if channels == 1:  # the usual case, and a loop of known length
-                        for s in range(SIDE):
-                            patch[r * SIDE + s] = row[2 * x + s, 0]
+                        for s in range(PATCH_SIDE):
+                            patch[r * PATCH_SIDE + s] = row[2 * x + s, 0]
                     else:
-                        for s in range(SIDE):
+                        for s in range(PATCH_SIDE):
                             for c in range(channels):
-                                patch[(r * SIDE + s) * channels + c] = row[2 * x + s, c]
+                                patch[(r * PATCH_SIDE + s) * channels + c] = row[2 * x + s, c]
 
 
 def spread_kernel(kernel: np.ndarray, out: np.ndarray) -> None:
@@ -63,17 +75,21 @@ def spread_kernel(kernel: np.ndarray, out: np.ndarray) -> None:
         out[y : y + 5, x : x + 5, :, s] = kernel
 
 
-def gather_kernel(spread: np.ndarray, out: np.ndarray) -> None:
+@_compiled
+def gather_kernel(spread, out):  # type: ignore[no-untyped-def]
     """The gradient of `spread_kernel`."""
-    out[:] = spread[:5, :5, :, 0]
-    for s in range(1, 4):
-        y, x = divmod(s, 2)
-        out += spread[y : y + 5, x : x + 5, :, s]
+    side, _, channels, _ = out.shape
+    for y in range(side):
+        for x in range(side):
+            for i in range(channels):
+                for c in range(NARROW):
+                    total = spread[y, x, i, 0, c] + spread[y, x + 1, i, 1, c]
+                    out[y, x, i, c] = total + spread[y + 1, x, i, 2, c] + spread[y + 1, x + 1, i, 3, c]
 
 
 @_compiled
 def pool_windows(windows, bias, out, chosen):  # type: ignore[no-untyped-def]
-    """relu(max over the 4 places of a window + bias): [n, h, w, 4 · 32] -> the inside of `out` [n, h+4, w+4, 32].
+    """relu(max over the 4 places of a window + bias): [n, h, w, 4 · 32] -> `out` [n, rows, columns, 32], in its border.
 
     `chosen` [n, h, w, 32] keeps which place was largest, the first among equals.
     """
@@ -95,7 +111,7 @@ def pool_windows(windows, bias, out, chosen):  # type: ignore[no-untyped-def]
 
 @_compiled
 def unpool_windows(gradient, pooled, chosen, windows, bias_gradient):  # type: ignore[no-untyped-def]
-    """The gradient of `pool_windows`: the inside of [n, h+4, w+4, 32] -> [n, h, w, 4 · 32], and added to the bias's."""
+    """The gradient of `pool_windows`: [n, rows, columns, 32] -> [n, h, w, 4 · 32], and added to the bias's."""
     n, height, width, _ = windows.shape
     zero = gradient.dtype.type(0)
     for i in range(n):
@@ -112,52 +128,67 @@ def unpool_windows(gradient, pooled, chosen, windows, bias_gradient):  # type: i
 
 @_inlined
 def _inputs_to_side(source, step, target, target_step):  # type: ignore[no-untyped-def]
-    """Six rows of inputs to six rows of the tiles' basis; rows lie `step` apart."""
-    two, four, five = source.dtype.type(2), source.dtype.type(4), source.dtype.type(5)
+    """Eight rows of inputs to eight rows of the tiles' basis; rows lie `step` apart."""
+    kind = source.dtype.type
+    quarter, half, two, four, five = kind(0.25), kind(0.5), kind(2), kind(4), kind(5)
     for c in range(NARROW):
-        d0, d1, d2 = source[c], source[step + c], source[2 * step + c]
-        d3, d4, d5 = source[3 * step + c], source[4 * step + c], source[5 * step + c]
-        even, odd, even_2, odd_2 = d4 - four * d2, d3 - four * d1, d4 - d2, two * (d3 - d1)
-        target[c] = four * d0 - five * d2 + d4
+        d0, d1, d2, d3 = source[c], source[step + c], source[2 * step + c], source[3 * step + c]
+        d4, d5, d6, d7 = source[4 * step + c], source[5 * step + c], source[6 * step + c], source[7 * step + c]
+        target[c] = (d6 - d0) + kind(5.25) * (d2 - d4)
+        even, odd = (d2 + d6) - kind(4.25) * d4, (d1 + d5) - kind(4.25) * d3
         target[target_step + c] = even + odd
         target[2 * target_step + c] = even - odd
-        target[3 * target_step + c] = even_2 + odd_2
-        target[4 * target_step + c] = even_2 - odd_2
-        target[5 * target_step + c] = four * d1 - five * d3 + d5
+        even, odd = d6 + quarter * (d2 - five * d4), half * (d1 - five * d3) + two * d5
+        target[3 * target_step + c] = even + odd
+        target[4 * target_step + c] = even - odd
+        even, odd = d6 + four * d2 - five * d4, two * d1 + half * (d5 - five * d3)
+        target[5 * target_step + c] = even + odd
+        target[6 * target_step + c] = even - odd
+        target[7 * target_step + c] = (d7 - d1) + kind(5.25) * (d3 - d5)
 
 
 @_inlined
 def _side_to_inputs(source, step, target, target_step, start):  # type: ignore[no-untyped-def]
     """The gradient of `_inputs_to_side`, added to `start` times what the target holds."""
-    two, four, five = source.dtype.type(2), source.dtype.type(4), source.dtype.type(5)
+    kind = source.dtype.type
+    quarter, half, two, four, five = kind(0.25), kind(0.5), kind(2), kind(4), kind(5)
     for c in range(NARROW):
-        v0, v1, v2 = source[c], source[step + c], source[2 * step + c]
-        v3, v4, v5 = source[3 * step + c], source[4 * step + c], source[5 * step + c]
-        plus, minus, plus_2, minus_2 = v1 + v2, v1 - v2, v3 + v4, two * (v3 - v4)
-        target[c] = start * target[c] + four * v0
-        target[target_step + c] = start * target[target_step + c] + (four * (v5 - minus) - minus_2)
-        target[2 * target_step + c] = start * target[2 * target_step + c] - (five * v0 + four * plus + plus_2)
-        target[3 * target_step + c] = start * target[3 * target_step + c] + (minus + minus_2 - five * v5)
-        target[4 * target_step + c] = start * target[4 * target_step + c] + (v0 + plus + plus_2)
-        target[5 * target_step + c] = start * target[5 * target_step + c] + v5
+        v0, v7 = kind(5.25) * source[c], source[7 * step + c]
+        plus, minus = source[step + c] + source[2 * step + c], source[step + c] - source[2 * step + c]
+        plus_2, minus_2 = source[3 * step + c] + source[4 * step + c], source[3 * step + c] - source[4 * step + c]
+        plus_h, minus_h = source[5 * step + c] + source[6 * step + c], source[5 * step + c] - source[6 * step + c]
+        target[c] = start * target[c] - source[c]
+        i1 = minus + half * minus_2 + two * minus_h - v7
+        i2 = v0 + plus + quarter * plus_2 + four * plus_h
+        i3 = kind(5.25) * v7 - kind(4.25) * minus - kind(2.5) * (minus_2 + minus_h)
+        i4 = -v0 - kind(4.25) * plus - five * (quarter * plus_2 + plus_h)
+        i5 = minus + two * minus_2 + half * minus_h - kind(5.25) * v7
+        i6 = source[c] + plus + plus_2 + plus_h
+        target[target_step + c] = start * target[target_step + c] + i1
+        target[2 * target_step + c] = start * target[2 * target_step + c] + i2
+        target[3 * target_step + c] = start * target[3 * target_step + c] + i3
+        target[4 * target_step + c] = start * target[4 * target_step + c] + i4
+        target[5 * target_step + c] = start * target[5 * target_step + c] + i5
+        target[6 * target_step + c] = start * target[6 * target_step + c] + i6
+        target[7 * target_step + c] = start * target[7 * target_step + c] + v7
 
 
 @_compiled
 def inputs_to_tiles(padded, out):  # type: ignore[no-untyped-def]
-    """[n, h+4, w+4, 32] -> [36, n · (h // 2) · (w // 2), 32]: each window's 6x6 inputs in the tiles' basis."""
+    """[n, 4 · tiles + 4, 4 · tiles + 4, 32] -> [64, n · tiles · tiles, 32]: the tiles' inputs in their basis."""
     n, rows, columns, _ = padded.shape
-    height, width = (rows - 4) // 2, (columns - 4) // 2
-    count = n * height * width
+    down, across = rows // STEP - 1, columns // STEP - 1
+    count = n * down * across
     source, target = padded.reshape(-1), out.reshape(-1)
     half = np.empty(TILE * NARROW, padded.dtype)
     group = np.empty(TILE * GROUP * NARROW, padded.dtype)
     for first in range(0, count, GROUP):
         taken = min(GROUP, count - first)
         for j in range(taken):
-            image, place = divmod(first + j, height * width)
-            y, x = divmod(place, width)
+            image, place = divmod(first + j, down * across)
+            y, x = divmod(place, across)
             for r in range(SIDE):
-                start = ((image * rows + 2 * y + r) * columns + 2 * x) * NARROW
+                start = ((image * rows + STEP * y + r) * columns + STEP * x) * NARROW
                 _inputs_to_side(source[start : start + SIDE * NARROW], NARROW, half[r * NARROW :], SIDE * NARROW)
             for s in range(SIDE):
                 to = group[(s * GROUP + j) * NARROW :]
@@ -171,10 +202,10 @@ def inputs_to_tiles(padded, out):  # type: ignore[no-untyped-def]
 
 @_compiled
 def tiles_to_inputs(tiles, padded):  # type: ignore[no-untyped-def]
-    """The gradient of `inputs_to_tiles`: [36, tiles, 32] -> [n, h+4, w+4, 32]; windows overlap and add up."""
+    """The gradient of `inputs_to_tiles`; tiles overlap and add up."""
     n, rows, columns, _ = padded.shape
-    height, width = (rows - 4) // 2, (columns - 4) // 2
-    count = n * height * width
+    down, across = rows // STEP - 1, columns // STEP - 1
+    count = n * down * across
     source, target = tiles.reshape(-1), padded.reshape(-1)
     zero, one = padded.dtype.type(0), padded.dtype.type(1)
     half = np.zeros(TILE * NARROW, padded.dtype)
@@ -188,88 +219,123 @@ def tiles_to_inputs(tiles, padded):  # type: ignore[no-untyped-def]
             for c in range(taken * NARROW):
                 to[c] = of[c]
         for j in range(taken):
-            image, place = divmod(first + j, height * width)
-            y, x = divmod(place, width)
+            image, place = divmod(first + j, down * across)
+            y, x = divmod(place, across)
             for s in range(SIDE):
                 of = group[(s * GROUP + j) * NARROW :]
                 _side_to_inputs(of, SIDE * GROUP * NARROW, half[s * SIDE * NARROW :], NARROW, zero)
             for r in range(SIDE):
-                start = ((image * rows + 2 * y + r) * columns + 2 * x) * NARROW
+                start = ((image * rows + STEP * y + r) * columns + STEP * x) * NARROW
                 to = target[start : start + SIDE * NARROW]
                 _side_to_inputs(half[r * NARROW :], SIDE * NARROW, to, NARROW, one)
 
 
+@_inlined
+def _side_to_outputs(source, step, target, target_step, run):  # type: ignore[no-untyped-def]
+    """Eight rows of the tiles' basis to the four outputs of a side."""
+    kind = source.dtype.type
+    for c in range(run):
+        plus, minus = source[step + c] + source[2 * step + c], source[step + c] - source[2 * step + c]
+        plus_2, minus_2 = source[3 * step + c] + source[4 * step + c], source[3 * step + c] - source[4 * step + c]
+        plus_h, minus_h = source[5 * step + c] + source[6 * step + c], source[5 * step + c] - source[6 * step + c]
+        target[c] = source[c] + plus + plus_2 + plus_h
+        target[target_step + c] = minus + kind(2) * minus_2 + kind(0.5) * minus_h
+        target[2 * target_step + c] = plus + kind(4) * plus_2 + kind(0.25) * plus_h
+        target[3 * target_step + c] = minus + kind(8) * minus_2 + kind(0.125) * minus_h + source[7 * step + c]
+
+
 @_compiled
 def pool_tiles(tiles, bias, out, chosen):  # type: ignore[no-untyped-def]
-    """[36, tiles, 64] -> relu(max over the tile's 2x2 outputs + bias): `out` and the place of it, `chosen`."""
-    two, zero = tiles.dtype.type(2), tiles.dtype.type(0)
-    half = np.empty(2 * SIDE * WIDE, tiles.dtype)
-    for t in range(tiles.shape[1]):
+    """relu(max over a window's 2x2 outputs + bias): [64, n · tiles, 64] -> `out` [n, h, w, 64] and `chosen`."""
+    _, height, width, _ = out.shape
+    down, across, count = (height + 1) // 2, (width + 1) // 2, tiles.shape[1]
+    source, zero = tiles.reshape(-1), tiles.dtype.type(0)
+    rows = np.zeros(SIDE * RUN, tiles.dtype)
+    half = np.empty(STEP * SIDE * RUN, tiles.dtype)
+    outputs = np.empty(STEP * STEP * RUN, tiles.dtype)
+    for first in range(0, count, GROUP):
+        taken = min(GROUP, count - first)
         for s in range(SIDE):
-            m0, m1, m2 = tiles[s, t], tiles[SIDE + s, t], tiles[2 * SIDE + s, t]
-            m3, m4, m5 = tiles[3 * SIDE + s, t], tiles[4 * SIDE + s, t], tiles[5 * SIDE + s, t]
-            to = half[s * WIDE :]
-            for c in range(WIDE):
-                to[c] = m0[c] + (m1[c] + m2[c]) + (m3[c] + m4[c])
-                to[SIDE * WIDE + c] = (m1[c] - m2[c]) + two * (m3[c] - m4[c]) + m5[c]
-        pooled, place = out[t], chosen[t]
-        for c in range(WIDE):
-            n0, n1, n2 = half[c], half[WIDE + c], half[2 * WIDE + c]
-            n3, n4, n5 = half[3 * WIDE + c], half[4 * WIDE + c], half[5 * WIDE + c]
-            best, at = n0 + (n1 + n2) + (n3 + n4), np.int32(0)
-            value = (n1 - n2) + two * (n3 - n4) + n5
-            at = np.int32(1) if value > best else at
-            best = max(value, best)
-            n0, n1, n2 = half[6 * WIDE + c], half[7 * WIDE + c], half[8 * WIDE + c]
-            n3, n4, n5 = half[9 * WIDE + c], half[10 * WIDE + c], half[11 * WIDE + c]
-            value = n0 + (n1 + n2) + (n3 + n4)
-            at = np.int32(2) if value > best else at
-            best = max(value, best)
-            value = (n1 - n2) + two * (n3 - n4) + n5
-            at = np.int32(3) if value > best else at
-            best = max(value, best)
-            pooled[c] = max(best + bias[c], zero)
-            place[c] = at
+            for r in range(SIDE):
+                of, to = source[((r * SIDE + s) * count + first) * WIDE :], rows[r * RUN :]
+                for c in range(taken * WIDE):
+                    to[c] = of[c]
+            _side_to_outputs(rows, RUN, half[s * RUN :], SIDE * RUN, RUN)
+        for q in range(STEP):
+            _side_to_outputs(half[q * SIDE * RUN :], RUN, outputs[q * STEP * RUN :], RUN, RUN)
+        for j in range(taken):
+            image, place = divmod(first + j, down * across)
+            y, x = divmod(place, across)
+            for v in range(2 * y, min(2 * y + 2, height)):
+                for u in range(2 * x, min(2 * x + 2, width)):
+                    window = outputs[((v % 2) * STEP + u % 2) * 2 * RUN + j * WIDE :]
+                    pooled, at = out[image, v, u], chosen[image, v, u]
+                    for c in range(WIDE):
+                        best, where = window[c], np.int32(0)
+                        value = window[RUN + c]
+                        where = np.int32(1) if value > best else where
+                        best = max(value, best)
+                        value = window[STEP * RUN + c]
+                        where = np.int32(2) if value > best else where
+                        best = max(value, best)
+                        value = window[(STEP + 1) * RUN + c]
+                        where = np.int32(3) if value > best else where
+                        best = max(value, best)
+                        pooled[c] = max(best + bias[c], zero)
+                        at[c] = where
 
 
 @_inlined
-def _outputs_to_side(y0, y1, target, step):  # type: ignore[no-untyped-def]
-    """The gradient of two outputs to that of six rows of the tiles' basis."""
-    two = target.dtype.type(2)
-    for c in range(WIDE):
-        target[c] = y0[c]
-        target[step + c] = y0[c] + y1[c]
-        target[2 * step + c] = y0[c] - y1[c]
-        target[3 * step + c] = y0[c] + two * y1[c]
-        target[4 * step + c] = y0[c] - two * y1[c]
-        target[5 * step + c] = y1[c]
+def _outputs_to_side(source, step, target, target_step, run):  # type: ignore[no-untyped-def]
+    """The gradient of `_side_to_outputs`."""
+    kind = source.dtype.type
+    for c in range(run):
+        y0, y1, y2, y3 = source[c], source[step + c], source[2 * step + c], source[3 * step + c]
+        target[c] = y0
+        even, odd = y0 + y2, y1 + y3
+        target[target_step + c] = even + odd
+        target[2 * target_step + c] = even - odd
+        even, odd = y0 + kind(4) * y2, kind(2) * y1 + kind(8) * y3
+        target[3 * target_step + c] = even + odd
+        target[4 * target_step + c] = even - odd
+        even, odd = y0 + kind(0.25) * y2, kind(0.5) * y1 + kind(0.125) * y3
+        target[5 * target_step + c] = even + odd
+        target[6 * target_step + c] = even - odd
+        target[7 * target_step + c] = y3
 
 
 @_compiled
 def unpool_tiles(gradient, pooled, chosen, tiles, bias_gradient):  # type: ignore[no-untyped-def]
-    """The gradient of `pool_tiles`: [tiles, 64] -> [36, tiles, 64], and added to the bias's."""
-    zero, count = tiles.dtype.type(0), tiles.shape[1]
-    target = tiles.reshape(-1)
-    outputs = np.empty(4 * WIDE, tiles.dtype)
-    half = np.empty(2 * SIDE * WIDE, tiles.dtype)
-    group = np.empty(TILE * GROUP * WIDE, tiles.dtype)
+    """The gradient of `pool_tiles`: [n, h, w, 64] -> [64, n · tiles, 64], and added to the bias's."""
+    _, height, width, _ = gradient.shape
+    down, across, count = (height + 1) // 2, (width + 1) // 2, tiles.shape[1]
+    target, zero = tiles.reshape(-1), tiles.dtype.type(0)
+    outputs = np.empty(STEP * STEP * RUN, tiles.dtype)
+    half = np.empty(STEP * SIDE * RUN, tiles.dtype)
+    rows = np.empty(SIDE * RUN, tiles.dtype)
     for first in range(0, count, GROUP):
         taken = min(GROUP, count - first)
+        outputs[:] = zero  # tiles may reach beyond the windows
         for j in range(taken):
-            above, below, place = gradient[first + j], pooled[first + j], chosen[first + j]
-            for c in range(WIDE):
-                value = above[c] if below[c] > zero else zero
-                for s in range(4):
-                    outputs[s * WIDE + c] = value if place[c] == s else zero
-            for c in range(WIDE):
-                bias_gradient[c] += above[c] if below[c] > zero else zero
-            for q in range(2):
-                _outputs_to_side(outputs[q * WIDE :], outputs[(2 + q) * WIDE :], half[q * WIDE :], 2 * WIDE)
+            image, place = divmod(first + j, down * across)
+            y, x = divmod(place, across)
+            for v in range(2 * y, min(2 * y + 2, height)):
+                for u in range(2 * x, min(2 * x + 2, width)):
+                    window = outputs[((v % 2) * STEP + u % 2) * 2 * RUN + j * WIDE :]
+                    above, below, at = gradient[image, v, u], pooled[image, v, u], chosen[image, v, u]
+                    for c in range(WIDE):
+                        value = above[c] if below[c] > zero else zero
+                        window[c] = value if at[c] == 0 else zero
+                        window[RUN + c] = value if at[c] == 1 else zero
+                        window[STEP * RUN + c] = value if at[c] == 2 else zero
+                        window[(STEP + 1) * RUN + c] = value if at[c] == 3 else zero
+                    for c in range(WIDE):
+                        bias_gradient[c] += above[c] if below[c] > zero else zero
+        for q in range(STEP):
+            _outputs_to_side(outputs[q * STEP * RUN :], RUN, half[q * SIDE * RUN :], RUN, RUN)
+        for s in range(SIDE):
+            _outputs_to_side(half[s * RUN :], SIDE * RUN, rows, RUN, RUN)
             for r in range(SIDE):
-                of = half[2 * r * WIDE :]
-                _outputs_to_side(of, of[WIDE:], group[(r * SIDE * GROUP + j) * WIDE :], GROUP * WIDE)
-        for k in range(TILE):
-            of = group[k * GROUP * WIDE :]
-            to = target[(k * count + first) * WIDE :]
-            for c in range(taken * WIDE):
-                to[c] = of[c]
+                of, to = rows[r * RUN :], target[((r * SIDE + s) * count + first) * WIDE :]
+                for c in range(taken * WIDE):
+                    to[c] = of[c]
