@@ -24,7 +24,7 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
-from fedbandit.paper.page import comparison_table, comparisons, read_figures
+from fedbandit.paper.page import comparison_table, comparisons, details, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
@@ -176,6 +176,19 @@ def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text
     assert greedy["difference"] == pytest.approx(often - seldom)
 
 
+def test_a_figure_with_another_model_says_so_and_keeps_its_own_place(tiny_text, tmp_path):
+    kept = []
+    for model in ("linear", "linear-heads"):
+        settings = {**REDUCED, "model.name": model}
+        request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+        made = make_figure("fig3b", request, tmp_path / model, lambda text: None)
+        assert made.text.startswith(f"fig3b: Stack Overflow, init-shift: softmax, trial by trial, {model} model\n")
+        kept += read_figures([made.kept])
+    markdown = details(kept, tmp_path)
+    name = open_dataset(str(tiny_text)).header.name
+    assert all(markdown.count(f"{{ #fig3b-{name}-{model} }}") == 1 for model in ("linear", "linear-heads"))
+
+
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     settings = {"clients_per_round": 8}
     request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
@@ -316,7 +329,7 @@ def test_no_title_is_cut_off(family):
 
     wanted = [figure(name, family if name.startswith("ablation") else None) for name in figure_names()]
     titles = [f"{one.name}: {one.title}" for one in wanted] + [f"drift: {TITLE}"]
-    note = "data: stackoverflow; 1500 rounds, deploying every 200; shortened to 0.25; reduced: clients_per_round=16,"
+    note = "data: stackoverflow; 1500 rounds, deploying every 200; shortened to 0.25; changed: clients_per_round=16,"
     note += " client.max_examples=64; 3 seeds; tuned here"
     for title in titles:
         picture = Figure(figsize=(7.2, 4.5), layout="constrained")

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -192,6 +192,9 @@ class Made:
 def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
     """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
     wanted, dataset = _choose(name, request)
+    model = request.settings.get("model.name")
+    if model is not None:  # another curve altogether, so the picture says it first
+        wanted = replace(wanted, title=f"{wanted.title}, {model} model")
     members = {
         label: scaled(member.config().with_values({"data.source": _source(wanted, request)}), request.scale)
         for label, member in wanted.members.items()
@@ -232,7 +235,7 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
     if efforts:
         text += f"\n\n{effort_in_words(efforts)}"
     found = _found(wanted, members, curves, efforts, verdicts)
-    facts = {"data": dataset.header.name, "regime": asdict(told), "setting": _setting(wanted)}
+    facts = {"data": dataset.header.name, "model": model, "regime": asdict(told), "setting": _setting(wanted)}
     kept = stem.with_suffix(".json")
     write_json(kept, {"figure": wanted.name, "title": wanted.title, "note": note, **facts, **found, "text": text})
     return Made(wanted.name, text, png, kept)
@@ -245,7 +248,7 @@ def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request:
     if request.scale != 1:
         parts.append(f"shortened to {request.scale:g}")
     if request.settings:
-        parts.append("reduced: " + ", ".join(f"{key}={value}" for key, value in request.settings.items()))
+        parts.append("changed: " + ", ".join(f"{key}={value}" for key, value in request.settings.items()))
     parts.append(f"{request.seeds} seed{'s' if request.seeds > 1 else ''}")
     return "; ".join([*parts, *more])
 

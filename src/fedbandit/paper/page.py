@@ -207,8 +207,8 @@ def fill(markdown: Path, figures: Sequence[Kept]) -> None:
 
 
 def _anchor(kept: Kept) -> str:
-    tuned = "-tuned" if kept.numbers.get("tuning") else ""
-    return f"{kept.name}-{kept.numbers['data']}{tuned}"
+    model, tuned = kept.numbers.get("model"), "tuned" if kept.numbers.get("tuning") else None
+    return "-".join(part for part in (kept.name, kept.numbers["data"], model, tuned) if part)
 
 
 def _picture(kept: Kept, beside: Path) -> str:
