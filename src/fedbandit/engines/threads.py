@@ -12,14 +12,14 @@ import numpy as np
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.memory import Memory
 
-_WINDOW = 8  # chunks per thread, of which the longest goes first
+_LAST = 3  # chunks per thread at the end of a round, of which the longest goes first
 
 
 class ThreadEngine:
-    """Runs chunks on `threads` threads: in order but for a window, within which the longest go first.
+    """Runs chunks on `threads` threads: in order but for the last ones, of which the longest go first.
 
     Longest first leaves nobody waiting for a straggler at the end. But sums are added in the order of the chunks, and
-    what comes before its turn is kept in memory, a whole model each: hence the window.
+    what comes before its turn is kept in memory, a whole model each: hence in order until then.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -35,9 +35,9 @@ class ThreadEngine:
         if self.threads == 1:  # nothing to do side by side: no thread to hand it to and to wait for
             yield from map(done, chunks)
             return
-        window = _WINDOW * self.threads
-        lengths = [int(work.event_counts(chunk).sum()) for chunk in chunks]
-        order = sorted(range(len(chunks)), key=lambda i: (i // window, -lengths[i]))
+        in_order = max(0, len(chunks) - _LAST * self.threads)
+        lengths = [int(work.event_counts(chunk).sum()) for chunk in chunks[in_order:]]
+        order = [*range(in_order), *(in_order + np.argsort(lengths)[::-1])]
         futures = {i: self._pool.submit(done, chunks[i]) for i in order}
         for i in range(len(chunks)):
             yield futures.pop(i).result()

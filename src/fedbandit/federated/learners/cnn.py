@@ -18,7 +18,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
-from fedbandit.federated.learners.convolutions import Convolutions, Room
+from fedbandit.federated.learners.convolutions import BLOCK, Convolutions, Room
 from fedbandit.federated.learners.dense import Errors, trained_by_hand
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
@@ -43,7 +43,8 @@ class CnnLearner:
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         assert isinstance(contexts, np.ndarray)
         single_threaded_torch()
-        network = _Network(self.layout, _images(contexts, weights.dtype), min(len(contexts), _SCORE_ROWS))
+        rows = min(len(contexts), _SCORE_ROWS)
+        network = _Network(self.layout, _images(contexts, weights.dtype), rows, min(rows, BLOCK))
         network.load(torch.from_numpy(weights))
         scores = np.empty((len(contexts), network.num_actions), weights.dtype)
         for start in range(0, len(contexts), _SCORE_ROWS):
@@ -80,7 +81,7 @@ class CnnLearner:
         images = _images(events.contexts, weights.dtype)
 
         def network(batch: int) -> "_Network":
-            return _Network(self.layout, images, batch)
+            return _Network(self.layout, images, batch, batch)
 
         return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
 
@@ -97,13 +98,13 @@ def _descend_output(p: Mapping[str, Tensor], hidden: Tensor, errors: Tensor, rat
 class _Network:
     """One client's weights, all of them changed in place, and its way through a mini-batch."""
 
-    def __init__(self, layout: Layout, images: np.ndarray, batch: int) -> None:
-        """`images` [n, H, W, C] are those of the chunk; at most `batch` of them go through at a time."""
+    def __init__(self, layout: Layout, images: np.ndarray, batch: int, kept: int) -> None:
+        """`images` [n, H, W, C] are those of the chunk; at most `batch` go forth at a time, `kept` of them also back."""
         room = Room(images, batch)
         self.weights = room.zeros(layout.size)
         self._params = layout.split(self.weights)
         self.num_actions = len(self._params["dense2_bias"])
-        self._convolutions = Convolutions(self._params, room, batch)
+        self._convolutions = Convolutions(self._params, room, kept)
         self._features, self._hidden = room.zeros(batch, room.features), room.zeros(batch, 512)
         self._here = 0
 

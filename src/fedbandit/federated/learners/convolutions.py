@@ -13,7 +13,7 @@ from torch import Tensor
 from fedbandit.federated.learners import winograd
 from fedbandit.federated.learners.winograd import NARROW, PATCH, TILE, WIDE
 
-_BLOCK = 8  # images that go through the convolutions together, so that their tiles stay in the cache
+BLOCK = 8  # images that go through the convolutions together, so that their tiles stay in the cache
 
 
 class Room:
@@ -28,7 +28,7 @@ class Room:
         (down, rows), (across, columns) = map(winograd.tiles_over, self.quarters)
         self.padded, self.tiles_per_image = (rows, columns), down * across
         self.features = prod(self.quarters) * WIDE
-        block = min(_BLOCK, batch)
+        block = min(BLOCK, batch)
         self.border = self.zeros(height + 4, width + 4, channels).numpy()
         self.windows = self.zeros(block, *self.halves, 4 * NARROW)
         self.gradient = self.zeros(block, *self.padded, NARROW).numpy()
@@ -52,15 +52,18 @@ class Room:
 class Convolutions:
     """One client's convolutions: images to features, and the features' gradient to a step of descent."""
 
-    def __init__(self, params: Mapping[str, Tensor], room: Room, batch: int) -> None:
-        """`params` are the client's weights, changed in place; at most `batch` images go through at a time."""
+    def __init__(self, params: Mapping[str, Tensor], room: Room, kept: int) -> None:
+        """`params` are the client's weights, changed in place; `kept` images at a time can go forth and back.
+
+        More than that can go forth alone, if whole blocks are kept: each then takes the place of one before.
+        """
         self._params, self._room = params, room
         self._biases = {name: params[name].numpy() for name in ("conv1_bias", "conv2_bias")}
         # Kept from the way forth for the way back.
-        self._patches = room.zeros(batch, *room.halves, PATCH * room.channels)
-        self._pooled = room.zeros(batch, *room.padded, NARROW).numpy()
-        self._chosen = np.zeros((batch, *room.halves, NARROW), np.int32)
-        self._chosen_windows = np.zeros((batch, *room.quarters, WIDE), np.int32)
+        self._patches = room.zeros(kept, *room.halves, PATCH * room.channels)
+        self._pooled = room.zeros(kept, *room.padded, NARROW).numpy()
+        self._chosen = np.zeros((kept, *room.halves, NARROW), np.int32)
+        self._chosen_windows = np.zeros((kept, *room.quarters, WIDE), np.int32)
         # The kernels in the forms in which they are used.
         self._spread = room.zeros(PATCH * room.channels, 4 * NARROW)
         self._kernel_tiles = room.zeros(TILE, NARROW, WIDE)
@@ -73,17 +76,19 @@ class Convolutions:
     def forward(self, begin: int, features: Tensor) -> None:
         """Fill `features` [b, ...] with those of the chunk's images from `begin` on."""
         room, in_windows = self._room, self._in_windows(features)
-        for first in range(0, len(features), _BLOCK):
-            block = slice(first, min(first + _BLOCK, len(features)))
+        for first in range(0, len(features), BLOCK):
+            block = slice(first, min(first + BLOCK, len(features)))
             images = room.images[begin + block.start : begin + block.stop]
-            patches, windows, pooled = self._patches[block], room.windows[: len(images)], self._pooled[block]
+            place = first % len(self._chosen)
+            at = slice(place, place + len(images))
+            patches, windows, pooled = self._patches[at], room.windows[: len(images)], self._pooled[at]
             winograd.patches(images, room.border, patches.numpy())
             torch.mm(patches.flatten(0, 2), self._spread, out=windows.flatten(0, 2))
-            winograd.pool_windows(windows.numpy(), self._biases["conv1_bias"], pooled, self._chosen[block])
+            winograd.pool_windows(windows.numpy(), self._biases["conv1_bias"], pooled, self._chosen[at])
             inputs, outputs = room.tiles(len(images))
             winograd.inputs_to_tiles(pooled, inputs.numpy())
             torch.bmm(inputs, self._kernel_tiles, out=outputs)
-            chosen = self._chosen_windows[block]
+            chosen = self._chosen_windows[at]
             winograd.pool_tiles(outputs.numpy(), self._biases["conv2_bias"], in_windows[block], chosen)
 
     def descend(self, features: Tensor, gradient: Tensor, rate: float) -> None:
@@ -91,8 +96,8 @@ class Convolutions:
         room, p = self._room, self._params
         biases = {name: np.zeros_like(bias) for name, bias in self._biases.items()}
         features_in, gradient_in = self._in_windows(features), self._in_windows(gradient)
-        for first in range(0, len(features), _BLOCK):
-            block = slice(first, min(first + _BLOCK, len(features)))
+        for first in range(0, len(features), BLOCK):
+            block = slice(first, min(first + BLOCK, len(features)))
             here = block.stop - block.start
             pooled, windows, below = self._pooled[block], room.windows[:here], room.gradient[:here]
             inputs, outputs = room.tiles(here)
