@@ -8,7 +8,6 @@ import numpy as np
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.randomness import Purpose, bits, generator
-from fedbandit.data.dataset import Contexts
 from fedbandit.models.base import DataSpec, Model, Params, glorot_normal, glorot_uniform
 
 if TYPE_CHECKING:
@@ -42,17 +41,18 @@ def _sparse(data: DataSpec) -> Model:
         weight = glorot_uniform(generator(seed, Purpose.MODEL), (words, data.num_actions))
         return {"weight": weight, "bias": np.zeros(data.num_actions)}
 
-    def scores(params: Params, x: Contexts) -> Any:
-        return _summed(params["weight"], x) + params["bias"]
+    def scores(params: Params, x: Any) -> Any:
+        return _products(params["weight"], x) + params["bias"]
 
     return Model(init, scores, kernel="sparse-linear")
 
 
-def _summed(weight: "torch.Tensor", x: Contexts) -> Any:
-    """The rows of a layer's weights at the features of each sparse context, times their values, added up."""
+def _products(weight: "torch.Tensor", x: Any) -> Any:
+    """What a layer's weights make of each context: dense ones, or sparse ones as ids and values."""
     import torch
 
-    assert not isinstance(x, np.ndarray)
+    if isinstance(x, torch.Tensor):
+        return x.flatten(1) @ weight
     ids, offsets = (torch.as_tensor(a.astype(np.int64)) for a in (x.ids, x.offsets))
     values = torch.as_tensor(x.values).to(weight)
     return torch.nn.functional.embedding_bag(
@@ -136,9 +136,7 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
     def scores(params: Params, x: Any) -> Any:
         from torch.nn.functional import relu
 
-        first = params["dense1"]
-        products = _summed(first, x) if data.kind == "sparse" else x.flatten(1) @ first
-        x = relu(products + params["dense1_bias"])
+        x = relu(_products(params["dense1"], x) + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
     return Model(init, scores, kernel="sparse-mlp" if data.kind == "sparse" else "mlp")

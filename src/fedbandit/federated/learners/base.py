@@ -33,6 +33,12 @@ class ClientSettings:
         """How many steps a client with so many events takes."""
         return self.epochs * -(-events // self.batch_size)
 
+    def drifted(self, events: int, pull: float) -> float:
+        """How far all steps move a weight whose gradient is 1 and nothing else but the pull."""
+        rate, steps = self.learning_rate, self.steps(events)
+        kept = 1 - rate * pull
+        return -rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull))
+
 
 Drift = Callable[[int], np.ndarray | None]
 """For the client at a place in the chunk: what is added to each of its gradients, [P]; None: nothing."""
@@ -111,9 +117,7 @@ class AutogradLearner:
                 self.model.scores(params, _context_tensor(contexts, start, start + _SCORE_ROWS, weights.dtype)).numpy()
                 for start in range(0, len(contexts), _SCORE_ROWS)
             ]
-        nothing = np.zeros((0, 1, 1) if self.model.heads else (0, 1), weights.dtype)
-        scores = np.concatenate(blocks) if blocks else nothing
-        return Prediction(scores.mean(axis=1), heads=scores) if self.model.heads else Prediction(scores)
+        return prediction_of(blocks, self.model.heads, weights.dtype)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -177,6 +181,12 @@ class AutogradLearner:
             for head in range(self.model.heads)
         ]
         return sum(losses)
+
+
+def prediction_of(blocks: list[np.ndarray], heads: int, dtype: np.dtype) -> Prediction:
+    """What scores say that were made block by block; those of an ensemble are [n, heads, K]."""
+    scores = np.concatenate(blocks) if blocks else np.zeros((0, 1, 1) if heads else (0, 1), dtype)
+    return Prediction(scores.mean(axis=1), heads=scores) if heads else Prediction(scores)
 
 
 def clipped_sum_of(

@@ -23,14 +23,12 @@ def make_learner(
     """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
     if model.heads and not isinstance(objective, Pointwise):
         raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
-    if freezing is not None:
-        if device != "cpu":
-            raise ConfigError(f"model.freeze: not on device {device}")
-        return AutogradLearner(model, layout, objective, settings, freezing)
     if device != "cpu":
         from fedbandit.federated.learners.vectorised import make_vectorised_learner
 
-        return make_vectorised_learner(model, layout, objective, settings, device)
+        return make_vectorised_learner(model, layout, objective, settings, device, freezing)
+    if freezing is not None:
+        return AutogradLearner(model, layout, objective, settings, freezing)
     if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
         from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
 

@@ -121,11 +121,7 @@ class SparseLinearLearner:
 
     def _untouched(self, update: UpdateSum, drift: np.ndarray, events: int, pull: float) -> np.ndarray:
         """Where the drift alone has moved the entries that no word of the client reaches, after all its steps."""
-        rate, steps = self.settings.learning_rate, self.settings.steps(events)
-        kept = 1 - rate * pull
-        moved: np.ndarray = drift * drift.dtype.type(
-            -rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull))
-        )
+        moved: np.ndarray = drift * drift.dtype.type(self.settings.drifted(events, pull))
         views = self.layout.split(moved)
         views["bias"][:] = 0
         if isinstance(update, EntrySum):
