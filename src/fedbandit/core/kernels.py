@@ -194,6 +194,15 @@ def draw_row(probabilities, cumulative, uniform):  # type: ignore[no-untyped-def
 
 
 @numba.njit(nogil=True, cache=True)
+def all_finite(numbers):  # type: ignore[no-untyped-def]
+    """Whether all of a vector are; counted, since a loop that may end early cannot be done in vectors."""
+    largest, wrong = np.finfo(numbers.dtype).max, 0
+    for i in range(len(numbers)):
+        wrong += not abs(numbers[i]) <= largest
+    return wrong == 0
+
+
+@numba.njit(nogil=True, cache=True)
 def gathered_offsets(offsets, rows):  # type: ignore[no-untyped-def]
     """Where each of the given rows begins when they stand one after the other, and where the last one ends."""
     target = np.zeros(len(rows) + 1, np.int64)

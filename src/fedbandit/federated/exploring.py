@@ -8,7 +8,7 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-from fedbandit.core.kernels import draw_row, draw_rows
+from fedbandit.core.kernels import all_finite, draw_row, draw_rows
 from fedbandit.core.prediction import Prediction
 from fedbandit.policies import EpsilonGreedy, Falcon, Greedy, Policy, Softmax
 
@@ -34,7 +34,7 @@ def drawn_at_once(rule: Policy, prediction: Prediction, uniforms: np.ndarray) ->
         _check(_inverse_gaps(scores, _at_least_smallest(rule.mu, scores), gamma, weights))
         _draw_weighted(weights, uniforms, actions, propensities)
     elif isinstance(rule, Greedy | EpsilonGreedy) and type(rule) in (Greedy, EpsilonGreedy):
-        _check(bool(np.isfinite(scores).all()))
+        _check(all_finite(scores.reshape(-1)))
         _draw_by_best(np.argmax(scores, axis=1), *_by_best(rule, k, scores.dtype), uniforms, actions, propensities)
     else:
         return None
@@ -65,7 +65,7 @@ def _exponents(scores, beta, out):  # type: ignore[no-untyped-def]
     finite = True
     for i in range(len(scores)):
         row, to = scores[i], out[i]
-        finite &= _finite(row)
+        finite &= all_finite(row)
         best = _highest(row)
         for a in range(len(row)):
             to[a] = (row[a] - best) / beta
@@ -79,7 +79,7 @@ def _inverse_gaps(scores, mu, gamma, out):  # type: ignore[no-untyped-def]
     zero, one = scores.dtype.type(0), scores.dtype.type(1)
     for i in range(len(scores)):
         row, to = scores[i], out[i]
-        finite &= _finite(row)
+        finite &= all_finite(row)
         highest = _highest(row)
         for a in range(len(row)):
             to[a] = one / (mu + gamma * min(highest - row[a], largest))
@@ -87,15 +87,6 @@ def _inverse_gaps(scores, mu, gamma, out):  # type: ignore[no-untyped-def]
         to[best] = zero
         to[best] = max(one - _sum(to), zero)
     return finite
-
-
-@numba.njit(nogil=True, cache=True)
-def _finite(row):  # type: ignore[no-untyped-def]
-    """Whether all numbers are; counted, since a loop that may end early cannot be done in vectors."""
-    largest, wrong = np.finfo(row.dtype).max, 0
-    for a in range(len(row)):
-        wrong += not abs(row[a]) <= largest
-    return wrong == 0
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})  # what lets it compare in vectors; no number is rounded

@@ -92,8 +92,10 @@ def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _number_entries(offsets, ids, actions, k, table, slots, entries):  # type: ignore[no-untyped-def]
+def _number_entries(offsets, ids, actions, k, table, slots, entries, weight):  # type: ignore[no-untyped-def]
     """For each word of some texts the slot of its (word, chosen action) entry, and for each slot its flat index.
+
+    The entries of `weight` are fetched for who comes next.
 
     A hash table with open addressing, at most half full: its size follows one client's words, not the vocabulary.
     """
@@ -114,6 +116,7 @@ def _number_entries(offsets, ids, actions, k, table, slots, entries):  # type: i
                 slot = used
                 table[at] = slot
                 entries[slot] = entry
+                prefetch(weight, entry)
                 used += 1
             slots[j - offsets[0]] = slot
     return used
@@ -140,7 +143,9 @@ def train_chosen(  # type: ignore[no-untyped-def]
     for client in range(len(bounds) - 1):
         first, last = bounds[client], bounds[client + 1]
         mine = entries[found:]
-        used = _number_entries(offsets[first : last + 1], ids, actions[first:last], len(base_bias), table, slots, mine)
+        used = _number_entries(
+            offsets[first : last + 1], ids, actions[first:last], len(base_bias), table, slots, mine, weight
+        )
         for slot in range(used):
             base[slot] = work[slot] = weight[mine[slot]]
         start = offsets[first]
