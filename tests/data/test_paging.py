@@ -57,7 +57,7 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
     mapped = split.examples(clients, bounds, rows)
     read = []
     monkeypatch.setattr(paging, "_LARGE", 0)
-    monkeypatch.setattr(datasets, "read_ranges", lambda *given: read.append(given) or paging.read_ranges(*given))
+    monkeypatch.setattr(datasets, "read_rows", lambda *given: read.append(given) or paging.read_rows(*given))
     for one, other in zip(split.examples(clients, bounds, rows), mapped, strict=True):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

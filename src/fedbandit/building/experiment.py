@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,7 @@ class Experiment:
     trainable: Trainable  # the model, whole
     bandit: Phase
     pretraining: Phase | None
+    initial: np.ndarray = field(repr=False)  # weights before anything has been learned
     privacy: Ledger | None = None  # what a private run spends, and on what
 
     @property
@@ -80,8 +81,7 @@ class Experiment:
 
     def initial_weights(self) -> np.ndarray:
         """The model before anything has been learned; runs that share a pre-training share it too."""
-        seed = self.config.seed if self.pretraining is None else self.config.pretraining.seed
-        return self.trainable.initial(seed, np.dtype(self.config.dtype))
+        return self.initial.copy()
 
 
 def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
@@ -96,17 +96,20 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
     ledger = build_ledger(config, len(pool), pretrained > 0)
-    bandit = _bandit_phase(config, dataset, trainable, policy, objective, scenario, pool, ledger)
+    seed = config.seed if scenario.pretraining is None else config.pretraining.seed
+    initial = trainable.initial(seed, np.dtype(config.dtype))
+    bandit = _bandit_phase(config, dataset, trainable, initial, policy, objective, scenario, pool, ledger)
     supervised = None
     if scenario.pretraining is not None:
         supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
-    return Experiment(config, dataset, trainable, bandit, supervised, ledger)
+    return Experiment(config, dataset, trainable, bandit, supervised, initial, ledger)
 
 
 def _bandit_phase(
     config: Config,
     dataset: FederatedDataset,
     trainable: Trainable,
+    weights: np.ndarray,
     policy: Policy,
     objective: Objective,
     scenario: Scenario,
@@ -117,7 +120,6 @@ def _bandit_phase(
     header, scheduled = dataset.header, hasattr(policy, "at")
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     learner = trainable.learner(objective, _settings(config), config.device, freezing)
-    weights = trainable.initial(config.seed, np.dtype(config.dtype))
     _check_scores(learner, weights, header)
     optimizer = build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)
     algorithm = build_algorithm(config, optimizer)

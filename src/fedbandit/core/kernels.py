@@ -6,9 +6,12 @@ Devices use the plain forms, which need numpy alone; a test holds the two togeth
 import sys
 from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
 
 from fedbandit.core.randomness import GOLDEN, Purpose, bits, scramble
 
@@ -33,6 +36,23 @@ def _load_without_scipy() -> None:
 _load_without_scipy()
 _scramble = numba.njit(nogil=True, cache=True)(scramble)
 
+
+def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
+    """Have the processor fetch an entry of a flat array into its cache, where it knows how; changes no result."""
+
+    def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        entries = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        entry = builder.bitcast(builder.gep(entries, [arguments[1]]), byte)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(fetch, [entry, number(0), number(3), number(1)])  # to read, into every level, data
+        return context.get_dummy_value()
+
+    return numba.void(array, index), code
+
+
+prefetch: Any = intrinsic(_prefetch)
 
 _11 = np.uint64(11)
 
@@ -136,26 +156,26 @@ def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.nd
     """Actions [n] and their probabilities [n] for probabilities [n, K] and uniforms [n] in [0, 1)."""
     actions = np.empty(len(probabilities), np.int64)
     propensities = np.empty(len(probabilities), probabilities.dtype)
-    _draw(np.ascontiguousarray(probabilities), uniforms, actions, propensities)
+    draw_rows(np.ascontiguousarray(probabilities), uniforms, actions, propensities)
     return actions, propensities
 
 
 @numba.njit(nogil=True, cache=True)
-def _draw(probabilities, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
-    cumulative = np.empty(probabilities.shape[1], probabilities.dtype)
-    for i in range(len(probabilities)):
-        actions[i] = chosen = drawn_from(probabilities[i], cumulative, uniforms[i])
-        propensities[i] = probabilities[i, chosen]
-
-
-@numba.njit(nogil=True, cache=True)
-def drawn_from(probabilities, cumulative, uniform):  # type: ignore[no-untyped-def]
-    """The action that a uniform number falls on; `cumulative` is filled with the running sums."""
-    total = probabilities.dtype.type(0)
-    for a in range(len(probabilities)):
-        total += probabilities[a]
-        cumulative[a] = total
-    return draw_row(probabilities, cumulative, uniform)
+def draw_rows(probabilities, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
+    """Draw one action a row; four rows abreast, since each addition of a running sum waits for the one before."""
+    n, k = probabilities.shape
+    sums = np.empty((4, k), probabilities.dtype)
+    s0, s1, s2, s3 = sums[0], sums[1], sums[2], sums[3]
+    for first in range(0, n, 4):
+        p0, p1 = probabilities[first], probabilities[min(first + 1, n - 1)]
+        p2, p3 = probabilities[min(first + 2, n - 1)], probabilities[min(first + 3, n - 1)]
+        t0 = t1 = t2 = t3 = probabilities.dtype.type(0)
+        for a in range(k):
+            t0, t1, t2, t3 = t0 + p0[a], t1 + p1[a], t2 + p2[a], t3 + p3[a]
+            s0[a], s1[a], s2[a], s3[a] = t0, t1, t2, t3
+        for i in range(first, min(first + 4, n)):
+            actions[i] = chosen = draw_row(probabilities[i], sums[i - first], uniforms[i])
+            propensities[i] = probabilities[i, chosen]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -171,6 +191,15 @@ def draw_row(probabilities, cumulative, uniform):  # type: ignore[no-untyped-def
         while chosen > 0 and probabilities[chosen] == 0:
             chosen -= 1
     return chosen
+
+
+@numba.njit(nogil=True, cache=True)
+def all_finite(numbers):  # type: ignore[no-untyped-def]
+    """Whether all of a vector are; counted, since a loop that may end early cannot be done in vectors."""
+    largest, wrong = np.finfo(numbers.dtype).max, 0
+    for i in range(len(numbers)):
+        wrong += not abs(numbers[i]) <= largest
+    return wrong == 0
 
 
 @numba.njit(nogil=True, cache=True)
@@ -190,6 +219,55 @@ def gather(offsets, source, rows, target_offsets, target):  # type: ignore[no-un
         base = target_offsets[i]
         for j in range(target_offsets[i + 1] - base):
             target[base + j] = source[start + j]
+
+
+_pread = numba.types.ExternalFunction(
+    "pread", numba.intp(numba.int32, numba.uintp, numba.uintp, numba.int64)
+)  # the system's own: an interpreter between thousands of small reads would take longer than they do
+
+
+@numba.njit(nogil=True, cache=True)
+def _filled(handle, position, into, count):  # type: ignore[no-untyped-def]
+    """Read the first `count` entries of an array from a file; False if the file ends before."""
+    size = count * into.itemsize
+    return _pread(handle, into.ctypes.data, size, position) == size
+
+
+@numba.njit(nogil=True, cache=True)
+def read_offsets(handle, begin, starts, stops, bounds, rows, firsts, counts, places, offsets):  # type: ignore[no-untyped-def]
+    """Where the entries of each client begin in a file and how many there are, and where each row's are among them.
+
+    Client i has the rows starts[i] to stops[i], of which rows[bounds[i]:bounds[i + 1]] are asked for; `offsets` says
+    where these begin when they stand one after the other. False if the file is too short.
+    """
+    most = 0
+    for i in range(len(starts)):
+        most = max(most, stops[i] - starts[i])
+    own = np.empty(most + 1, np.int64)
+    for i in range(len(starts)):
+        count = stops[i] - starts[i]
+        if not _filled(handle, begin + own.itemsize * starts[i], own, count + 1):
+            return False
+        firsts[i], counts[i] = own[0], own[count] - own[0]
+        for j in range(bounds[i], bounds[i + 1]):
+            row = rows[j] - starts[i]
+            places[j] = own[row] - own[0]
+            offsets[j + 1] = offsets[j] + own[row + 1] - own[row]
+    return True
+
+
+@numba.njit(nogil=True, cache=True)
+def read_entries(handle, begin, firsts, counts, bounds, places, offsets, target):  # type: ignore[no-untyped-def]
+    """The entries of the rows that `read_offsets` has found, row after row. False if the file is too short."""
+    own = np.empty(max(0, counts.max()), target.dtype)
+    for i in range(len(firsts)):
+        if not _filled(handle, begin + own.itemsize * firsts[i], own, counts[i]):
+            return False
+        for j in range(bounds[i], bounds[i + 1]):
+            place, base = places[j], offsets[j]
+            for k in range(offsets[j + 1] - base):
+                target[base + k] = own[place + k]
+    return True
 
 
 @numba.njit(nogil=True, cache=True)

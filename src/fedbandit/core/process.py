@@ -70,19 +70,29 @@ def handling(handle: Callable[[int], None], numbers: tuple[signal.Signals, ...] 
             signal.signal(number, handler)
 
 
+class _Lap:
+    """Adds the seconds between its two ends to those of a name; a class, because it is used dozens of times a round."""
+
+    __slots__ = ("_name", "_seconds", "_start")
+
+    def __init__(self, seconds: defaultdict[str, float], name: str) -> None:
+        self._seconds, self._name = seconds, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *failure: object) -> None:
+        self._seconds[self._name] += time.perf_counter() - self._start
+
+
 class Stopwatch:
     """Adds up seconds by name: `with watch("step"): ...`"""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - start
+    def __call__(self, name: str) -> "_Lap":
+        return _Lap(self.seconds, name)
 
     def add(self, seconds: dict[str, float]) -> None:
         """Add seconds measured elsewhere."""

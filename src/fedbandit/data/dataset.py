@@ -30,7 +30,7 @@ from fedbandit.data.door import (
     checked_fields,
 )
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.paging import Pages, read_pays, read_ranges
+from fedbandit.data.paging import Pages, read_pays, read_rows
 from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
@@ -140,10 +140,8 @@ class Split:
         features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
         if not isinstance(features, Ragged) or not read_pays(features, len(rows), int((stops - starts).sum())):
             return self.contexts(rows), self.labels.take(rows)
-        read, begins = read_ranges(features, starts, stops)
-        labels, _ = read_ranges(self.labels, starts, stops)
-        places = rows + np.repeat(begins - starts, np.diff(bounds))
-        return read.take(places), labels.take(places)
+        asked = (starts, stops, bounds, rows)
+        return read_rows(features, *asked), read_rows(self.labels, *asked)
 
     def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
         """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""

@@ -6,6 +6,7 @@ client's rows costs a third of that and leaves nothing mapped. Small files are m
 
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,9 +31,9 @@ class Pages(mmap.mmap):
         pages.handle, pages.path = os.dup(handle), path
         return pages
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone before the last mapping
         if hasattr(self, "handle"):
-            os.close(self.handle)
+            close(self.handle)
 
 
 def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
@@ -41,35 +42,33 @@ def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
     return isinstance(pages, Pages) and len(pages) >= _LARGE and stored <= _WASTE * asked
 
 
-def read_ranges(rows: Ragged, starts: np.ndarray, stops: np.ndarray) -> tuple[Ragged, np.ndarray]:
-    """Rows starts[i] to stops[i] of a mapped file, for every i, and where each of these ranges begins among them.
+def read_rows(rows: Ragged, starts: np.ndarray, stops: np.ndarray, bounds: np.ndarray, chosen: np.ndarray) -> Ragged:
+    """What `rows.take(chosen)` gives, read from the mapped files client by client.
 
-    Between two ranges stands one row that belongs to neither.
+    Client i has the rows starts[i] to stops[i], and chosen[bounds[i]:bounds[i + 1]] are some of them.
     """
-    lengths = stops - starts + 1  # of offsets: there is one more of them than rows
-    begins = np.cumsum(lengths) - lengths
-    offsets = np.empty(int(lengths.sum()), np.int64)
-    _read(rows.offsets, starts, offsets, begins, lengths)
-    first, last = offsets[begins], offsets[begins + lengths - 1]
-    entries = last - first
-    placed = np.cumsum(entries) - entries
-    offsets -= np.repeat(first - placed, lengths)
-    ids = np.empty(int(entries.sum()), rows.ids.dtype)
-    _read(rows.ids, first, ids, placed, entries)
-    if rows.values is None:
-        return Ragged(offsets, ids), begins
-    values = np.empty(len(ids), rows.values.dtype)
-    _read(rows.values, first, values, placed, entries)
-    return Ragged(offsets, ids, values), begins
+    from fedbandit.core.kernels import read_entries, read_offsets
+
+    offsets, places = np.zeros(len(chosen) + 1, np.int64), np.empty(len(chosen), np.int64)
+    firsts, counts = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
+    file = _file(rows.offsets)
+    _check(read_offsets(*file, starts, stops, bounds, chosen, firsts, counts, places, offsets), rows.offsets)
+
+    def entries(mapped: np.ndarray) -> np.ndarray:
+        found = np.empty(offsets[-1], np.int32)  # the loop moves four bytes at a time, whatever they mean
+        _check(read_entries(*_file(mapped), firsts, counts, bounds, places, offsets, found), mapped)
+        return found.view(mapped.dtype)
+
+    return Ragged(offsets, entries(rows.ids), None if rows.values is None else entries(rows.values))
 
 
-def _read(mapped: np.ndarray, firsts: np.ndarray, into: np.ndarray, places: np.ndarray, counts: np.ndarray) -> None:
-    """Read counts[i] entries of a mapped array from firsts[i] on to places[i], for every i."""
+def _file(mapped: np.ndarray) -> tuple[int, int]:
+    """The handle of a mapped array's file, and where in it the array begins."""
     pages: Any = mapped.base
-    size = mapped.itemsize
-    begins, target = len(pages) - mapped.nbytes, into.view(np.uint8).data
-    for first, place, count in zip(
-        (begins + firsts * size).tolist(), (places * size).tolist(), (counts * size).tolist(), strict=True
-    ):
-        if os.preadv(pages.handle, (target[place : place + count],), first) != count:
-            raise DataError(f"{pages.path}: was cut while it was in use")
+    return pages.handle, len(pages) - mapped.nbytes
+
+
+def _check(complete: bool, mapped: np.ndarray) -> None:
+    if not complete:
+        pages: Any = mapped.base
+        raise DataError(f"{pages.path}: was cut while it was in use")

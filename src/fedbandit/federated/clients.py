@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 import numba
@@ -144,7 +144,8 @@ class ChunkResult:
 
     def figures(self) -> "ChunkResult":
         """The same without sums and memory, which are as large as the model and needed only until they are added."""
-        return replace(self, sent=replace(self.sent, sums={}, memory={}))
+        sent = Contribution({}, self.norms, bytes=self.sent.bytes)
+        return ChunkResult(sent, self.events, self.reward_sums, self.propensity_sums, self.seconds)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from functools import lru_cache
 import numba
 import numpy as np
 
-from fedbandit.core.kernels import draw_row, drawn_from
+from fedbandit.core.kernels import all_finite, draw_row, draw_rows
 from fedbandit.core.prediction import Prediction
 from fedbandit.policies import EpsilonGreedy, Falcon, Greedy, Policy, Softmax
 
 _MOST_ACTIONS = 128  # beyond it numpy adds up a row in another order
+_BLOCK = 32  # rows that stay in the first-level cache
 
 
 def drawn_at_once(rule: Policy, prediction: Prediction, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -33,7 +34,7 @@ def drawn_at_once(rule: Policy, prediction: Prediction, uniforms: np.ndarray) ->
         _check(_inverse_gaps(scores, _at_least_smallest(rule.mu, scores), gamma, weights))
         _draw_weighted(weights, uniforms, actions, propensities)
     elif isinstance(rule, Greedy | EpsilonGreedy) and type(rule) in (Greedy, EpsilonGreedy):
-        _check(bool(np.isfinite(scores).all()))
+        _check(all_finite(scores.reshape(-1)))
         _draw_by_best(np.argmax(scores, axis=1), *_by_best(rule, k, scores.dtype), uniforms, actions, propensities)
     else:
         return None
@@ -61,50 +62,65 @@ def _by_best(rule: Greedy | EpsilonGreedy, k: int, dtype: np.dtype) -> tuple[np.
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _exponents(scores, beta, out):  # type: ignore[no-untyped-def]
     """(score - best) / beta; False if a score is not finite."""
-    largest, wrong = np.finfo(scores.dtype).max, 0
+    finite = True
     for i in range(len(scores)):
         row, to = scores[i], out[i]
-        best = row[0]
-        for a in range(len(row)):
-            if row[a] > best:
-                best = row[a]
-            wrong += not abs(row[a]) <= largest
+        finite &= all_finite(row)
+        best = _highest(row)
         for a in range(len(row)):
             to[a] = (row[a] - best) / beta
-    return wrong == 0
+    return finite
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _inverse_gaps(scores, mu, gamma, out):  # type: ignore[no-untyped-def]
     """FALCON's weights, which sum to 1 or to more; False if a score is not finite."""
-    largest, wrong = np.finfo(scores.dtype).max, 0
+    largest, finite = np.finfo(scores.dtype).max, True
     zero, one = scores.dtype.type(0), scores.dtype.type(1)
     for i in range(len(scores)):
         row, to = scores[i], out[i]
-        best = 0
-        for a in range(len(row)):
-            if row[a] > row[best]:
-                best = a
-            wrong += not abs(row[a]) <= largest
-        highest = row[best]
+        finite &= all_finite(row)
+        highest = _highest(row)
         for a in range(len(row)):
             to[a] = one / (mu + gamma * min(highest - row[a], largest))
+        best = _first(row, highest)
         to[best] = zero
         to[best] = max(one - _sum(to), zero)
-    return wrong == 0
+    return finite
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})  # what lets it compare in vectors; no number is rounded
+def _highest(row):  # type: ignore[no-untyped-def]
+    """The largest of finite numbers."""
+    highest = row[0]
+    for a in range(1, len(row)):
+        if row[a] > highest:
+            highest = row[a]
+    return highest
+
+
+@numba.njit(nogil=True, cache=True)
+def _first(row, value):  # type: ignore[no-untyped-def]
+    """The first place of a number that is in the row."""
+    last = len(row) - 1
+    place = last
+    for a in range(last):
+        place = min(place, a if row[a] == value else last)
+    return place
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _draw_weighted(weights, uniforms, actions, propensities):  # type: ignore[no-untyped-def]
     """Draw in proportion to the weights, which become probabilities."""
-    cumulative = np.empty(weights.shape[1], weights.dtype)
-    for i in range(len(weights)):
-        row = weights[i]
-        whole = _sum(row)
-        for a in range(len(row)):
-            row[a] = row[a] / whole
-        actions[i] = chosen = drawn_from(row, cumulative, uniforms[i])
-        propensities[i] = row[chosen]
+    for first in range(0, len(weights), _BLOCK):
+        block = slice(first, first + _BLOCK)
+        rows = weights[block]
+        for i in range(len(rows)):
+            row = rows[i]
+            whole = _sum(row)
+            for a in range(len(row)):
+                row[a] = row[a] / whole
+        draw_rows(rows, uniforms[block], actions[block], propensities[block])
 
 
 @numba.njit(nogil=True, cache=True)

@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from fedbandit.core.errors import Diverged
+from fedbandit.core.kernels import all_finite
 from fedbandit.federated.algorithm import Algorithm, RoundFacts
 from fedbandit.federated.pipeline import Clipping, Vectors
 
@@ -252,7 +253,7 @@ class Server:
         means = _split(mean, totals, scales)
         moved = self.algorithm.step(kept, means, facts)
         weights = self.algorithm.model(moved)
-        if not np.isfinite(weights).all():
+        if not all_finite(weights):
             raise Diverged(f"diverged at round {facts.round}: the model's weights are not finite")
         learned = self.aggregation.unclipped(below, accepted, facts.round)
         following = clip_norm if learned is None else self.clipping.following(clip_norm, learned)

@@ -14,7 +14,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
-from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
+from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
 from fedbandit.objectives import Batch, Objective
 
@@ -255,7 +255,7 @@ class Untrained:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        return DenseSum(np.zeros_like(weights)), np.zeros(events.num_clients)
+        return Nothing(), np.zeros(events.num_clients)
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None

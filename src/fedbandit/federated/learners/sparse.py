@@ -65,7 +65,7 @@ class SparseLinearLearner:
         self, weights: np.ndarray, events: Events, clip_norm: float | np.ndarray, pull: float, drift: np.ndarray | None
     ) -> tuple[UpdateSum, np.ndarray]:
         norms = np.zeros(events.num_clients)
-        clip_norms = np.broadcast_to(np.asarray(clip_norm, np.float64), norms.shape)
+        clip_norms = np.full(norms.shape, clip_norm, np.float64)
         train = self._train_all if self.objective.supervised else self._train_chosen
         return train(weights, events, clip_norms, pull, drift, norms), norms
 

@@ -6,18 +6,26 @@ Sums are added in a fixed order, none is reassociated: the bits do not depend on
 import numba
 import numpy as np
 
+from fedbandit.core.kernels import prefetch
+
+_LINE = 16  # float32 in a line of the cache
+_AHEAD = 8  # words
+
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
 
 @numba.njit(nogil=True, cache=True)
 def scores(weight, bias, offsets, ids, values, out):  # type: ignore[no-untyped-def]
     """Bias and values-weighted rows of the words, in the order of the words; four at a time to spare memory traffic."""
-    k = weight.shape[1]
+    k, flat = weight.shape[1], weight.reshape(-1)
     for i in range(len(offsets) - 1):
         row = out[i]
         for a in range(k):
             row[a] = bias[a]
         j, end = offsets[i], offsets[i + 1]
+        for ahead in range(j + _AHEAD, min(end + _AHEAD, len(ids))):
+            for a in range(0, k, _LINE):
+                prefetch(flat, ids[ahead] * k + a)
         while j + 4 <= end:
             w0, w1, w2, w3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
             v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
@@ -84,8 +92,10 @@ def _error(score, reward, logistic):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _number_entries(offsets, ids, actions, k, table, slots, entries):  # type: ignore[no-untyped-def]
+def _number_entries(offsets, ids, actions, k, table, slots, entries, weight):  # type: ignore[no-untyped-def]
     """For each word of some texts the slot of its (word, chosen action) entry, and for each slot its flat index.
+
+    The entries of `weight` are fetched for who comes next.
 
     A hash table with open addressing, at most half full: its size follows one client's words, not the vocabulary.
     """
@@ -106,6 +116,7 @@ def _number_entries(offsets, ids, actions, k, table, slots, entries):  # type: i
                 slot = used
                 table[at] = slot
                 entries[slot] = entry
+                prefetch(weight, entry)
                 used += 1
             slots[j - offsets[0]] = slot
     return used
@@ -132,7 +143,9 @@ def train_chosen(  # type: ignore[no-untyped-def]
     for client in range(len(bounds) - 1):
         first, last = bounds[client], bounds[client + 1]
         mine = entries[found:]
-        used = _number_entries(offsets[first : last + 1], ids, actions[first:last], len(base_bias), table, slots, mine)
+        used = _number_entries(
+            offsets[first : last + 1], ids, actions[first:last], len(base_bias), table, slots, mine, weight
+        )
         for slot in range(used):
             base[slot] = work[slot] = weight[mine[slot]]
         start = offsets[first]
