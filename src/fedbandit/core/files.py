@@ -11,7 +11,7 @@ import os
 import stat
 import threading
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -187,12 +187,6 @@ def _finite(value: Any) -> Any:
 _CHECKSUM = "sha256"
 
 
-_TYPES = {  # as safetensors calls those of numpy
-    "f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "i2": "I16", "i1": "I8",
-    "u8": "U64", "u4": "U32", "u2": "U16", "u1": "U8", "b1": "BOOL",
-}  # fmt: skip
-
-
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors itself has it
 
 
@@ -201,23 +195,16 @@ def pack(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
     return b"".join(packed(tensors, texts))
 
 
-def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> list[bytes | memoryview]:
-    """The same as parts, a small one and then the arrays, to be written without a copy: safetensors makes two."""
-    # The widest come first, so that each is aligned.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    header: dict[str, Any] = {}
-    parts, end = [], 0
-    for name, array in ordered:
-        plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        kind = _TYPES[plain.dtype.str[1:]]
-        header[name] = {"dtype": kind, "shape": list(plain.shape), "data_offsets": [end, end + plain.nbytes]}
-        parts.append(plain.reshape(-1).view(np.uint8).data)
-        end += plain.nbytes
+def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple[bytes, memoryview]:
+    """The same as two parts, a small one and that of the arrays, to be written without another copy."""
+    from safetensors.numpy import save
+
+    header, data = _split(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
     header["__metadata__"] = dict(texts)
-    header["__metadata__"][_CHECKSUM] = _checksum(header, parts)
+    header["__metadata__"][_CHECKSUM] = _checksum(header, data)
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the arrays are aligned
-    return [len(text).to_bytes(8, "little") + text, *parts]
+    return len(text).to_bytes(8, "little") + text, data
 
 
 def unpack(payload: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -233,7 +220,7 @@ def unpack(payload: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError("its header is damaged")
     expected = texts.pop(_CHECKSUM, None)
-    if expected is not None and expected != _checksum(header, [data]):
+    if expected is not None and expected != _checksum(header, data):
         raise ValueError("its checksum does not match")
     try:
         return load(payload), texts
@@ -255,9 +242,8 @@ def _split(payload: bytes) -> tuple[dict[str, Any], memoryview]:
     return header, memoryview(payload)[8 + length :]
 
 
-def _checksum(header: Mapping[str, Any], arrays: Iterable[memoryview]) -> str:
+def _checksum(header: Mapping[str, Any], data: memoryview) -> str:
     """Over names, types, shapes, places, texts and the arrays themselves."""
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for array in arrays:
-        digest.update(array)
+    digest.update(data)
     return digest.hexdigest()

@@ -83,7 +83,7 @@ def state_bytes(state: State) -> bytes:
     return b"".join(_parts(state))
 
 
-def _parts(state: State) -> list[bytes | memoryview]:
+def _parts(state: State) -> tuple[bytes, memoryview]:
     tensors = {"weights": state.weights}
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
