@@ -1,23 +1,33 @@
 #!/bin/sh
 # Every computation behind docs/reproduce-the-paper.md, the most important first. Run it again to resume.
 #
-#   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting ablations privacy ours
+#   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting linear ablations privacy ours
 #
 # OUT/data holds the data sets. QUESTIONS (a CSV) and HANDWRITING (a .npz) name the files that are not part of the
-# project. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT
+# project. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT. WORKERS=2 takes two.
 set -eu
 out=$1
 shift
-parts=${*:-generated handwriting questions ablations privacy ours}
+parts=${*:-generated questions ablations privacy handwriting linear ours}
 fedbandit=${FEDBANDIT:-fedbandit}
 data=$out/data
 mkdir -p "$data"
 
 figure() { # DATA NAME OPTIONS...: runs what the panel misses, and draws it
-    set_=$1 name=$2
-    shift 2
-    $fedbandit figure "$name" --data "$data/$set_" --out "$out/$set_" --workers 1 "$@" >"$out/$set_-$name.txt" 2>&1 ||
-        echo "$set_ $name: failed, see $out/$set_-$name.txt" >&2
+    figure_into "$1" "$@"
+}
+
+figure_into() { # FOLDER DATA NAME OPTIONS...
+    folder=$1 set_=$2 name=$3
+    shift 3
+    $fedbandit figure "$name" --data "$data/$set_" --out "$out/$folder" --workers "${WORKERS:-1}" "$@" \
+        >"$out/$folder-$name.txt" 2>&1 || echo "$folder $name: failed, see $out/$folder-$name.txt" >&2
+}
+
+handwriting_data() {
+    [ -e "$data/handwriting" ] ||
+        $fedbandit data import arrays "$HANDWRITING" --features images --labels labels --clients writers --invert \
+            --out "$data/handwriting"
 }
 
 for part in $parts; do
@@ -34,12 +44,16 @@ for part in $parts; do
         for panel in fig2c fig2a fig2d fig2b fig3b; do figure so-questions $panel --seeds 5; done
         ;;
     handwriting)
-        [ -e "$data/handwriting" ] ||
-            $fedbandit data import arrays "$HANDWRITING" --features images --labels labels --clients writers --invert \
-                --out "$data/handwriting"
+        handwriting_data
         # 64 clients a round as in the paper; 32 examples a visit and a quarter of the rounds are what one core can do.
-        for panel in fig1c fig1b fig3a; do
+        for panel in fig1c fig1b fig3a ablation-server-optimizer ablation-importance-weighting fig1d; do
             figure handwriting $panel --seeds 2 --scale 0.25 --set client.max_examples=32 --set pretraining.max_examples=160
+        done
+        ;;
+    linear) # the released code's linear model, at full length
+        handwriting_data
+        for panel in fig1a fig4a fig4b; do
+            figure_into handwriting-linear handwriting $panel --seeds 5 --set model.name=linear
         done
         ;;
     ablations)
