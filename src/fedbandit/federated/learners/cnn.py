@@ -99,7 +99,7 @@ class _Network:
     """One client's weights, all of them changed in place, and its way through a mini-batch."""
 
     def __init__(self, layout: Layout, images: np.ndarray, batch: int, kept: int) -> None:
-        """`images` [n, H, W, C] are those of the chunk; at most `batch` go forth at a time, `kept` of them also back."""
+        """`images` [n, H, W, C] are those of the chunk; `batch` at most go forth at a time, `kept` also back."""
         room = Room(images, batch)
         self.weights = room.zeros(layout.size)
         self._params = layout.split(self.weights)
