@@ -15,12 +15,13 @@ Seconds = dict[str, float]
 def measure(repeats: int = 3) -> dict[str, Seconds]:
     """The best of some tries, wall and CPU: `--help`, and a run of one round from its command to its end.
 
-    The first run also makes the embedded data and, on a new machine, compiles the kernels; later ones find both.
+    The first run also makes the embedded data and compiles the kernels, as on a new machine; later ones find both.
     """
     command = [sys.executable, "-m", "fedbandit.cli.app"]
     answers = [_seconds([*command, "--help"]) for _ in range(repeats)]
     with tempfile.TemporaryDirectory() as scratch:
-        environment = {**os.environ, "FEDBANDIT_CACHE": str(Path(scratch) / "cache")}
+        own = {"FEDBANDIT_CACHE": str(Path(scratch) / "cache"), "NUMBA_CACHE_DIR": str(Path(scratch) / "kernels")}
+        environment = {**os.environ, **own}
         run = [*command, "run", "so-scratch-softmax", "--rounds", "1", "--quiet"]
         runs = [_seconds([*run, "--out", str(Path(scratch) / str(i))], environment) for i in range(repeats + 1)]
     return {
