@@ -165,7 +165,7 @@ class PlainReports:
 def check_not_older(answers: Answers, number: int) -> None:
     """Stop where devices have seen a later round: what was released since would be released once more, unaccounted.
 
-    One device alone could only want to stop the server; it refuses to take part, and the round goes on without it.
+    One device alone could only want to stop the server; it refuses to take part, and the round continues without it.
     """
     said = {
         str(reply.facts["device"]): int(reply.facts["seen"])
