@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import COMPILED
+
 PRESET = "so-scratch-softmax"
 
 
@@ -41,6 +43,7 @@ def sweep(folder: Path, runs: int, rounds: int, workers: int) -> None:
     from fedbandit import preset
     from fedbandit.runs.local_runner import Job, LocalRunner
 
+    os.environ.pop(COMPILED)  # its workers start as users' do
     configs = [preset(PRESET).with_values({"rounds": rounds, "seed": seed}) for seed in range(runs)]
     jobs = [Job(config, folder / str(number)) for number, config in enumerate(configs)]
     assert {ended.status for ended in LocalRunner(workers).run(jobs)} == {"finished"}

@@ -1,13 +1,14 @@
 """How long a command line takes to answer, and a run to reach its first round."""
 
 import json
-import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks import as_users_have_it
 
 Seconds = dict[str, float]
 
@@ -21,7 +22,7 @@ def measure(repeats: int = 3) -> dict[str, Seconds]:
     answers = [_seconds([*command, "--help"]) for _ in range(repeats)]
     with tempfile.TemporaryDirectory() as scratch:
         own = {"FEDBANDIT_CACHE": str(Path(scratch) / "cache"), "NUMBA_CACHE_DIR": str(Path(scratch) / "kernels")}
-        environment = {**os.environ, **own}
+        environment = {**as_users_have_it(), **own}
         run = [*command, "run", "so-scratch-softmax", "--rounds", "1", "--quiet"]
         runs = [_seconds([*run, "--out", str(Path(scratch) / str(i))], environment) for i in range(repeats + 1)]
     return {

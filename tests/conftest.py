@@ -19,15 +19,15 @@ TAGS = ("red", "green", "blue", "white", "black", "grey")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory):
-    """Embedded data and pre-trained models are made anew for the tests, never taken from the user's cache."""
-    previous = os.environ.get("FEDBANDIT_CACHE")
-    os.environ["FEDBANDIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if previous is None:
-        del os.environ["FEDBANDIT_CACHE"]
-    else:
-        os.environ["FEDBANDIT_CACHE"] = previous
+def _own_environment(tmp_path_factory):
+    """Embedded data and pre-trained models are made anew for the tests, never taken from the user's cache.
+
+    Loops are compiled from the start, as in every longer run; `core/test_loops.py` holds the plain ones to them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDBANDIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FEDBANDIT_PATIENCE", "0")
+        yield
 
 
 @pytest.fixture(scope="module")

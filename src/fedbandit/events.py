@@ -1,4 +1,4 @@
-"""The log record of bandit feedback, and drawing actions from probabilities. Knows nothing of how they came about."""
+"""The log record of bandit feedback. Knows nothing of how it came about."""
 
 from dataclasses import dataclass
 
@@ -46,17 +46,3 @@ class Events:
             targets=None if self.targets is None else self.targets[rows],
             weights=None if self.weights is None else self.weights[rows],
         )
-
-
-def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Actions [n] and their probabilities [n] for probabilities [n, K] and uniforms [n] in [0, 1).
-
-    An action of probability 0 is never drawn, whatever rounding does.
-    """
-    cumulative = np.cumsum(probabilities, axis=1)
-    threshold = uniforms.astype(cumulative.dtype) * cumulative[:, -1]
-    actions = (cumulative <= threshold[:, None]).sum(axis=1)
-    overshot = np.flatnonzero(actions == probabilities.shape[1])  # the threshold was rounded up to the total
-    for row in overshot:
-        actions[row] = np.flatnonzero(probabilities[row])[-1]
-    return actions, np.take_along_axis(probabilities, actions[:, None], axis=1)[:, 0]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.core import randomness
-from fedbandit.core.kernels import _order, random_examples, uniforms
+from fedbandit.core import kernels, plain, randomness
+from fedbandit.core.kernels import _order, uniforms
 from fedbandit.core.randomness import Purpose
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -20,12 +20,13 @@ def test_uniforms_are_those_of_the_plain_form(seed, purpose, places):
     np.testing.assert_array_equal(uniforms(seed, purpose, times, clients, positions), expected)
 
 
+@pytest.mark.parametrize("loops", [plain, kernels])
 @pytest.mark.parametrize("limit", [None, 1, 7, 100])
-def test_examples_come_in_the_order_of_their_bits(limit):
+def test_examples_come_in_the_order_of_their_bits(loops, limit):
     sizes = np.array([3, 0, 25, 1, 12])
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     clients, times = np.array([2, 0, 1, 2, 4, 3]), np.array([5, 5, 5, 6, 1, 0])
-    owner, positions, rows = random_examples(11, times, clients, offsets, limit)
+    owner, positions, rows = loops.random_examples(11, times, clients, offsets, limit)
     for pair, (client, time) in enumerate(zip(clients, times, strict=True)):
         keys = randomness.bits(11, Purpose.EXAMPLES, int(time), int(client), np.arange(sizes[client]))
         expected = offsets[client] + np.argsort(keys, kind="stable")[:limit]

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit import events
 from fedbandit.core import kernels as drawing
+from fedbandit.core import plain
 from fedbandit.federated.clients import fresh_sums
 
 
 def assert_same(probabilities, uniforms):
-    expected_actions, expected_propensities = events.draw_actions(probabilities, uniforms)
+    expected_actions, expected_propensities = plain.draw_actions(probabilities, uniforms)
     actions, propensities = drawing.draw_actions(probabilities, uniforms)
     np.testing.assert_array_equal(actions, expected_actions)
     assert propensities.dtype == expected_propensities.dtype

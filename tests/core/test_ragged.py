@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.core import kernels as ragged_kernels
-from fedbandit.core import ragged as in_numpy
+from fedbandit.core import plain as in_numpy
 from fedbandit.core.ragged import Ragged
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=8)

@@ -6,9 +6,8 @@ from builders import random_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit import events
+from fedbandit.core import kernels, plain
 from fedbandit.core.prediction import Prediction
-from fedbandit.evaluation.metrics import labels_among_best
 from fedbandit.federated.exploring import drawn_at_once
 from fedbandit.policies import EpsilonGreedy, Falcon, FalconSchedule, Floored, Greedy, Softmax, Uniform
 
@@ -16,10 +15,10 @@ RULES = [Softmax(0.05), Softmax(1e-30), Falcon(10, 5000), Falcon(1, 0), Greedy()
 
 
 def assert_same(rule, scores, uniforms):
-    plain = events.draw_actions(rule.probabilities(Prediction(scores.copy())), uniforms)
+    expected = plain.draw_actions(rule.probabilities(Prediction(scores.copy())), uniforms)
     found = drawn_at_once(rule, Prediction(scores), uniforms)
     assert found is not None
-    for one, other in zip(found, plain, strict=True):
+    for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
@@ -68,17 +67,19 @@ def test_many_actions_take_the_plain_way():
 # --- held-out labels among the best ---
 
 
+@pytest.mark.parametrize("loops", [plain, kernels])
 @given(actions=st.integers(1, 12), top=st.sampled_from([1, 5]), seed=st.integers(0, 2**32 - 1))
-def test_labels_among_the_best_are_those_of_a_stable_sort(actions, top, seed):
+def test_labels_among_the_best_are_those_of_a_stable_sort(loops, actions, top, seed):
     rng = np.random.default_rng(seed)
     labels = random_text(seed % 5, num_actions=6).train.labels
     scores = rng.integers(-2, 3, (len(labels), max(6, actions))).astype(np.float32)  # many ties
     best = np.argsort(-scores, axis=1, kind="stable")[:, :top]
     hits = (best[labels.row_of_entry()] == labels.ids[:, None]).any(axis=1).sum()
-    assert labels_among_best(scores, labels.offsets, labels.ids, top) == hits
+    assert loops.labels_among_best(scores, labels.offsets, labels.ids, top) == hits
 
 
-def test_a_score_that_is_not_a_number_is_not_among_the_best():
+@pytest.mark.parametrize("loops", [plain, kernels])
+def test_a_score_that_is_not_a_number_is_not_among_the_best(loops):
     scores = np.array([[np.nan, 1.0, 0.0]])
     one = np.array([0, 1])
-    assert [labels_among_best(scores, one, np.array([label], np.int32), 1) for label in range(3)] == [0, 1, 0]
+    assert [loops.labels_among_best(scores, one, np.array([label], np.int32), 1) for label in range(3)] == [0, 1, 0]

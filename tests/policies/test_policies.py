@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedbandit.core.plain import draw_actions
 from fedbandit.core.prediction import Prediction as P
-from fedbandit.events import draw_actions
 from fedbandit.policies import BUILT_IN, EpsilonGreedy, Falcon, Greedy, Softmax, importance_scale
 
 DTYPES = st.sampled_from([np.float32, np.float64])

@@ -1,6 +1,6 @@
-"""Compiled loops: addressed randomness, drawing actions, ragged rows, sums of sparse vectors.
+"""Compiled loops: addressed randomness, drawing actions, rewards, ranks, ragged rows, sparse sums, server steps.
 
-Devices use the plain forms, which need numpy alone; a test holds the two together, to the last bit.
+`plain` has those that devices and short runs need; a test holds the two together, to the last bit.
 """
 
 import sys
@@ -307,3 +307,55 @@ def add_entries(entries, values, total):  # type: ignore[no-untyped-def]
     """Add each value to its entry of the total."""
     for i in range(len(entries)):
         total[entries[i]] += values[i]
+
+
+@numba.njit(nogil=True, cache=True)
+def best_rewards(offsets, labels, actions, exact, near, near_value):  # type: ignore[no-untyped-def]
+    """The best of what an example's labels give for its action, at least 0."""
+    rewards = np.zeros(len(actions), np.float32)
+    for i in range(len(actions)):
+        for j in range(offsets[i], offsets[i + 1]):
+            label = labels[j]
+            if actions[i] == label and exact[label] > rewards[i]:
+                rewards[i] = exact[label]
+            if actions[i] == near[label] and near_value[label] > rewards[i]:
+                rewards[i] = near_value[label]
+    return rewards
+
+
+@numba.njit(nogil=True, cache=True)
+def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-def]
+    """How many labels are among the best-scored `top` actions of their example; the lower index among equals."""
+    hits = 0
+    for i in range(len(offsets) - 1):
+        row = scores[i]
+        for label in labels[offsets[i] : offsets[i + 1]]:
+            mine, before = row[label], 0
+            for a in range(label):
+                before += row[a] >= mine
+            for a in range(label + 1, len(row)):
+                before += row[a] > mine
+            hits += before < top and mine == mine  # what is not a number is never among the best
+    return hits
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def adam_moments(m0, v0, w0, update, constants, m, v, w):  # type: ignore[no-untyped-def]
+    rate, beta_1, beta_2, epsilon = constants
+    one = constants.dtype.type(1)
+    for i in range(len(w)):
+        g = update[i]
+        m[i] = beta_1 * m0[i] + (one - beta_1) * g
+        v[i] = beta_2 * v0[i] + (one - beta_2) * g * g
+        w[i] = w0[i] + rate * m[i] / (np.sqrt(v[i]) + epsilon)
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def yogi_moments(m0, v0, w0, update, constants, m, v, w):  # type: ignore[no-untyped-def]
+    rate, beta_1, beta_2, epsilon = constants
+    one = constants.dtype.type(1)
+    for i in range(len(w)):
+        g = update[i]
+        m[i] = beta_1 * m0[i] + (one - beta_1) * g
+        v[i] = v0[i] - (one - beta_2) * g * g * np.sign(v0[i] - g * g)
+        w[i] = w0[i] + rate * m[i] / (np.sqrt(v[i]) + epsilon)

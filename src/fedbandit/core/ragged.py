@@ -1,60 +1,10 @@
-"""Rows of different lengths in flat arrays (labels of an example, words of a sentence), and gathering them quickly.
+"""Rows of different lengths in flat arrays (labels of an example, words of a sentence), and gathering them quickly."""
 
-The loops are compiled in `kernels`; their twins in plain numpy, with the same bits, serve installations without numba.
-"""
-
-import sys
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 
-
-def gathered_offsets(offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Where each of the given rows begins when they stand one after the other, and where the last one ends."""
-    lengths = offsets[rows + 1] - offsets[rows]
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-
-
-def gather(
-    offsets: np.ndarray, source: np.ndarray, rows: np.ndarray, target_offsets: np.ndarray, target: np.ndarray
-) -> None:
-    """Copy the entries of the given rows, one row after the other."""
-    moved = np.repeat(offsets[rows] - target_offsets[:-1], np.diff(target_offsets))
-    target[:] = source[moved + np.arange(len(target))]
-
-
-def count_rows(
-    offsets: np.ndarray,
-    ids: np.ndarray,
-    unknown: int,
-    row_offsets: np.ndarray,
-    words: np.ndarray,
-    values: np.ndarray,
-) -> int:
-    """Count each row's ids below `unknown`, ascending, and divide the counts by their L2 norm; how many there are."""
-    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    known = ids < unknown
-    found, counts = np.unique(row[known] * max(unknown, 1) + ids[known], return_counts=True)
-    row = found // max(unknown, 1)
-    squares = np.bincount(row, counts.astype(np.float64) ** 2, minlength=len(offsets) - 1)
-    words[: len(found)] = found % max(unknown, 1)
-    values[: len(found)] = counts / np.sqrt(squares[row])
-    row_offsets[1:] = np.cumsum(np.bincount(row, minlength=len(offsets) - 1))
-    return len(found)
-
-
-@cache
-def loops() -> Any:
-    """The compiled loops or, where numba is not installed, the same in numpy; imported when first needed."""
-    try:
-        return import_module("fedbandit.core.kernels")
-    except ModuleNotFoundError as error:
-        if error.name != "numba":
-            raise
-        return sys.modules[__name__]
+from fedbandit.core.loops import loops
 
 
 @dataclass(frozen=True)
@@ -70,13 +20,13 @@ class Ragged:
 
     def take(self, rows: np.ndarray) -> "Ragged":
         """The given rows, in the given order, as arrays of their own."""
-        offsets = loops().gathered_offsets(self.offsets, rows)
+        offsets = loops.gathered_offsets(self.offsets, rows)
         ids = np.empty(offsets[-1], self.ids.dtype)
-        loops().gather(self.offsets, self.ids, rows, offsets, ids)
+        loops.gather(self.offsets, self.ids, rows, offsets, ids)
         if self.values is None:
             return Ragged(offsets, ids)
         values = np.empty(offsets[-1], self.values.dtype)
-        loops().gather(self.offsets, self.values, rows, offsets, values)
+        loops.gather(self.offsets, self.values, rows, offsets, values)
         return Ragged(offsets, ids, values)
 
     def slice(self, start: int, stop: int) -> "Ragged":

@@ -8,7 +8,8 @@ from typing import AnyStr, Generic
 
 import numpy as np
 
-from fedbandit.core.ragged import Ragged, loops
+from fedbandit.core.loops import loops
+from fedbandit.core.ragged import Ragged
 
 # Letters and digits, joined by single dots, hyphens and apostrophes; a tail of + or # keeps "c++" and "c#" whole.
 _WORD = re.compile(r"\w+(?:['.-]\w+)*[+#]*")
@@ -67,7 +68,7 @@ class BagOfWords(Generic[AnyStr]):
 def _count(offsets: np.ndarray, ids: np.ndarray, unknown: int) -> Ragged:
     row_offsets = np.zeros(len(offsets), np.int64)
     words, values = np.empty(len(ids), np.int32), np.empty(len(ids), np.float32)
-    total = loops().count_rows(offsets, ids, unknown, row_offsets, words, values)
+    total = loops.count_rows(offsets, ids, unknown, row_offsets, words, values)
     return Ragged(row_offsets, words[:total].copy(), values[:total].copy())
 
 

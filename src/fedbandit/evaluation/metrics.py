@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.loops import loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.data.embedded.realizable import RealizableEnvironment
@@ -29,26 +29,10 @@ def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multil
         stop = min(start + _EVALUATION_ROWS, split.num_examples)
         contexts, labels = split.between(start, stop)
         scores = learner.predict(weights, contexts).mean
-        hits += labels_among_best(np.ascontiguousarray(scores), labels.offsets, labels.ids, top)
+        hits += loops.labels_among_best(np.ascontiguousarray(scores), labels.offsets, labels.ids, top)
         labels_seen += len(labels.ids) if multilabel else stop - start
     name = "test_recall_at_5" if multilabel else "test_accuracy"
     return {name: hits / labels_seen} if labels_seen else {}
-
-
-@numba.njit(nogil=True, cache=True)
-def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-def]
-    """How many labels are among the best-scored `top` actions of their example; the lower index among equals."""
-    hits = 0
-    for i in range(len(offsets) - 1):
-        row = scores[i]
-        for label in labels[offsets[i] : offsets[i + 1]]:
-            mine, before = row[label], 0
-            for a in range(label):
-                before += row[a] >= mine
-            for a in range(label + 1, len(row)):
-                before += row[a] > mine
-            hits += before < top and mine == mine  # what is not a number is never among the best
-    return hits
 
 
 @dataclass(frozen=True)

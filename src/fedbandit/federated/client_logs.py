@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbandit.core.kernels import random_examples
+from fedbandit.core.loops import loops
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.data.dataset import Split
 
@@ -52,7 +52,7 @@ class SimpleVisits:
     def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits:
         times = np.full(len(clients), round_number)
         version = period_of(round_number, self.deploy_every)
-        owner, positions, rows = random_examples(self.seed, times, clients, split.offsets, self.max_examples)
+        owner, positions, rows = loops.random_examples(self.seed, times, clients, split.offsets, self.max_examples)
         return Visits(
             bounds=np.searchsorted(owner, np.arange(len(clients) + 1)),
             rows=rows,
@@ -93,7 +93,7 @@ class PopulationVisits:
         periods = np.arange(max(0, period - self._remembered() + 1), period + 1)
         pair_client = np.repeat(np.arange(len(clients)), len(periods))
         pair_time = np.tile(periods, len(clients))
-        owner, positions, rows = random_examples(
+        owner, positions, rows = loops.random_examples(
             self.seed, pair_time, clients[pair_client], split.offsets, self.events_per_period
         )
         client, times = pair_client[owner], pair_time[owner]

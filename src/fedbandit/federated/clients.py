@@ -10,22 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Protocol
 
-import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, Diverged
-from fedbandit.core.kernels import draw_actions, uniforms
+from fedbandit.core.loops import loops
 from fedbandit.core.parts import resolve
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.randomness import Purpose, generator, poisson
-from fedbandit.core.randomness import uniforms as plain_uniforms
+from fedbandit.core.randomness import Purpose, generator, poisson, uniforms
 from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
-from fedbandit.federated.exploring import drawn_at_once
 from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
 from fedbandit.federated.pipeline import Stage as PipelineStage
@@ -272,7 +269,7 @@ class ClientWork:
         self, visits: Visits, contexts: Contexts, broadcast: Broadcast
     ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
-        draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
+        draws = loops.uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
             return self._by_version(broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast)
@@ -294,7 +291,7 @@ class ClientWork:
     ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
         try:
-            drawn = drawn_at_once(rule, prediction, draws) if broadcast.available is None else None
+            drawn = _drawn_at_once(rule, prediction, draws) if broadcast.available is None else None
             if drawn is not None:
                 return prediction, *drawn
             probabilities = rule.probabilities(prediction, broadcast.available)
@@ -303,7 +300,7 @@ class ClientWork:
             raise
         if not is_built_in(rule):  # what comes from outside is looked at, every time
             self._check_probabilities(probabilities, prediction, rule, broadcast)
-        return prediction, *draw_actions(probabilities, draws)
+        return prediction, *loops.draw_actions(probabilities, draws)
 
     def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
@@ -316,7 +313,7 @@ class ClientWork:
         if not self.heads:
             return scales
         address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
-        counts = poisson(plain_uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
+        counts = poisson(uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
         return counts if scales is None else counts * scales[:, None]
 
     def _check_probabilities(
@@ -335,15 +332,23 @@ class ClientWork:
             raise Diverged(f"diverged at round {round_number}: the scores of client {name} are not finite")
 
 
-@numba.njit(nogil=True, cache=True)
-def fresh_sums(bounds, fresh, rewards, propensities):  # type: ignore[no-untyped-def]
+def _drawn_at_once(rule: Policy, prediction: Prediction, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Actions and their probabilities by compiled loops; None where there is only the plain way."""
+    if not loops.compiling:
+        return None
+    from fedbandit.federated.exploring import drawn_at_once
+
+    return drawn_at_once(rule, prediction, draws)
+
+
+def fresh_sums(
+    bounds: np.ndarray, fresh: np.ndarray, rewards: np.ndarray, propensities: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each client of some events: how many are fresh, and the sums of their rewards and propensities."""
     clients = len(bounds) - 1
-    counts, reward_sums, propensity_sums = np.zeros(clients, np.int64), np.zeros(clients), np.zeros(clients)
-    for client in range(clients):
-        for i in range(bounds[client], bounds[client + 1]):
-            if fresh[i]:
-                counts[client] += 1
-                reward_sums[client] += rewards[i]
-                propensity_sums[client] += propensities[i]
-    return counts, reward_sums, propensity_sums
+    owner = np.repeat(np.arange(clients), np.diff(bounds))[fresh]
+
+    def summed(numbers: np.ndarray | None) -> np.ndarray:
+        return np.bincount(owner, numbers, minlength=clients)
+
+    return summed(None), summed(rewards[fresh]), summed(propensities[fresh])

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.loops import loops
 from fedbandit.core.randomness import Purpose, generator
 
 Vectors = dict[str, np.ndarray]
@@ -51,10 +52,8 @@ class RowSum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.core.kernels import add_rows
-
         k = len(self.bias)
-        add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
+        loops.add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
         total[-k:] += self.bias
 
 
@@ -67,9 +66,7 @@ class EntrySum:
     bias: np.ndarray  # [K]
 
     def add_to(self, total: np.ndarray) -> None:
-        from fedbandit.core.kernels import add_entries
-
-        add_entries(self.entries, self.values, total)
+        loops.add_entries(self.entries, self.values, total)
         total[-len(self.bias) :] += self.bias
 
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 
 from fedbandit.core.errors import Diverged
-from fedbandit.core.kernels import all_finite
+from fedbandit.core.loops import loops
 from fedbandit.federated.algorithm import Algorithm, RoundFacts
 from fedbandit.federated.pipeline import Clipping, Vectors
 
@@ -71,7 +70,7 @@ class Adam:
         t = int(state["step"][0]) + 1
         rate = self.learning_rate * sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
         constants = _constants(weights, rate, self.beta_1, self.beta_2, self.epsilon)
-        m, v, moved = _adaptive(_adam_second_moment, state, weights, update, constants)
+        m, v, moved = _adaptive(loops.adam_moments, state, weights, update, constants)
         return {"step": np.array([t]), "m": m, "v": v}, moved
 
 
@@ -93,7 +92,7 @@ class Yogi:
 
     def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
         constants = _constants(weights, self.learning_rate, self.beta_1, self.beta_2, self.epsilon)
-        m, v, moved = _adaptive(_yogi_second_moment, state, weights, update, constants)
+        m, v, moved = _adaptive(loops.yogi_moments, state, weights, update, constants)
         return {"m": m, "v": v}, moved
 
 
@@ -167,28 +166,6 @@ def _adaptive(
     return m, v, moved
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _adam_second_moment(m0, v0, w0, update, constants, m, v, w):  # type: ignore[no-untyped-def]
-    rate, beta_1, beta_2, epsilon = constants
-    one = constants.dtype.type(1)
-    for i in range(len(w)):
-        g = update[i]
-        m[i] = beta_1 * m0[i] + (one - beta_1) * g
-        v[i] = beta_2 * v0[i] + (one - beta_2) * g * g
-        w[i] = w0[i] + rate * m[i] / (np.sqrt(v[i]) + epsilon)
-
-
-@numba.njit(nogil=True, cache=True, error_model="numpy")
-def _yogi_second_moment(m0, v0, w0, update, constants, m, v, w):  # type: ignore[no-untyped-def]
-    rate, beta_1, beta_2, epsilon = constants
-    one = constants.dtype.type(1)
-    for i in range(len(w)):
-        g = update[i]
-        m[i] = beta_1 * m0[i] + (one - beta_1) * g
-        v[i] = v0[i] - (one - beta_2) * g * g * np.sign(v0[i] - g * g)
-        w[i] = w0[i] + rate * m[i] / (np.sqrt(v[i]) + epsilon)
-
-
 class Aggregation(Protocol):
     """From a round's sums to what the server learns from them."""
 
@@ -253,7 +230,7 @@ class Server:
         means = _split(mean, totals, scales)
         moved = self.algorithm.step(kept, means, facts)
         weights = self.algorithm.model(moved)
-        if not all_finite(weights):
+        if not loops.all_finite(weights):
             raise Diverged(f"diverged at round {facts.round}: the model's weights are not finite")
         learned = self.aggregation.unclipped(below, accepted, facts.round)
         following = clip_norm if learned is None else self.clipping.following(clip_norm, learned)

@@ -6,9 +6,9 @@ Every scenario of the paper is one small table: what answering a label itself ea
 from dataclasses import dataclass
 from typing import Protocol
 
-import numba
 import numpy as np
 
+from fedbandit.core.loops import loops
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, uniforms
 
@@ -50,7 +50,9 @@ class RewardTable:
     def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""
 
-        earned: np.ndarray = best_rewards(labels.offsets, labels.ids, actions, self.exact, self.near, self.near_value)
+        earned: np.ndarray = loops.best_rewards(
+            labels.offsets, labels.ids, actions, self.exact, self.near, self.near_value
+        )
         return earned
 
     def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray:
@@ -134,17 +136,3 @@ def relabelled(num_actions: int, target: dict[int, int]) -> RewardTable:
     exact = np.ones(num_actions, np.float32)
     exact[list(target)] = 0
     return with_near_miss(per_label(exact), target, 1.0)
-
-
-@numba.njit(nogil=True, cache=True)
-def best_rewards(offsets, labels, actions, exact, near, near_value):  # type: ignore[no-untyped-def]
-    """The best of what an example's labels give for its action, at least 0."""
-    rewards = np.zeros(len(actions), np.float32)
-    for i in range(len(actions)):
-        for j in range(offsets[i], offsets[i + 1]):
-            label = labels[j]
-            if actions[i] == label and exact[label] > rewards[i]:
-                rewards[i] = exact[label]
-            if actions[i] == near[label] and near_value[label] > rewards[i]:
-                rewards[i] = near_value[label]
-    return rewards

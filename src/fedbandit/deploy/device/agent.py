@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.plain import draw_actions
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.deploy.device.acting import Actor, make_rule, working_actor
 from fedbandit.deploy.device.card import make_private_folder
@@ -18,7 +19,6 @@ from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
 from fedbandit.deploy.device.model_files import DeviceModel, ModelFiles
-from fedbandit.events import draw_actions
 from fedbandit.policies import Policy
 
 

@@ -11,15 +11,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedbandit.core.loops import Loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
-from fedbandit.federated.learners import sparse_kernels as kernels
 from fedbandit.federated.learners.base import ClientSettings, Drift
 from fedbandit.federated.pipeline import EntrySum, JoinedSum, RowSum, UpdateSum
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
+
+loops = Loops("fedbandit.federated.learners.sparse_plain", "fedbandit.federated.learners.sparse_kernels")
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SparseLinearLearner:
         params = self.layout.split(weights)
         out = np.empty((len(contexts), len(params["bias"])), weights.dtype)
         values = np.asarray(contexts.values, weights.dtype)
-        kernels.scores(params["weight"], params["bias"], contexts.offsets, contexts.ids, values, out)
+        loops.scores(params["weight"], params["bias"], contexts.offsets, contexts.ids, values, out)
         return Prediction(out)
 
     def train(
@@ -83,7 +85,7 @@ class SparseLinearLearner:
         assert isinstance(contexts, Ragged)
         entries, moves = np.empty(len(contexts.ids), np.int64), np.empty(len(contexts.ids), dtype)
         total_bias = np.zeros_like(params["bias"])
-        found = kernels.train_chosen(
+        found = loops.train_chosen(
             contexts.offsets, contexts.ids, np.asarray(contexts.values, dtype), events.bounds, events.actions,
             np.asarray(events.rewards, dtype), *self._how(events, dtype), clip_norms,
             *self._correction(pull, dtype), np.empty(0, dtype) if drift is None else drift,
@@ -104,14 +106,14 @@ class SparseLinearLearner:
         params, contexts, dtype = self.layout.split(weights), events.contexts, weights.dtype
         assert isinstance(contexts, Ragged)
         assert events.targets is not None
-        slots, rows = kernels.number_rows(contexts.ids, len(params["weight"]))
+        slots, rows = loops.number_rows(contexts.ids, len(params["weight"]))
         base = np.take(params["weight"], rows, axis=0)
         total, total_bias = np.zeros_like(base), np.zeros_like(params["bias"])
         added = np.empty((0, len(total_bias)), dtype)
         if drift is not None:
             own = self.layout.split(drift)
             added = np.concatenate([np.take(own["weight"], rows, axis=0), own["bias"][None]])
-        kernels.train_all(
+        loops.train_all(
             contexts.offsets, slots, np.asarray(contexts.values, dtype), events.bounds,
             np.asarray(events.targets, dtype), *self._how(events, dtype), clip_norms,
             *self._correction(pull, dtype), added,

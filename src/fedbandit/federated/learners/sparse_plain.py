@@ -1,0 +1,61 @@
+"""The loops of `sparse_kernels` that a short run needs, in plain numpy with the same bits."""
+
+import numpy as np
+
+
+def scores(
+    weight: np.ndarray, bias: np.ndarray, offsets: np.ndarray, ids: np.ndarray, values: np.ndarray, out: np.ndarray
+) -> None:
+    """Bias and values-weighted rows of the words, in the order of the words."""
+    out[:] = bias
+    lengths = np.diff(offsets)
+    for place in range(lengths.max(initial=0)):
+        rows = np.flatnonzero(lengths > place)
+        at = offsets[rows] + place
+        out[rows] += values[at, None] * weight[ids[at]]
+
+
+def train_chosen(  # type: ignore[no-untyped-def]
+    offsets, ids, values, bounds, actions, rewards, weights, logistic, steps, size, epochs, clip_norms,
+    rate, pull, drift, weight, base_bias, entries, moves, total_bias, norms,
+):  # fmt: skip
+    """As the compiled form, without the objectives and corrections that short runs rarely have."""
+    if logistic or pull != 0 or len(drift):
+        return NotImplemented
+    found = 0
+    for client in range(len(bounds) - 1):
+        first, last = bounds[client], bounds[client + 1]
+        start, lengths = offsets[first], np.diff(offsets[first : last + 1])
+        event = np.repeat(np.arange(first, last), lengths)
+        words = slice(start, offsets[last])
+        mine, slots = _numbered(ids[words].astype(np.int64) * len(base_bias) + actions[event])
+        base, bias = weight[mine], base_bias.copy()
+        work = base.copy()
+        for begin in list(range(first, last, size)) * epochs:
+            end = min(begin + size, last)
+            batch, own = slice(begin, end), slice(offsets[begin], offsets[end])
+            at, row = slots[own.start - start : own.stop - start], event[own.start - start : own.stop - start] - begin
+            score = bias[actions[batch]]
+            np.add.at(score, row, values[own] * work[at])
+            # single precision is left for the error alone, as the compiled form does it
+            errors = ((steps[end - begin] * weights[batch]) * (score.astype(np.float64) - rewards[batch])).astype(
+                score.dtype
+            )
+            np.subtract.at(bias, actions[batch], errors)
+            np.subtract.at(work, at, errors[row] * values[own])
+        moved, moved_bias = work - base, bias - base_bias
+        squares = np.concatenate([moved, moved_bias]) ** 2
+        norms[client] = norm = np.sqrt(np.cumsum(squares, dtype=np.float64)[-1])  # one after the other
+        if np.isfinite(norm):
+            factor = weight.dtype.type(min(1.0, clip_norms[client] / norm) if norm > 0 else 1.0)
+            total_bias += factor * moved_bias
+            entries[found : found + len(mine)], moves[found : found + len(mine)] = mine, factor * moved
+            found += len(mine)
+    return found
+
+
+def _numbered(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The entries without repetitions, in order of first appearance, and for each its place among them."""
+    found, first, which = np.unique(entries, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return found[order], np.argsort(order)[which]
