@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.results.plots import COLOURS, OTHER_COLOURS, draw_curves, require_picture
+from fedbandit.results.plots import COLOURS, OTHER_COLOURS, draw_curves, require_picture, styles_of
 
 ALL = (*COLOURS.values(), *OTHER_COLOURS)
 
@@ -42,6 +42,12 @@ def test_no_two_colours_look_alike(eye):
     seen = {colour: _lab(np.array(EYES[eye]) @ _linear(colour)) for colour in ALL}
     for one, other in combinations(ALL, 2):
         assert np.linalg.norm(seen[one] - seen[other]) > 10, (one, other)
+
+
+def test_other_names_take_the_policies_colours_only_where_no_policy_is_named():
+    palette = list(COLOURS.values())
+    assert [colour for colour, _ in styles_of(["one", "two", "three"]).values()] == palette[:3]
+    assert styles_of(["one", "softmax"]) == {"one": (OTHER_COLOURS[0], False), "softmax": (COLOURS["softmax"], False)}
 
 
 def test_a_name_that_no_picture_can_have_is_refused(tmp_path):

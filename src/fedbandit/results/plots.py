@@ -43,8 +43,11 @@ def policy_of(label: str) -> str | None:
 def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
     """A colour for every label, and whether its line is dashed: the policy's own, and if several share it, others.
 
-    The second curve of a policy is dashed in the policy's colour; further ones, and unknown labels, take what is left.
+    The second curve of a policy is dashed in the policy's colour; further ones, and unknown labels, take what is left:
+    all colours, where no label names a policy.
     """
+    named = any(policy_of(label) is not None for label in labels)
+    left = OTHER_COLOURS if named else (*COLOURS.values(), *OTHER_COLOURS)
     styles: dict[str, tuple[str, bool]] = {}
     seen: Counter[str] = Counter()
     others = 0
@@ -54,7 +57,7 @@ def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
             styles[label] = (COLOURS[policy], policy in _DASHED or seen[policy] == 1)
             seen[policy] += 1
         else:
-            styles[label] = (OTHER_COLOURS[others % len(OTHER_COLOURS)], (others // len(OTHER_COLOURS)) % 2 == 1)
+            styles[label] = (left[others % len(left)], (others // len(left)) % 2 == 1)
             others += 1
     return styles
 
