@@ -270,7 +270,7 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     assert "| softmax | falcon | epsilon-greedy | greedy |" in capsys.readouterr().out
 
 
-def _kept(tmp_path, **final):
+def _kept(tmp_path, scale=1.0, **final):
     members = {
         rule: {"final": final.get(rule.replace("-", "_"), []), "seeds": [0, 1, 2], "diverged": []}
         for rule in ("softmax", "falcon", "epsilon-greedy", "greedy")
@@ -279,6 +279,7 @@ def _kept(tmp_path, **final):
         member["seeds"] = member["seeds"][: len(member["final"])]
     claims = [{"claim": "a above b", "words": "w", "difference": 0.1, "error": None, "verdict": "not clear"}]
     numbers = {"figure": "fig2a", "title": "t", "note": "n", "data": "d", "setting": "SO, scratch", "members": members}
+    numbers["scale"] = scale
     (tmp_path / "fig2a.json").write_text(json.dumps({**numbers, "claims": claims}))
     (tmp_path / "fig2a.png").write_bytes(b"")
     return read_figures([tmp_path])
@@ -289,7 +290,9 @@ def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
     assert (won.winner, won.second, won.clear) == ("softmax", "falcon", True)
     assert won.margin == pytest.approx((0.2 + 0.2 + 0.19) / 3)
     assert (won.cell("softmax"), won.cell("falcon"), won.cell("epsilon-greedy")) == ("**0.533**", "0.337", "–")
-    [tied] = comparisons(_kept(tmp_path, softmax=[0.5, 0.6, 0.5], epsilon_greedy=[0.6, 0.5, 0.49]))
+    assert won.data == "d, 3 seeds"
+    [tied] = comparisons(_kept(tmp_path, 0.25, softmax=[0.5, 0.6, 0.5], epsilon_greedy=[0.6, 0.5, 0.49]))
+    assert tied.data == "d, 3 seeds, shortened to 0.25"
     assert tied.lead().startswith("a tie: ")
     assert tied.cell("epsilon-greedy").startswith("**")
     assert comparison_table([won, tied]).count("\n") == 3

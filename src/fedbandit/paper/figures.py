@@ -236,6 +236,7 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
         text += f"\n\n{effort_in_words(efforts)}"
     found = _found(wanted, members, curves, efforts, verdicts)
     facts = {"data": dataset.header.name, "model": model, "regime": asdict(told), "setting": _setting(wanted)}
+    facts["scale"] = request.scale
     kept = stem.with_suffix(".json")
     write_json(kept, {"figure": wanted.name, "title": wanted.title, "note": note, **facts, **found, "text": text})
     return Made(wanted.name, text, png, kept)

@@ -95,7 +95,10 @@ def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
         margin, error = paired_difference(curves[winner], curves[second])
         tuned = ", tuned" if numbers.get("tuning") else ""
-        found.append(Comparison(numbers["setting"] + tuned, numbers["data"], means, winner, second, margin, error))
+        data = f"{numbers['data']}, {len(curves[winner].final)} seeds"
+        if numbers.get("scale", 1) != 1:
+            data += f", shortened to {numbers['scale']:g}"
+        found.append(Comparison(numbers["setting"] + tuned, data, means, winner, second, margin, error))
     return found
 
 
