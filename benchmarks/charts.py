@@ -18,25 +18,34 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
 def _comparison(result: dict[str, Any], path: Path) -> Path:
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained")
+    tables = result.get("tables", {})
+    figure, axes = pyplot.subplots(1, 3 if tables else 2, figsize=(19 if tables else 13, 5.5), layout="constrained")
     titles = {"E": "E: FedAvg CNN on images", "S": "S: linear model on text"}
-    for axis, (workload, title) in zip(axes, titles.items(), strict=True):
+    for axis, (workload, title) in zip(axes, titles.items(), strict=False):
         rows = {name: row for name, row in result[workload]["rows"].items() if "error" not in row}
         base = rows[OURS]["wall"]
         names = list(reversed(rows))
         ratios = [rows[name]["wall"] / base for name in names]
-        bars = axis.barh(names, ratios, color=[_INK if name.startswith("fedbandit") else _SOFT for name in names])
-        axis.bar_label(bars, [f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}" for ratio in ratios], padding=3)
-        if max(ratios) > 20:
-            axis.set_xscale("log")
-        axis.margins(x=0.15)
-        axis.set_title(title)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("wall time of a round; a bandit round of fedbandit = 1", fontsize=10)
+        _bars(axis, title, dict(zip(names, ratios, strict=True)))
+    if tables:
+        rows = {f"{who}, {name}": row[who] / row["fedbandit"] for name, row in tables.items() for who in row}
+        _bars(axes[2], "tables, one core, CPU time", dict(reversed(rows.items())))
+    figure.supxlabel("time of a round (E and S: wall); a bandit round of fedbandit = 1", fontsize=10)
     figure.suptitle("A bandit round acts, trains, clips, aggregates and steps", fontsize=10)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
+
+
+def _bars(axis: Any, title: str, ratios: dict[str, float]) -> None:
+    colours = [_INK if name.startswith("fedbandit") else _SOFT for name in ratios]
+    bars = axis.barh(list(ratios), list(ratios.values()), color=colours)
+    axis.bar_label(bars, [f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}" for ratio in ratios.values()], padding=3)
+    if max(ratios.values()) > 20:
+        axis.set_xscale("log")
+    axis.margins(x=0.15)
+    axis.set_title(title)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _growth(curves: dict[str, list[dict[str, float]]], path: Path) -> Path:

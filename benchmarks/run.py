@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import charts, growth, startup, workloads
+from benchmarks import charts, dense, growth, many_runs, startup, workloads
 from benchmarks.contestants import HERE, VENVS, Contestant, Measured, take_turns
 
 sys.path.insert(0, str(HERE / "peers"))
@@ -198,12 +198,19 @@ def main() -> None:
         print("\ngrowth of a round (CPU seconds)")
         result["growth"] = growth.measure(rounds=3 if quick else 7, short=quick)
         result["startup"] = startup.measure(2 if quick else 5)
+    if not chosen.only and not quick:
+        result["tables"] = dense.measure_on_one_core()
+        result["many runs"] = many_runs.measure(runs=200, rounds=200, workers=2, repeats=1)
     for name in ("E", "S"):
         print_table(f"{name}: {'the FedAvg CNN on images' if name == 'E' else 'a linear model on text'}", result[name])
     start = result["startup"]
     print("\nfrom command to answer, seconds of wall and of CPU:")
     for what, seconds in start.items():
         print(f"{what:34s} {seconds['wall']:7.2f} {seconds['cpu']:7.2f}")
+    if "tables" in result:
+        print("\ntables, multiples of fedbandit's CPU time:")
+        dense.report(result["tables"])
+        print(f"\nmany short runs: {json.dumps(result['many runs'], indent=2)}")
     result["machine"]["load_after"] = os.getloadavg()
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     for path in charts.draw(result, HERE):
