@@ -330,12 +330,13 @@ def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-
     for i in range(len(offsets) - 1):
         row = scores[i]
         for label in labels[offsets[i] : offsets[i + 1]]:
-            mine, before = row[label], 0
-            for a in range(label):
-                before += row[a] >= mine
-            for a in range(label + 1, len(row)):
-                before += row[a] > mine
-            hits += before < top and mine == mine  # what is not a number is never among the best
+            mine, before = row[label], np.int32(0)
+            for a in range(len(row)):  # in vectors, since it neither ends early nor depends on the label
+                before += np.int32(row[a] > mine)
+            if before < top and mine == mine:  # what is not a number is never among the best
+                for a in range(label):
+                    before += np.int32(row[a] == mine)
+                hits += before < top
     return hits
 
 
