@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from fedbandit.core import kernels as drawing
 from fedbandit.core import plain
-from fedbandit.federated.clients import fresh_sums
 
 
 def assert_same(probabilities, uniforms):
@@ -48,11 +47,12 @@ def test_probabilities_that_do_not_lie_in_order():
     assert_same(p, np.random.default_rng(1).random(30))
 
 
-def test_fresh_sums_leave_out_what_was_counted_before():
+@pytest.mark.parametrize("loops", [plain, drawing])
+def test_fresh_sums_leave_out_what_was_counted_before(loops):
     bounds, fresh = np.array([0, 2, 2, 5]), np.array([True, False, True, True, False])
     rewards = np.array([1, 2, 4, 8, 16], np.float32)
     propensities = np.array([0.5, 0.5, 0.25, 0.125, 1.0], np.float32)
-    counts, reward_sums, propensity_sums = fresh_sums(bounds, fresh, rewards, propensities)
+    counts, reward_sums, propensity_sums = loops.fresh_sums(bounds, fresh, rewards, propensities)
     np.testing.assert_array_equal(counts, [1, 0, 2])
     np.testing.assert_array_equal(reward_sums, [1, 0, 12])
     np.testing.assert_array_equal(propensity_sums, [0.5, 0, 0.375])

@@ -324,6 +324,20 @@ def best_rewards(offsets, labels, actions, exact, near, near_value):  # type: ig
 
 
 @numba.njit(nogil=True, cache=True)
+def fresh_sums(bounds, fresh, rewards, propensities):  # type: ignore[no-untyped-def]
+    """For each client of some events: how many are fresh, and the sums of their rewards and propensities."""
+    clients = len(bounds) - 1
+    counts, reward_sums, propensity_sums = np.zeros(clients, np.int64), np.zeros(clients), np.zeros(clients)
+    for client in range(clients):
+        for i in range(bounds[client], bounds[client + 1]):
+            if fresh[i]:
+                counts[client] += 1
+                reward_sums[client] += rewards[i]
+                propensity_sums[client] += propensities[i]
+    return counts, reward_sums, propensity_sums
+
+
+@numba.njit(nogil=True, cache=True)
 def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-def]
     """How many labels are among the best-scored `top` actions of their example; the lower index among equals."""
     hits = 0

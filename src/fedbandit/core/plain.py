@@ -53,6 +53,19 @@ def best_rewards(
     return rewards
 
 
+def fresh_sums(
+    bounds: np.ndarray, fresh: np.ndarray, rewards: np.ndarray, propensities: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each client of some events: how many are fresh, and the sums of their rewards and propensities."""
+    clients = len(bounds) - 1
+    owner = np.repeat(np.arange(clients), np.diff(bounds))[fresh]
+
+    def summed(numbers: np.ndarray | None) -> np.ndarray:
+        return np.bincount(owner, numbers, minlength=clients)
+
+    return summed(None), summed(rewards[fresh]), summed(propensities[fresh])
+
+
 def labels_among_best(scores: np.ndarray, offsets: np.ndarray, labels: np.ndarray, top: int) -> int:
     """How many labels are among the best-scored `top` actions of their example; the lower index among equals."""
     row, own = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)), labels[offsets[0] : offsets[-1]]

@@ -197,7 +197,7 @@ class ClientWork:
             if not isinstance(sent, Contribution) or set(sent.sums) != set(self.algorithm.sends):
                 kind = type(self.algorithm).__name__
                 raise ConfigError(f"algorithm.name: {kind}.train must return a Contribution with sums for all it sends")
-        counts, reward_sums, propensity_sums = fresh_sums(
+        counts, reward_sums, propensity_sums = loops.fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
         return ChunkResult(sent, counts, reward_sums, propensity_sums, watch.take())
@@ -339,16 +339,3 @@ def _drawn_at_once(rule: Policy, prediction: Prediction, draws: np.ndarray) -> t
     from fedbandit.federated.exploring import drawn_at_once
 
     return drawn_at_once(rule, prediction, draws)
-
-
-def fresh_sums(
-    bounds: np.ndarray, fresh: np.ndarray, rewards: np.ndarray, propensities: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each client of some events: how many are fresh, and the sums of their rewards and propensities."""
-    clients = len(bounds) - 1
-    owner = np.repeat(np.arange(clients), np.diff(bounds))[fresh]
-
-    def summed(numbers: np.ndarray | None) -> np.ndarray:
-        return np.bincount(owner, numbers, minlength=clients)
-
-    return summed(None), summed(rewards[fresh]), summed(propensities[fresh])
