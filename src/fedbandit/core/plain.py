@@ -3,7 +3,7 @@
 import numpy as np
 
 from fedbandit.core.randomness import Purpose, bits
-from fedbandit.core.randomness import uniforms as uniforms
+from fedbandit.core.randomness import uniforms as uniforms  # the same name, for `Loops`
 
 
 def random_examples(
