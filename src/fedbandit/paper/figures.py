@@ -79,9 +79,10 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
             return _within(text, claim.words, *found, -allowed, math.inf)
         case Steady():
             final = curves[claim.member].final
-            spread = float(final.std(ddof=1) / final.mean()) if len(final) > 2 else math.nan
+            spread = float(final.std(ddof=1) / final.mean()) if len(final) > 1 else math.nan
             text = f"{claim.member}'s standard deviation over its mean, at most {_NEGLIGIBLE:g}"
-            verdict = "not clear" if math.isnan(spread) else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
+            enough = len(final) > 2  # two trials may be alike by chance
+            verdict = "not clear" if not enough else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
             return FigureVerdict(text, claim.words, spread, math.nan, verdict)  # type: ignore[arg-type]
         case GrowsSurer():
             first, last = _parts(curves[claim.member].propensity, 10, (0, -1))
