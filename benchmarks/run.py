@@ -200,7 +200,7 @@ def main() -> None:
         result["startup"] = startup.measure(2 if quick else 5)
     if not chosen.only and not quick:
         result["tables"] = dense.measure_on_one_core()
-        result["many runs"] = many_runs.measure(runs=200, rounds=200, workers=2, repeats=1)
+        result["many runs"] = many_runs.measure(runs=200, rounds=200, workers=2)
     for name in ("E", "S"):
         print_table(f"{name}: {'the FedAvg CNN on images' if name == 'E' else 'a linear model on text'}", result[name])
     start = result["startup"]

@@ -3,6 +3,7 @@
 The language is made up: tags in families, words, and how likely each word is where.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,22 +155,24 @@ def _popularity_order(rng: np.random.Generator, names: list[tuple[str, int]]) ->
 
 def _invent_words(count: int, taken: set[str]) -> list[str]:
     """Readable words in a fixed order, shorter ones first, as frequent words are shorter in every language."""
-    rng = np.random.Generator(np.random.Philox(key=1))  # the same words for every seed
+    syllables = _syllables(np.random.Generator(np.random.Philox(key=1)))  # the same words for every seed
     words: list[str] = []
     seen = set(taken)
     while len(words) < count:
         rank = len(words)
-        syllables = 1 + (rank >= 150) + (rank >= 2500)
-        word = "".join(
-            _ONSETS[rng.integers(len(_ONSETS))]
-            + _VOWELS[rng.integers(len(_VOWELS))]
-            + _CODAS[rng.integers(len(_CODAS))]
-            for _ in range(syllables)
-        )
+        word = "".join([next(syllables) for _ in range(1 + (rank >= 150) + (rank >= 2500))])
         if word not in seen:
             seen.add(word)
             words.append(word)
     return words
+
+
+def _syllables(rng: np.random.Generator) -> Iterator[str]:
+    """One after the other, drawn some thousands at a time, which takes a tenth of the time."""
+    parts = (_ONSETS, _VOWELS, _CODAS)
+    while True:
+        for onset, vowel, coda in rng.integers([len(part) for part in parts], size=(4096, 3)).tolist():
+            yield _ONSETS[onset] + _VOWELS[vowel] + _CODAS[coda]
 
 
 TOPICALITY_POWER = 1.6  # a sentence's share of topical words is u^power, u uniform: many sentences say little

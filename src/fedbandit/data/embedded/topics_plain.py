@@ -77,9 +77,9 @@ def draw_users(  # type: ignore[no-untyped-def]
                     word = family_words[family][bisect_right(family_word_sums, uniform())]
                 words[word] = words.get(word, 0) + 1
             norm = sqrt(sum([count * count for count in words.values()]))
-            for word in sorted(words):
-                all_words.append(word)
-                all_values.append(words[word] / norm)
+            in_order = sorted(words)
+            all_words += in_order
+            all_values += [words[word] / norm for word in in_order]
             all_tags += tags
             example += 1
             word_offsets[example], tag_offsets[example] = len(all_words), len(all_tags)
