@@ -21,7 +21,7 @@ def _comparison(result: dict[str, Any], path: Path) -> Path:
     tables = result.get("tables", {})
     figure, axes = pyplot.subplots(1, 3 if tables else 2, figsize=(19 if tables else 13, 5.5), layout="constrained")
     titles = {"E": "E: FedAvg CNN on images", "S": "S: linear model on text"}
-    for axis, (workload, title) in zip(axes, titles.items(), strict=False):
+    for axis, (workload, title) in zip(axes[:2], titles.items(), strict=True):
         rows = {name: row for name, row in result[workload]["rows"].items() if "error" not in row}
         base = rows[OURS]["wall"]
         names = list(reversed(rows))

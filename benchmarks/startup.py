@@ -16,7 +16,7 @@ Seconds = dict[str, float]
 def measure(repeats: int = 3) -> dict[str, Seconds]:
     """The best of some tries, wall and CPU: `--help`, and a run of one round from its command to its end.
 
-    The first run also makes the embedded data and compiles the kernels, as on a new machine; later ones find both.
+    The first run also makes the embedded data, and finds nothing compiled, as on a new machine.
     """
     command = [sys.executable, "-m", "fedbandit.cli.app"]
     answers = [_seconds([*command, "--help"]) for _ in range(repeats)]

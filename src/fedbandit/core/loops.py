@@ -43,6 +43,8 @@ class Loops:
         return self._spent >= self._patience and find_spec("numba") is not None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):  # no loop, but what Python asks of any object
+            raise AttributeError(name)
         plain = None if self.compiling else getattr(import_module(self._plain), name, None)
         if plain is not None:
             return self._timed(name, plain)
