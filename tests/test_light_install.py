@@ -147,7 +147,7 @@ def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
     ours = ("results", "deploy", "studies", "paper", "report", "evaluation.ope")
     command = ["run", preset, "--rounds", "1", "--quiet", "--out", str(tmp_path / "run")]
     program = (
-        f"import sys; from fedbandit.cli.app import app; app({command!r}, standalone_mode=False);"
+        f"import sys; from fedbandit.cli.app import program; program('run')({command!r}, standalone_mode=False);"
         f" heavy = {heavy + tuple(f'fedbandit.{name}' for name in ours)!r};"
         " print('imported:', [name for name in heavy if name in sys.modules])"
     )

@@ -1,14 +1,17 @@
 """Every help page can be read without rich: no escapes, no summary that is cut off, nothing wider than a terminal."""
 
+import os
 import re
+import subprocess
 
 import click
 import pytest
 import typer
+from command_line import COMMAND
 
-from fedbandit.cli.app import app
+from fedbandit.cli.app import program
 
-ROOT = typer.main.get_command(app)
+ROOT = typer.main.get_command(program())
 
 
 def commands(command=ROOT, path=("fedbandit",)):
@@ -80,3 +83,13 @@ def test_a_mistyped_command_is_suggested_once(typed, meant):
     with pytest.raises(click.UsageError) as refused:
         ROOT.main(typed, prog_name="fedbandit", standalone_mode=False)
     assert refused.value.format_message() == f"no such command {typed[-1]!r}; did you mean {meant}?"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("data",), ("presets",)], ids=" ".join)
+def test_who_stops_reading_gets_no_traceback(words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run([*COMMAND, *words], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.stderr == ""
+    assert done.returncode == 1

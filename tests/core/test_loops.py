@@ -137,7 +137,7 @@ def test_whole_runs_are_alike_and_short_ones_do_without_numba(tmp_path, preset):
         out = tmp_path / patience
         command = ["run", preset, "--rounds", "4", "--set", "deploy_every=2", "--quiet", "--out", str(out)]
         program = (
-            f"import sys; from fedbandit.cli.app import app; app({command!r}, standalone_mode=False);"
+            f"import sys; from fedbandit.cli.app import program; program('run')({command!r}, standalone_mode=False);"
             " print('numba' in sys.modules)"
         )
         environment = {**os.environ, PATIENCE: patience}

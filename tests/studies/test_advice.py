@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedbandit.building.experiment import build_experiment
-from fedbandit.cli.app import app
+from fedbandit.cli.app import program
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import open_dataset
@@ -184,7 +184,7 @@ def test_what_is_recommended_can_be_run_from_anywhere(dataset, tiny_text, tmp_pa
 def test_rewards_are_in_the_users_own_scale_by_default():
     from typer.main import get_command
 
-    options = {one.name: one for one in get_command(app).commands["advise"].params}
+    options = {one.name: one for one in get_command(program()).commands["advise"].params}
     assert options["scenario"].default == "init"
     assert Config.build({}).scenario == "init-shift"
 
