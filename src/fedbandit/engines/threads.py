@@ -3,6 +3,7 @@
 The heavy work, in torch, numba and numpy, releases the interpreter lock.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from fedbandit.federated.memory import Memory
 
 _LAST = 3  # chunks per thread at the end of a round, of which the longest goes first
 _KEPT = 8 * 2**20  # bytes
+_ARENA_MAX = -8  # glibc's name for the number of heaps
 
 
 class ThreadEngine:
@@ -49,11 +51,14 @@ class ThreadEngine:
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep the memory of a round's arrays for the next round.
+    """Have the C library keep the memory of a round's arrays for the next round, in one heap for all threads.
 
     glibc gives it back to the system or not, depending on where it happens to lie, and a round that gets it anew pays
-    up to a thousand page faults. It keeps twice as much as the largest block that was ever freed, up to 32 MB.
+    up to a thousand page faults. It keeps twice as much as the largest block that was ever freed, up to 32 MB. In a
+    heap of its own each thread would keep as much again, which the others cannot use.
     """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # other C libraries may not have it
+        mallopt(_ARENA_MAX, 1)
     np.empty(_KEPT, np.uint8)
 
 
