@@ -8,7 +8,6 @@ import numpy as np
 
 from fedbandit.core.kernels import prefetch
 
-_LINE = 16  # float32 in a line of the cache
 _AHEAD = 8  # words
 
 _HASH = np.uint64(0x9E3779B97F4A7C15)
@@ -20,23 +19,35 @@ def scores(weight, bias, offsets, ids, values, out):  # type: ignore[no-untyped-
     k, flat = weight.shape[1], weight.reshape(-1)
     for i in range(len(offsets) - 1):
         row = out[i]
-        for a in range(k):
-            row[a] = bias[a]
         j, end = offsets[i], offsets[i + 1]
         for ahead in range(j + _AHEAD, min(end + _AHEAD, len(ids))):
-            for a in range(0, k, _LINE):
-                prefetch(flat, ids[ahead] * k + a)
+            first = ids[ahead] * k
+            prefetch(flat, first)
+            prefetch(flat, first + k // 2)
+        if j + 4 <= end:
+            w0, w1, w2, w3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
+            v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
+            for a in range(k):
+                row[a] = (((bias[a] + v0 * w0[a]) + v1 * w1[a]) + v2 * w2[a]) + v3 * w3[a]
+            j += 4
+        else:
+            for a in range(k):
+                row[a] = bias[a]
         while j + 4 <= end:
             w0, w1, w2, w3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
             v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
             for a in range(k):
                 row[a] = (((row[a] + v0 * w0[a]) + v1 * w1[a]) + v2 * w2[a]) + v3 * w3[a]
             j += 4
-        while j < end:
+        if j + 2 <= end:
+            w0, w1, v0, v1 = weight[ids[j]], weight[ids[j + 1]], values[j], values[j + 1]
+            for a in range(k):
+                row[a] = (row[a] + v0 * w0[a]) + v1 * w1[a]
+            j += 2
+        if j < end:
             w, v = weight[ids[j]], values[j]
             for a in range(k):
                 row[a] += v * w[a]
-            j += 1
 
 
 @numba.njit(nogil=True, cache=True)
