@@ -1,5 +1,6 @@
 """Every help page can be read without rich: no escapes, no summary that is cut off, nothing wider than a terminal."""
 
+import errno
 import os
 import re
 import subprocess
@@ -7,7 +8,7 @@ import subprocess
 import click
 import pytest
 import typer
-from command_line import COMMAND
+from command_line import COMMAND, fails_with_one_line, in_this_process
 
 from fedbandit.cli.app import program
 
@@ -93,3 +94,11 @@ def test_who_stops_reading_gets_no_traceback(words):
         done = subprocess.run([*COMMAND, *words], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=300)
     assert done.stderr == ""
     assert done.returncode == 1
+
+
+def test_a_broken_connection_is_no_reader_that_stopped(monkeypatch):
+    def broken(*asked):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("fedbandit.cli.app.program", broken)
+    fails_with_one_line(in_this_process("deploy", "status"), "Broken pipe")

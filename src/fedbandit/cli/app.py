@@ -6,6 +6,7 @@ Only the module of the command that is asked for is imported: a short command sh
 import errno
 import importlib
 import os
+import select
 import sys
 from typing import Annotated
 
@@ -46,9 +47,22 @@ def main() -> None:
             _answer()
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # who reads the output has seen enough; nothing more can be written, not even at the end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError as error:
+        if not _unread():
+            _fail(str(error.strerror), 2)  # of a connection
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
         sys.exit(1)
+
+
+def _unread() -> bool:
+    """Whether whoever read the output has stopped."""
+    try:
+        output = sys.stdout.fileno()
+    except OSError:  # not a file
+        return False
+    states = select.poll()
+    states.register(output)
+    return any(state & select.POLLERR for _, state in states.poll(0))
 
 
 def _answer() -> None:
@@ -60,7 +74,7 @@ def _answer() -> None:
     except FedbanditError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        if error.errno is None or isinstance(error, BrokenPipeError):  # not the system's, or nobody is there to read it
+        if error.errno is None or isinstance(error, BrokenPipeError):  # not the system's, or `main` looks at it
             raise
         place = f"{error.filename}: " if error.filename else ""
         if error.errno in _DISK_TROUBLE:
