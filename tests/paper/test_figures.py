@@ -220,6 +220,12 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     assert set(kept["point"]) == {"client.learning_rate", "server.learning_rate", "policy.beta"}
     assert kept["looked_at"] >= 1
     assert f"softmax {kept['looked_at']} of 192" in made.text
+    written = details(read_figures([tmp_path]), tmp_path)
+    server, client, beta = (
+        kept["point"][key] for key in ("server.learning_rate", "client.learning_rate", "policy.beta")
+    )
+    chosen = f"server {server:g}, client {client:g}, beta {beta:g}"
+    assert f"| {chosen} | {kept['looked_at']} of 192 |" in written
     said.clear()
     make_figure("fig3b", request, tmp_path, said.append)
     assert not [line for line in said if line.startswith("tuning")]

@@ -94,11 +94,10 @@ def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
         means = {rule: float(curves[rule].final.mean()) for rule in ended}
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
         margin, error = paired_difference(curves[winner], curves[second])
-        tuned = ", tuned" if numbers.get("tuning") else ""
         data = f"{numbers['data']}, {len(curves[winner].final)} seeds"
         if numbers.get("scale", 1) != 1:
             data += f", shortened to {numbers['scale']:g}"
-        found.append(Comparison(numbers["setting"] + tuned, data, means, winner, second, margin, error))
+        found.append(Comparison(numbers["setting"] + _tuned(kept), data, means, winner, second, margin, error))
     return found
 
 
@@ -151,7 +150,7 @@ def cards(figures: Sequence[Kept], beside: Path, details: str) -> str:
         lines.append(f"- [![{title}]({_picture(kept, beside)})]({target})\n")
         found = ", ".join(f"{count} {verdict}" for verdict, count in _counted(kept.verdicts))
         told = f" {found}." if found else ""
-        lines.append(f"    **{title}**, on {kept.numbers['data']}.{told} [Details]({target})\n")
+        lines.append(f"    **{title}**, on {kept.numbers['data']}{_tuned(kept)}.{told} [Details]({target})\n")
     return "\n".join(['<div class="grid cards gallery" markdown>\n', *lines, "</div>"])
 
 
@@ -163,9 +162,8 @@ def details(figures: Sequence[Kept], beside: Path) -> str:
 def _details(kept: Kept, beside: Path) -> str:
     numbers = kept.numbers
     title = f"{kept.name}: {numbers['title']}"
-    tuned = ", tuned" if numbers.get("tuning") else ""
     parts = [
-        f"### {title}, on {numbers['data']}{tuned} {{ #{_anchor(kept)} }}",
+        f"### {title}, on {numbers['data']}{_tuned(kept)} {{ #{_anchor(kept)} }}",
         f"![{title}]({_picture(kept, beside)})",
     ]
     parts.append(f"{numbers['note'][:1].upper()}{numbers['note'][1:]}.")
@@ -178,8 +176,25 @@ def _details(kept: Kept, beside: Path) -> str:
         parts.append("\n".join([*head, *rows]))
         rows = [_reward_row(label, member) for label, member in numbers["members"].items()]
         head = ["| | final running average | ± s.e. | paper |", "| --- | ---: | ---: | ---: |"]
+        if tuning := numbers.get("tuning"):
+            head = [f"{head[0]} tuned values | grid points tried |", f"{head[1]} --- | --- |"]
+            searched = (_search(tuning.get(label), member) for label, member in numbers["members"].items())
+            rows = [row + cells for row, cells in zip(rows, searched, strict=True)]
         parts.append("\n".join([*head, *rows]))
     return "\n\n".join(parts)
+
+
+def _search(effort: dict[str, int] | None, member: dict[str, Any]) -> str:
+    """Two cells more: the values that a search chose, and how much of the grid it has tried."""
+    if effort is None:  # nothing to tune: it does not learn
+        return " – | – |"
+    chosen = [(key, value) for key, value in member.items() if "." in key]
+    values = ", ".join(f"{key.removesuffix('.learning_rate').rpartition('.')[2]} {value:g}" for key, value in chosen)
+    return f" {values} | {effort['looked_at']} of {effort['grid_points']} |"
+
+
+def _tuned(kept: Kept) -> str:
+    return ", tuned" if kept.numbers.get("tuning") else ""
 
 
 def _reward_row(label: str, member: dict[str, Any]) -> str:
