@@ -21,12 +21,11 @@ pytestmark = pytest.mark.slow
 def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
     config = small_config(data__source=str(tiny_text))
     members = {"a": config, "b": config.with_values({"policy.beta": 0.5})}
-    for workers in (1, 2):
+    for workers in (1, 2, 3):  # of three, the last run has the cores of all to itself
         out = tmp_path / str(workers)
         run_members(members, [0, 1], lambda label, seed, o=out: o / f"{label}{seed}", runner=LocalRunner(workers))
     for label in ("a0", "a1", "b0", "b1"):
-        one, two = (tmp_path / w / label / "metrics.jsonl" for w in ("1", "2"))
-        assert one.read_bytes() == two.read_bytes()
+        assert len({(tmp_path / workers / label / "metrics.jsonl").read_bytes() for workers in "123"}) == 1
 
 
 def test_a_diverged_run_does_not_stop_its_neighbours(tiny_text, tmp_path):

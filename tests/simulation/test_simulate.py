@@ -277,6 +277,14 @@ def test_the_baseline_leaves_the_weights_as_they_are(data, optimizer):
     assert {metrics["events"] > 0 for metrics in rounds} == {True}
 
 
+def test_noise_does_not_move_a_baseline():
+    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "privacy__delta": 1e-3}
+    simulation = simulate(config(training=False, clipping__norm=0.5, **private), text())
+    before = simulation.state.weights.copy()
+    assert list(simulation)[-1]["update_norm"] > 0
+    np.testing.assert_array_equal(simulation.state.weights, before)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("deploy_every", [1, 1000])
 @pytest.mark.parametrize(

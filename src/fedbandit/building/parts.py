@@ -21,7 +21,7 @@ from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClippi
 from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
-from fedbandit.federated.server import PlainMean
+from fedbandit.federated.server import PlainMean, Still
 from fedbandit.objectives import Objective
 from fedbandit.policies import Policy, Prediction, Progress, check_probabilities, make_policy, rule_at
 from fedbandit.privacy.accounting import Ledger
@@ -62,7 +62,7 @@ def build_algorithm(config: Config, optimizer: optimizers.ServerOptimizer) -> Al
             f"{path}: {name} sends {unclipped[0]!r} without a scale, so that it is not clipped and noise cannot hide"
             " it; it cannot be private"
         )
-    return algorithm if config.training else algorithms.FedAvg(optimizer)
+    return algorithm if config.training else algorithms.FedAvg(Still())
 
 
 def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:

@@ -118,6 +118,17 @@ class Adagrad:
         return {"sum": total}, weights + rate * update / (np.sqrt(total) + epsilon)
 
 
+@dataclass(frozen=True)
+class Still:
+    """Leaves the weights where they are: for a model that is not trained."""
+
+    def init(self, weights: np.ndarray) -> OptimizerState:
+        return {}
+
+    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+        return state, weights
+
+
 def sgd_momentum(learning_rate: float = 1.0, momentum: float = 0.9) -> Sgd:
     """SGD with momentum under a name of its own, as configurations have it."""
     return Sgd(learning_rate, momentum)
@@ -170,7 +181,7 @@ class Aggregation(Protocol):
     """From a round's sums to what the server learns from them."""
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
-        """The update of the round's model from the sum over the accepted clients."""
+        """The update of the round's model from the sum over the accepted clients, which may be overwritten."""
         ...
 
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
@@ -191,7 +202,8 @@ class PlainMean:
     """The exact mean over the accepted clients."""
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
-        return total / max(1, accepted)
+        total /= max(1, accepted)
+        return total
 
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
         return below / accepted if accepted else None

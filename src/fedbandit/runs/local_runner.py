@@ -116,8 +116,9 @@ def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEn
 def _side_by_side(
     jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd, progress: Progress
 ) -> list[Ended]:
-    """One process a worker; each holds one thread, and stops cleanly when this process is asked to stop, or dies."""
+    """One process a worker, which stops cleanly when this process is asked to stop, or dies."""
     results = [Ended("not run")] * len(jobs)
+    threads = _threads(len(jobs), workers)
     waiting = iter(enumerate(jobs))
     running: dict[Future[Ended], int] = {}
     # spawn: the threads of torch and numba do not survive a fork
@@ -130,7 +131,7 @@ def _side_by_side(
         def start(count: int) -> None:
             for position, job in _first(waiting, count):
                 if not interrupted.is_set() and (deadline is None or time.monotonic() <= deadline):
-                    running[pool.submit(_play_alone, job)] = position
+                    running[pool.submit(_play_alone, job, threads[position])] = position
 
         start(workers)
         with showing_runs(lengths_of(jobs), progress):
@@ -145,6 +146,12 @@ def _side_by_side(
     if interrupted.is_set():  # what was not begun must not look as if there had been no time for it
         results = [Ended("interrupted") if result.status == "not run" else result for result in results]
     return results
+
+
+def _threads(jobs: int, workers: int) -> list[int]:
+    """One thread for each job; those of a last turn that is not full share the cores among them."""
+    left = jobs % workers
+    return [1] * (jobs - left) + [workers // max(1, left)] * left
 
 
 def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> Ended:
@@ -171,8 +178,8 @@ def run_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
     return Ended(status, outcome.rounds, seconds=time.monotonic() - started)
 
 
-def _play_alone(job: Job) -> Ended:
-    engine = ThreadEngine(1)
+def _play_alone(job: Job, threads: int) -> Ended:
+    engine = ThreadEngine(threads)
     try:
         return run_one(job, engine, dataset_of(job))
     finally:
