@@ -1,14 +1,14 @@
 #!/bin/sh
-# Every computation behind docs/reproduce-the-paper.md, the most important first. Run it again to resume.
+# The figures of docs/reproduce-the-paper.md in their regime, the most important first. Run it again to resume.
 #
-#   scripts/figures.sh OUT [PART ...]     parts: generated questions handwriting linear ablations privacy ours
+#   scripts/figures.sh OUT [PART ...]     all parts: generated questions ablations privacy handwriting linear scratch ours tuned
 #
 # OUT/data holds the data sets. QUESTIONS (a CSV) and HANDWRITING (a .npz) name the files that are not part of the
 # project. One core is enough: taskset -c 0 nice -n 19 scripts/figures.sh OUT. WORKERS=2 takes two.
 set -eu
 out=$1
 shift
-parts=${*:-generated questions ablations privacy handwriting linear ours}
+parts=${*:-generated questions ablations privacy handwriting linear scratch ours tuned}
 fedbandit=${FEDBANDIT:-fedbandit}
 data=$out/data
 mkdir -p "$data"
@@ -57,6 +57,17 @@ for part in $parts; do
         handwriting_data
         for panel in fig1a fig4a fig4b; do
             figure_into handwriting-linear handwriting $panel --seeds 5 --set model.name=linear
+        done
+        ;;
+    scratch) # the CNN from scratch, one long run for each curve
+        handwriting_data
+        figure handwriting fig1a --seeds 1 --set client.max_examples=32
+        for panel in fig4a fig4b; do figure handwriting $panel --seeds 1 --scale 0.5 --set client.max_examples=32; done
+        ;;
+    tuned) # the whole grid of the appendix
+        for panel in fig2c fig2a fig2d fig2b; do figure so-questions $panel --seeds 5 --tune --budget 36; done
+        for name in ablation-server-optimizer ablation-importance-weighting; do
+            figure so-questions $name --seeds 5 --tune --budget 10
         done
         ;;
     ablations)
