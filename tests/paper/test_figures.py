@@ -302,6 +302,8 @@ def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
     assert tied.lead().startswith("a tie: ")
     assert tied.cell("epsilon-greedy").startswith("**")
     assert comparison_table([won, tied]).count("\n") == 3
+    [alone] = comparisons(_kept(tmp_path, softmax=[0.5], falcon=[0.4]))
+    assert (alone.lead(), alone.data) == ("one seed: softmax by 0.100 over falcon", "d, 1 seed")
     with pytest.raises(DataError, match="no figure here"):
         read_figures([tmp_path / "empty"])
 

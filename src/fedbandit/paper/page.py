@@ -77,8 +77,9 @@ class Comparison:
 
     def lead(self) -> str:
         """By how much the winner leads, or that nobody does."""
-        error = f" ± {self.error:.3f}" if np.isfinite(self.error) else ""
-        told = f"{self.winner} by {self.margin:.3f}{error} over {self.second}"
+        if not np.isfinite(self.error):
+            return f"one seed: {self.winner} by {self.margin:.3f} over {self.second}"
+        told = f"{self.winner} by {self.margin:.3f} ± {self.error:.3f} over {self.second}"
         return told if self.clear else f"a tie: {told}"
 
 
@@ -94,7 +95,8 @@ def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
         means = {rule: float(curves[rule].final.mean()) for rule in ended}
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
         margin, error = paired_difference(curves[winner], curves[second])
-        data = f"{numbers['data']}, {len(curves[winner].final)} seeds"
+        seeds = len(curves[winner].final)
+        data = f"{numbers['data']}, {seeds} seed{'s' if seeds > 1 else ''}"
         if numbers.get("scale", 1) != 1:
             data += f", shortened to {numbers['scale']:g}"
         found.append(Comparison(numbers["setting"] + _tuned(kept), data, means, winner, second, margin, error))
