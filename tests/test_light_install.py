@@ -151,7 +151,7 @@ def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
         f" heavy = {heavy + tuple(f'fedbandit.{name}' for name in ours)!r};"
         " print('imported:', [name for name in heavy if name in sys.modules])"
     )
-    done = run(sys.executable, "-c", program)
+    done = run(sys.executable, "-c", program, FEDBANDIT_CACHE=str(tmp_path / "cache"))  # the data is made, too
     assert done.returncode == 0, done.stderr
     assert "imported: []" in done.stdout
     assert (tmp_path / "run" / "summary.json").exists()

@@ -3,6 +3,7 @@
 import numba
 import numpy as np
 
+import fedbandit.core.kernels  # noqa: F401 - loads numba without scipy
 from fedbandit.core.randomness import GOLDEN, scramble
 
 _scramble = numba.njit(nogil=True, cache=True, inline="always")(scramble)

@@ -6,6 +6,8 @@ Scoring actions takes one row of weights an action, its bias last. All release t
 import numba
 import numpy as np
 
+import fedbandit.core.kernels  # noqa: F401 - loads numba without scipy
+
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
 def _dot(x, w):  # type: ignore[no-untyped-def]
