@@ -7,6 +7,7 @@ import pytest
 from small_runs import small_config
 
 from fedbandit.presets import all_presets
+from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.advice import _decided
 from fedbandit.studies.search import TUNING_SEED, Search, best_point, effort_in_words, scaled, search_steps
@@ -32,6 +33,18 @@ def test_the_best_point_is_kept_with_what_it_was_chosen_from(tiny_text, tmp_path
     said.clear()
     assert best_point("softmax", config, GRID, _search(tmp_path, said)) == point
     assert not said
+
+
+def test_candidates_spend_no_time_on_held_out_data_before_their_last_round(tiny_text, tmp_path):
+    config = small_config(data__source=str(tiny_text), rounds=4, deploy_every=1, evaluate_every=1)
+    best_point("softmax", config, GRID, _search(tmp_path, []))
+    held_out = {
+        path.parent.name: [line["round"] for line in read_metrics(path.parent) if any("test_" in key for key in line)]
+        for path in tmp_path.glob("*/metrics.jsonl")
+    }
+    assert len(held_out) == 2
+    assert all(rounds in ([], [4]) for rounds in held_out.values())
+    assert [4] in held_out.values()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"point": {}}', '{"for": {"no-such-key": 1}, "point": {}}'])

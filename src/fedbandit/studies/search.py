@@ -307,7 +307,9 @@ def _shuffled(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _candidate(config: Config, point: dict[str, Any]) -> Candidate:
-    return Candidate(_in_words(point).replace(" ", ",") or "as-it-is", config.with_values(point), point)
+    """Candidates are judged by their rewards, so they look at held-out data only once, at the end."""
+    values = {**point, "evaluate_every": config.rounds}
+    return Candidate(_in_words(point).replace(" ", ",") or "as-it-is", config.with_values(values), point)
 
 
 def _in_words(point: Mapping[str, Any]) -> str:
