@@ -10,7 +10,7 @@ from fedbandit.presets import all_presets
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.advice import _decided
-from fedbandit.studies.search import TUNING_SEED, Search, best_point, effort_in_words, scaled, search_steps
+from fedbandit.studies.search import TUNING_SEED, Search, best_point, effort_in_words, scaled, search_steps, tune
 
 GRID = {"client.learning_rate": [1e-9, 0.5], "server.learning_rate": [0.05]}
 
@@ -45,6 +45,22 @@ def test_candidates_spend_no_time_on_held_out_data_before_their_last_round(tiny_
     assert len(held_out) == 2
     assert all(rounds in ([], [4]) for rounds in held_out.values())
     assert [4] in held_out.values()
+
+
+def test_time_for_tuning_is_shared_by_the_size_of_the_grids(monkeypatch, tmp_path):
+    def best(name, config, grid, search):
+        shares[name] = (search.deadline - time.monotonic()) / 60
+        return {"client.learning_rate": 0.02}
+
+    shares = {}
+    monkeypatch.setattr("fedbandit.studies.search.best_point", best)
+    names = ("so-init-shift-greedy", "so-init-shift-baseline", "so-init-shift-falcon", "so-init-shift-softmax")
+    members = {name: all_presets()[name] for name in names}
+    tuned = tune(members, "so", tmp_path, 100.0, say=lambda text: None)
+    assert list(tuned) == list(members)
+    assert shares == pytest.approx({names[0]: 10.0, names[2]: 66.7, names[3]: 100.0}, rel=0.01)  # of what is left
+    assert tuned[names[1]] == members[names[1]]  # a baseline does not learn
+    assert tuned[names[3]].client.learning_rate == 0.02
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"point": {}}', '{"for": {"no-such-key": 1}, "point": {}}'])

@@ -336,23 +336,26 @@ def tune(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> dict[str, Config]:
-    """The members with the values that did best; choices once made are kept in `out` and used again."""
-    chosen: dict[str, Config] = {}
+    """The members with the values that did best; choices once made are kept in `out` and used again.
+
+    Time is shared by the size of the grids, so that every member has as much of its grid tried as the others.
+    """
     if any(config.privacy.mechanism != "none" for config in members.values()):
         say(SPENDS_PRIVACY)
     ends = time.monotonic() + 60 * minutes
-    for number, (key, config) in enumerate(members.items()):
-        kept = out / key / "choice.json"
-        point = kept_choice(kept, config)
-        if point is not None:
-            say(f"{key}: chosen by an earlier search; remove {kept} to search again")
-        if point is None and config.training:
-            share = (ends - time.monotonic()) / (len(members) - number)
-            say(f"tuning {key} ({max(0, share) / 60:.1f} minutes)")
-            search = Search(out / key, time.monotonic() + max(share, 1.0), runner, say)
-            point = best_point(key, config, appendix(family, config), search)
-        chosen[key] = config.with_values(point or {})
-    return chosen
+    found = {key: kept_choice(out / key / "choice.json", config) for key, config in members.items()}
+    grids = {key: appendix(family, config) for key, config in members.items() if config.training and found[key] is None}
+    sizes = {key: len(points(grid)) for key, grid in grids.items()}
+    for key in members:
+        if found[key] is not None:
+            say(f"{key}: chosen by an earlier search; remove {out / key / 'choice.json'} to search again")
+    for key, grid in grids.items():
+        share = max(ends - time.monotonic(), 0.0) * sizes[key] / sum(sizes.values())
+        say(f"tuning {key} ({share / 60:.1f} minutes)")
+        search = Search(out / key, time.monotonic() + max(share, 1.0), runner, say)
+        found[key] = best_point(key, members[key], grid, search)
+        del sizes[key]
+    return {key: config.with_values(found[key] or {}) for key, config in members.items()}
 
 
 def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
