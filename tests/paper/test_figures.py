@@ -24,7 +24,7 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
-from fedbandit.paper.page import comparison_table, comparisons, details, read_figures
+from fedbandit.paper.page import comparison_table, comparisons, details, read_figures, scoreboard
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
@@ -257,7 +257,8 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     assert "Which rule won" in text
     assert "http" not in text.replace("http-equiv", "")
     (tmp_path / "pages").mkdir()
-    marks = "".join(f"<!-- begin {part} -->old\n<!-- end {part} -->\n" for part in ("cards", "details", "table"))
+    parts = ("scoreboard", "cards", "details", "table")
+    marks = "".join(f"<!-- begin {part} -->old\n<!-- end {part} -->\n" for part in parts)
     markdown = tmp_path / "pages" / "page.md"
     markdown.write_text(f"Before.\n{marks}After.\n")
     to = ["-o", str(tmp_path / "pages" / "all.html"), "--into", str(markdown)]
@@ -271,6 +272,8 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     assert "old" not in filled
     assert filled.count("](../fig2c.png)") == 2
     assert f"(reproduce-the-paper.md#fig2c-{tiny_name})" in filled
+    assert filled.count("\n### Figure 2\n") == filled.count("\n### Ablations\n") == 1
+    assert "| the paper says | agrees | disagrees | not clear |" in filled
     assert filled.count("| setting | data |") == 1
     assert 'src="../fig2c.png"' in (tmp_path / "pages" / "all.html").read_text(encoding="utf-8")
     assert "| softmax | falcon | epsilon-greedy | greedy |" in capsys.readouterr().out
@@ -289,6 +292,20 @@ def _kept(tmp_path, scale=1.0, **final):
     (tmp_path / "fig2a.json").write_text(json.dumps({**numbers, "claims": claims}))
     (tmp_path / "fig2a.png").write_bytes(b"")
     return read_figures([tmp_path])
+
+
+def test_the_scoreboard_lists_where_a_claim_was_found_true_and_where_not(tmp_path):
+    [kept] = _kept(tmp_path, softmax=[0.5], falcon=[0.3])
+    claims = [
+        {"words": words, "verdict": verdict}
+        for words, verdict in (("w", "agrees"), ("w", "not clear"), ("v", "agrees"))
+    ]
+    kept.numbers["claims"] = claims
+    where = "[2a, d, one seed](page.md#fig2a-d)"
+    assert scoreboard([kept], "page.md").splitlines()[2:] == [
+        f"| w | {where} (1 of 2) |  | {where} (1 of 2) |",
+        f"| v | {where} |  |  |",
+    ]
 
 
 def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def read_figures(places: Iterable[Path]) -> list[Kept]:
     """The figures in these files and folders, in the paper's order; those of one panel in the order given."""
     found = []
     for place in places:
-        for path in [place] if place.is_file() else sorted(place.glob("*.json")):
+        for path in [place] if place.is_file() else sorted(place.glob("*.json"), key=lambda path: path.stem):
             numbers = read_json(path)
             if isinstance(numbers, dict) and "figure" in numbers and path.with_suffix(".png").exists():
                 found.append(Kept(path, numbers))
@@ -145,15 +146,53 @@ def _card(kept: Kept, beside: Path) -> str:
 
 
 def cards(figures: Sequence[Kept], beside: Path, details: str) -> str:
-    """A Markdown grid of small pictures with their verdicts, each leading to its details on the page of that name."""
-    lines = []
+    """A Markdown grid for each figure: small pictures with their verdicts, each leading to its details on that page."""
+    parts = []
+    for heading, panels in groupby(figures, key=lambda kept: _group(kept.name)):
+        cards = []
+        for kept in panels:
+            title, target = kept.numbers["title"], f"{details}#{_anchor(kept)}"
+            chips = f"<br>{_chips(kept.verdicts)}" if kept.verdicts else ""
+            cards.append(f"- [![{kept.name}: {title}]({_picture(kept, beside)})]({target})\n")
+            plain = title.removesuffix(f", {kept.numbers.get('model')} model")
+            cards.append(f"    **{_panel(kept.name)}: {plain}**, on {_where(kept)}. [Details]({target}){chips}\n")
+        parts.append("\n".join([f"### {heading}\n", '<div class="grid cards gallery" markdown>\n', *cards, "</div>"]))
+    return "\n\n".join(parts)
+
+
+def scoreboard(figures: Sequence[Kept], details: str) -> str:
+    """A Markdown table of what the paper says, with the panels in which it was found so, not so, or not clearly."""
+    found: dict[str, dict[str, list[str]]] = {}
     for kept in figures:
-        title, target = f"{kept.name}: {kept.numbers['title']}", f"{details}#{_anchor(kept)}"
-        lines.append(f"- [![{title}]({_picture(kept, beside)})]({target})\n")
-        found = ", ".join(f"{count} {verdict}" for verdict, count in _counted(kept.verdicts))
-        told = f" {found}." if found else ""
-        lines.append(f"    **{title}**, on {kept.numbers['data']}{_tuned(kept)}.{told} [Details]({target})\n")
-    return "\n".join(['<div class="grid cards gallery" markdown>\n', *lines, "</div>"])
+        claims = [(claim["words"], claim["verdict"]) for claim in kept.numbers.get("claims", [])]
+        of_words = Counter(words for words, _ in claims)
+        for (words, verdict), count in Counter(claims).items():
+            link = f"[{_panel(kept.name)}, {_where(kept)}]({details}#{_anchor(kept)})"
+            share = "" if count == of_words[words] else f" ({count} of {of_words[words]})"
+            found.setdefault(words, {}).setdefault(verdict, []).append(link + share)
+    rows = [
+        f"| {words} | {' | '.join('<br>'.join(where.get(verdict, [])) for verdict in _VERDICTS)} |"
+        for words, where in found.items()
+    ]
+    return "\n".join([f"| the paper says | {' | '.join(_VERDICTS)} |", "| --- | --- | --- | --- |", *rows])
+
+
+def _panel(name: str) -> str:
+    return name.removeprefix("fig").removeprefix("ablation-").replace("-", " ")
+
+
+def _group(name: str) -> str:
+    if name.startswith("fig"):
+        return f"Figure {name[3]}"
+    return "Not in the paper" if name in OURS else "Ablations"
+
+
+def _where(kept: Kept) -> str:
+    """On which data, with which model, tuned or as published, and that there was one seed only."""
+    numbers = kept.numbers
+    model = f", {numbers['model']} model" if numbers.get("model") else ""
+    seeds = max((len(member["final"]) for member in numbers["members"].values() if "final" in member), default=0)
+    return f"{numbers['data']}{model}{_tuned(kept)}{', one seed' if seeds == 1 else ''}"
 
 
 def details(figures: Sequence[Kept], beside: Path) -> str:
@@ -221,6 +260,7 @@ def fill(markdown: Path, figures: Sequence[Kept]) -> None:
         text = markdown.read_text(encoding="utf-8")
     except OSError as error:
         raise DataError(f"{markdown}: {error.strerror}") from None
+    text = spliced(text, "scoreboard", scoreboard(figures, "reproduce-the-paper.md"))
     text = spliced(text, "cards", cards(figures, markdown.parent, "reproduce-the-paper.md"))
     text = spliced(text, "details", details(figures, markdown.parent))
     write_text(markdown, spliced(text, "table", comparison_table(comparisons(figures))))
@@ -233,16 +273,6 @@ def _anchor(kept: Kept) -> str:
 
 def _picture(kept: Kept, beside: Path) -> str:
     return os.path.relpath(kept.path.with_suffix(".png"), beside)
-
-
-def _counted(verdicts: Counter[str]) -> list[tuple[str, int]]:
-    words = {
-        "agrees": ("claim agrees", "claims agree"),
-        "disagrees": ("claim disagrees", "claims disagree"),
-        "not clear": ("claim is not clear", "claims are not clear"),
-    }
-    found = [(verdict, verdicts[verdict]) for verdict in _VERDICTS if verdicts[verdict]]
-    return [(words[verdict][count > 1], count) for verdict, count in found]
 
 
 def _number(claim: dict[str, Any]) -> str:
