@@ -318,9 +318,17 @@ def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
     assert tied.data == "d, 3 seeds, shortened to 0.25"
     assert tied.lead().startswith("a tie: ")
     assert tied.cell("epsilon-greedy").startswith("**")
+    three = {"softmax": [0.5, 0.6, 0.5], "epsilon_greedy": [0.6, 0.5, 0.49], "falcon": [0.59, 0.4, 0.59]}
+    [tied] = comparisons(_kept(tmp_path, **three, greedy=[0.1, 0.1, 0.1]))
+    assert [rule for rule in ("softmax", "falcon", "epsilon-greedy", "greedy") if tied.cell(rule)[0] == "*"] == [
+        "softmax",
+        "falcon",
+        "epsilon-greedy",
+    ]
     assert comparison_table([won, tied]).count("\n") == 3
     [alone] = comparisons(_kept(tmp_path, softmax=[0.5], falcon=[0.4]))
     assert (alone.lead(), alone.data) == ("one seed: softmax by 0.100 over falcon", "d, 1 seed")
+    assert alone.cell("falcon") == "0.400"
     with pytest.raises(DataError, match="no figure here"):
         read_figures([tmp_path / "empty"])
 

@@ -125,7 +125,8 @@ _EXPLORERS = _POLICIES[:3]
 _HELPS = "exploration almost always helps relative to the baseline greedy strategy, and never hurts"
 _SHIFT = "exploration helps substantially"
 _BASELINE = "the initial model is quite poor, greedy gets a middling improvement on it"
-_SUPERVISED = "nearly identical behavior as greedy for most exploration strategies other than falcon for SO"
+_SUPERVISED = "nearly identical behavior as greedy for most exploration strategies"
+_SUPERVISED_SO = f"{_SUPERVISED} other than falcon for SO"
 _STRONG = "the initial model has a higher reward than the performance at the end of training from scratch"
 _OFTEN = "the absolute performance of all the methods improves"
 _SOFTMAX = "[softmax is] always either performing the best or close to it"
@@ -133,11 +134,11 @@ _CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
     ("emnist", "scratch"): tuple(Above(p, "greedy", "exploration is typically crucial") for p in _EXPLORERS),
     ("so", "scratch"): tuple(Above(p, "greedy", _HELPS) for p in _EXPLORERS),
     ("emnist", "init"): (
-        *(Alike(p, "greedy", _SUPERVISED) for p in _EXPLORERS),
+        *(Alike(p, "greedy", f"[said of Stack Overflow:] {_SUPERVISED}") for p in _EXPLORERS),
         *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
     ),
     ("so", "init"): (
-        *(Alike(p, "greedy", _SUPERVISED) for p in ("softmax", "epsilon-greedy")),
+        *(Alike(p, "greedy", _SUPERVISED_SO) for p in ("softmax", "epsilon-greedy")),
         Above("baseline", "greedy", "the performance of greedy deteriorates with respect to the initial model"),
         *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
     ),
@@ -224,15 +225,15 @@ def _importance_weighting(family: Family) -> Figure:
     weighted = Member(plain.preset, {"objective.name": "weighted-regression"}, "+weighted")
     values = (0.72, 0.47) if family == "so" else (0.71, 0.60)
     labels = ("epsilon-greedy, regression", "epsilon-greedy, importance-weighted")
+    fall = f"from {values[0]:g} to {values[1]:g}"
+    words = f"weighted regression worsens the performance in the init-shift setting {fall}"
     return Figure(
         name="ablation-importance-weighting",
         title=f"{_NAMES[family]}, init-shift, ε-greedy: importance weights",
         family=family,
         members=dict(zip(labels, (plain, weighted), strict=True)),
         stated=dict(zip(labels, values, strict=True)),
-        claims=(
-            Above(*labels, f"weighted regression worsens the performance from {values[0]:.2f} to {values[1]:.2f}"),
-        ),
+        claims=(Above(*labels, words),),
     )
 
 
@@ -254,7 +255,10 @@ def _extrapolation() -> Figure:
         for clients, noise in pairs.items()
     }
     first, *others = members
-    words = "if we also linearly scale up clients per round from 64 to 6400, the utility is expected to be similar"
+    words = (
+        "if we also linearly scale up clients per round from 64 to 6400, the utility measured by reward is expected to"
+        " be similar"
+    )
     return Figure(
         "extrapolation",
         "Stack Overflow, scratch: noise and clients a round grown together",
@@ -292,11 +296,14 @@ def _population() -> Figure:
         for preset_name, every in (("so-init-shift-softmax", 200), ("so-init-shift-deploy40-softmax", 40))
         for label, (changes, suffix) in modes.items()
     }
-    words = "a minor mismatch between the descriptions of Algorithms 1 and 4"
+    words = {
+        "caches": "a minor mismatch between the descriptions of Algorithms 1 and 4",
+        "caches, one in four pulls": "[we] do not incorporate heterogeneous delays in model deployment across clients",
+    }
     claims = tuple(
-        Alike(f"{label}, every {every}", f"simple mode, every {every}", words)
+        Alike(f"{label}, every {every}", f"simple mode, every {every}", said)
         for every in (200, 40)
-        for label in list(modes)[1:]
+        for label, said in words.items()
     )
     return Figure("population", "Stack Overflow, init-shift, softmax: what a cache costs", "so", members, claims=claims)
 
@@ -362,8 +369,9 @@ def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Cl
 def _exploration_claims(family: Family, none: str, clipped: str, small: str, large: str) -> tuple[Claim, ...]:
     annealing = "the probability of chosen actions gradually increase as the models become more confident"
     half: Literal["first", "second"] = "first" if family == "so" else "second"
-    when = "at the early stage of training" if family == "so" else "at later stage"
+    early = "DP seems to have a larger effect on the probability at the early stage of training"
+    late = "[DP's] effect [on the probability] happens at later stage"
     return (
         *(GrowsSurer(member, annealing) for member in (none, clipped, small, large)),
-        MattersMore(large, none, half, f"DP seems to have a larger effect on the probability {when}"),
+        MattersMore(large, none, half, early if family == "so" else late),
     )

@@ -64,16 +64,17 @@ class Comparison:
     second: str
     margin: float
     error: float
+    level: tuple[str, ...]  # the rules that the winner cannot be told from
 
     @property
     def clear(self) -> bool:
-        return bool(np.isfinite(self.error) and self.margin > 2 * self.error)
+        return self.second not in self.level
 
     def cell(self, rule: str) -> str:
-        """The rule's reward; the winner's in bold, and so is whoever it cannot be told from."""
+        """The rule's reward; the winner's in bold, and so are those that it cannot be told from."""
         if rule not in self.means:
             return "–"
-        best = rule == self.winner or (rule == self.second and not self.clear)
+        best = rule == self.winner or rule in self.level
         return f"**{self.means[rule]:.3f}**" if best else f"{self.means[rule]:.3f}"
 
     def lead(self) -> str:
@@ -95,12 +96,13 @@ def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
             continue
         means = {rule: float(curves[rule].final.mean()) for rule in ended}
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
-        margin, error = paired_difference(curves[winner], curves[second])
+        behind = {rule: paired_difference(curves[winner], curves[rule]) for rule in ended if rule != winner}
+        level = tuple(rule for rule, (by, error) in behind.items() if np.isfinite(error) and by <= 2 * error)
         seeds = len(curves[winner].final)
         data = f"{numbers['data']}, {seeds} seed{'s' if seeds > 1 else ''}"
         if numbers.get("scale", 1) != 1:
             data += f", shortened to {numbers['scale']:g}"
-        found.append(Comparison(numbers["setting"] + _tuned(kept), data, means, winner, second, margin, error))
+        found.append(Comparison(numbers["setting"] + _tuned(kept), data, means, winner, second, *behind[second], level))
     return found
 
 

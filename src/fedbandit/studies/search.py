@@ -280,7 +280,8 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
     covered = f"{len(standings)} of {len(every)} points of the grid, {len(standings) / len(every):.0%}"
     search.say(f"  {name}: {_in_words(point)} ({covered})")
     if edges:
-        search.say(f"  warning: {', '.join(edges)} lies on the edge of the grid; a better value may lie beyond it")
+        lie = "lie" if len(edges) > 1 else "lies"
+        search.say(f"  warning: {', '.join(edges)} {lie} on the edge of the grid; a better value may lie beyond it")
     return point
 
 
