@@ -24,7 +24,7 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
-from fedbandit.paper.page import comparison_table, comparisons, details, read_figures, scoreboard
+from fedbandit.paper.page import comparison_table, comparisons, details, read_figures, scoreboard, tuned_table
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
@@ -229,6 +229,15 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     said.clear()
     make_figure("fig3b", request, tmp_path, said.append)
     assert not [line for line in said if line.startswith("tuning")]
+    assert "softmax" not in tuned_table(read_figures([tmp_path]))  # nothing to set it beside yet
+    make_figure("fig3b", replace(request, tune_minutes=None), tmp_path, said.append)
+    before, after = (
+        json.loads((tmp_path / name).read_text(encoding="utf-8"))["members"]["softmax"]["mean"]
+        for name in ("fig3b.json", "fig3b-tuned.json")
+    )
+    name = open_dataset(str(tiny_text)).header.name
+    row = f"| 3b, {name} | softmax | {before:.3f} | {after:.3f} | {chosen} |"
+    assert tuned_table(read_figures([tmp_path])).splitlines()[2:] == [row]
 
 
 def test_uneven_tuning_is_warned_of():

@@ -179,6 +179,41 @@ def scoreboard(figures: Sequence[Kept], details: str) -> str:
     return "\n".join([f"| the paper says | {' | '.join(_VERDICTS)} |", "| --- | --- | --- | --- |", *rows])
 
 
+def tuned_table(figures: Sequence[Kept]) -> str:
+    """A Markdown table of what tuning changed, for figures that were made both ways; the highest tuned is in bold."""
+    published = {_same(kept): kept for kept in figures if not kept.numbers.get("tuning")}
+    lines = ["| figure | | published rates | tuned | tuned values |", "| --- | --- | ---: | ---: | --- |"]
+    for kept in figures:
+        searched, before = kept.numbers.get("tuning"), published.get(_same(kept))
+        if not searched or before is None:
+            continue
+        members = {label: member for label, member in kept.numbers["members"].items() if label in searched}
+        highest = max(member["mean"] or 0.0 for member in members.values())
+        title = f"{_panel(kept.name)}, {kept.numbers['data']}"
+        for label, member in members.items():
+            mark = "**" if member["mean"] == highest and len(members) > 1 else ""
+            cells = [_with_error(before.numbers["members"][label]), f"{mark}{_with_error(member)}{mark}"]
+            lines.append(f"| {title} | {label} | {' | '.join(cells)} | {_values(member)} |")
+            title = ""
+    return "\n".join(lines)
+
+
+def _same(kept: Kept) -> tuple[str, ...]:
+    return kept.name, kept.numbers["data"], str(kept.numbers.get("model"))
+
+
+def _with_error(member: dict[str, Any]) -> str:
+    if member["mean"] is None:
+        return "diverged"
+    error = f" ± {member['standard_error']:.3f}" if member["standard_error"] is not None else ""
+    return f"{member['mean']:.3f}{error}"
+
+
+def _values(member: dict[str, Any]) -> str:
+    chosen = [(key, value) for key, value in member.items() if "." in key]
+    return ", ".join(f"{key.removesuffix('.learning_rate').rpartition('.')[2]} {value:g}" for key, value in chosen)
+
+
 def _panel(name: str) -> str:
     return name.removeprefix("fig").removeprefix("ablation-").replace("-", " ")
 
@@ -231,9 +266,7 @@ def _search(effort: dict[str, int] | None, member: dict[str, Any]) -> str:
     """Two cells more: the values that a search chose, and how much of the grid it has tried."""
     if effort is None:  # nothing to tune: it does not learn
         return " – | – |"
-    chosen = [(key, value) for key, value in member.items() if "." in key]
-    values = ", ".join(f"{key.removesuffix('.learning_rate').rpartition('.')[2]} {value:g}" for key, value in chosen)
-    return f" {values} | {effort['looked_at']} of {effort['grid_points']} |"
+    return f" {_values(member)} | {effort['looked_at']} of {effort['grid_points']} |"
 
 
 def _tuned(kept: Kept) -> str:
@@ -265,6 +298,7 @@ def fill(markdown: Path, figures: Sequence[Kept]) -> None:
     text = spliced(text, "scoreboard", scoreboard(figures, "reproduce-the-paper.md"))
     text = spliced(text, "cards", cards(figures, markdown.parent, "reproduce-the-paper.md"))
     text = spliced(text, "details", details(figures, markdown.parent))
+    text = spliced(text, "tuned", tuned_table(figures))
     write_text(markdown, spliced(text, "table", comparison_table(comparisons(figures))))
 
 
