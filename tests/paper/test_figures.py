@@ -11,6 +11,7 @@ from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset
 from fedbandit.paper.catalogue import (
+    OURS,
     Above,
     Alike,
     GrowsSurer,
@@ -34,7 +35,7 @@ from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
 
 
-@pytest.mark.parametrize("name", [*figure_names(), "extrapolation", "cohorts", "population"])
+@pytest.mark.parametrize("name", [*figure_names(), *OURS[1:]])
 def test_every_figure_has_buildable_members(name):
     for family in ("emnist", "so") if name.startswith("ablation") else (None,):
         wanted = figure(name, family)
@@ -49,7 +50,7 @@ def test_every_figure_has_buildable_members(name):
 def test_names_stand_for_one_several_or_all():
     assert matching("fig1c") == ["fig1c"]
     assert matching("fig2") == ["fig2a", "fig2b", "fig2c", "fig2d"]
-    assert len(matching("all")) == 17
+    assert len(matching("all")) == 18
     assert matching("drift") == ["drift"]
     assert matching("cohorts") == ["cohorts"]
     with pytest.raises(ConfigError, match="fig2a"):

@@ -18,8 +18,8 @@ def figure(
         str,
         typer.Argument(
             help="One panel (fig1a to fig4d), one figure (fig1 to fig4), ablation-server-optimizer,"
-            " ablation-importance-weighting, all of these, or one not in the paper: drift, extrapolation, cohorts,"
-            " population."
+            " ablation-importance-weighting, all of these, or one not in the paper: drift, weights, extrapolation,"
+            " cohorts, population."
         ),
     ],
     data: Annotated[

@@ -308,8 +308,25 @@ def _population() -> Figure:
     return Figure("population", "Stack Overflow, init-shift, softmax: what a cache costs", "so", members, claims=claims)
 
 
+def _weights() -> Figure:
+    """Importance weights for softmax, at the published client rate and at one that is small enough for them."""
+    start = "so-init-shift-softmax"
+    members: dict[str, Member] = {}
+    for rate in (2.0, 0.05):
+        slow = {} if rate == 2.0 else {"client.learning_rate": rate}
+        suffix = "" if rate == 2.0 else f"+client-{rate:g}"
+        members[f"regression, client rate {rate:g}"] = Member(start, slow, suffix)
+        weighted = {**slow, "objective.name": "weighted-regression"}
+        members[f"weighted, client rate {rate:g}"] = Member(start, weighted, f"{suffix}+weighted")
+    words = "destabilizing effects of the variance from importance weighting on the learning process"
+    claims = tuple(Above(f"regression, client rate {r}", f"weighted, client rate {r}", words) for r in ("2", "0.05"))
+    title = "Stack Overflow, init-shift, softmax: importance weights and the client rate"
+    return Figure("weights", title, "so", members, claims=claims)
+
+
 _LARGE = {"extrapolation": _extrapolation, "cohorts": _cohorts, "population": _population}
-OURS = ("drift", *_LARGE)  # figures that the paper does not have
+_OWN = {"weights": _weights, **_LARGE}
+OURS = ("drift", *_OWN)  # figures that the paper does not have
 _SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
 
 
@@ -320,7 +337,7 @@ def figure_names() -> list[str]:
 
 
 def matching(name: str) -> list[str]:
-    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, the paper's and drift."""
+    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of many clients."""
     names = [*figure_names(), *OURS]
     usual = [n for n in names if n not in _LARGE]  # those others need more clients than the embedded data has
     found = usual if name == "all" else [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
@@ -333,8 +350,8 @@ def figure(name: str, family: Family | None = None) -> Figure:
     """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless asked for."""
     if name in _ABLATIONS:
         return _ABLATIONS[name](family or "so")
-    if name in _LARGE:
-        return _LARGE[name]()
+    if name in _OWN:
+        return _OWN[name]()
     number, panel = name[3], name[4]
     if number in "12":
         return _policies_figure(name, "emnist" if number == "1" else "so", _SETTINGS[panel])
