@@ -1,6 +1,7 @@
 """`fedbandit advise`: equal tries, honest differences, baselines, and a configuration that runs."""
 
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from fedbandit.studies.advice import (
 )
 from fedbandit.studies.advice_words import advice_of, recommended
 from fedbandit.studies.curves import Curves
-from fedbandit.studies.planning import Pace, Plan, plan_for, search_seconds, seconds_of, seeds_for
+from fedbandit.studies.planning import POLICIES, Pace, Plan, plan_for, search_seconds, seconds_of, seeds_for
 from fedbandit.studies.search import scaled
 
 
@@ -37,7 +38,11 @@ def _curves(*final):
     return Curves(values, values, tuple(range(len(final))))
 
 
-REST = {"greedy": _curves(0.1, 0.1, 0.1), "epsilon-greedy": _curves(0.2, 0.2, 0.2)}
+REST = {
+    "greedy": _curves(0.1, 0.1, 0.1),
+    "epsilon-greedy": _curves(0.2, 0.2, 0.2),
+    "softmax-weighted": _curves(0.3, 0.3, 0.3),
+}
 NEAR = {"softmax": _curves(0.50, 0.60, 0.55), "falcon": _curves(0.58, 0.57, 0.56), **REST}
 
 
@@ -48,6 +53,7 @@ def test_softmax_is_chosen_unless_another_is_clearly_better_and_a_tie_is_said():
     assert "broken in favour of softmax" in tie
     clear = {**NEAR, "falcon": _curves(0.70, 0.81, 0.75)}
     assert choose(clear) == ("falcon", "")
+    assert choose({**clear, "softmax-weighted": _curves(0.80, 0.91, 0.85)}) == ("softmax-weighted", "")
     assert choose({**NEAR, "greedy": _curves(0.9, 0.9, 0.9)}) == ("greedy", "")
 
 
@@ -72,6 +78,9 @@ def test_starting_points_fit_small_data(dataset, tiny_text):
         assert not configs[UNTOUCHED].training
         for config in configs.values():
             build_experiment(config, dataset)
+        plain, weighted = configs["softmax"], configs["softmax-weighted"]
+        changes = {"objective.name": "weighted-regression", "client.learning_rate": 0.05}
+        assert weighted == plain.with_values(changes)
 
 
 def test_a_budget_that_cannot_do_is_refused(tiny_text, tmp_path):
@@ -90,7 +99,7 @@ def test_the_plan_fits_the_time_and_uses_it(pace, minutes):
         assert minutes == 3
         return
     final = scaled(config, plan.scale)
-    searched = 4 * search_seconds(final, plan.tries, pace)
+    searched = len(POLICIES) * search_seconds(final, plan.tries, pace)
     seeds = seeds_for(final, 60 * minutes - searched, plan.tries, True, pace)
     total = seconds_of(config, plan, seeds, True, pace)
     assert total <= 60 * minutes * 1.05
@@ -209,7 +218,7 @@ class _EnoughError(Exception):
 
 
 @pytest.mark.slow
-def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_path):
+def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_path, monkeypatch):
     (tmp_path / "advice").mkdir()
     # Decided as by an earlier call, so that a busy machine plays the same tournament.
     plan = '{"scale": 0.02, "tries": 3, "seeds": 3}'
@@ -218,10 +227,17 @@ def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_p
     text = str(advice_of(held))
     for question in ("exploration worth it", "Which rule", "Which parameters", "How often", "privacy cost", "How sure"):
         assert question in text
-    assert set(held.curves) == {"softmax", "falcon", "epsilon-greedy", "greedy", UNTOUCHED}
+    assert set(held.curves) == {*POLICIES, UNTOUCHED}
     assert set(held.tries.values()) == {3}
     assert len(held.periods) == 3
     assert 8.0 in held.private or "cannot be had" in held.private_note
     again = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
     for name, curves in held.curves.items():
         np.testing.assert_array_equal(again.curves[name].final, curves.final)
+    for part in ("periods", "private", "rates/epsilon-8"):
+        shutil.rmtree(tmp_path / "advice" / part)
+    monkeypatch.setattr("fedbandit.studies.advice.choose", lambda curves: ("softmax-weighted", ""))
+    weighted = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
+    assert "objective weighted-regression" in str(advice_of(weighted))
+    assert recommended(weighted).objective.name == "weighted-regression"
+    assert 8.0 in weighted.private or "cannot be had" in weighted.private_note

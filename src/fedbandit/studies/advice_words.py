@@ -76,7 +76,10 @@ def advice_of(held: Tournament) -> Advice:
         answers=(
             ("Is exploration worth it here?", _worth(held.curves)),
             ("Which rule?", _rule(held)),
-            ("Which parameters?", f"{exploration}{rates}, server optimiser {config.server.optimizer}."),
+            (
+                "Which parameters?",
+                f"{exploration}{rates}, server optimiser {config.server.optimizer}, objective {config.objective.name}.",
+            ),
             ("How often to deploy?", _period(held)[1]),
             ("What does privacy cost?", _privacy(held)),
             ("How sure is this?", _sureness(held)),

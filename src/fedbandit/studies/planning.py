@@ -15,7 +15,7 @@ from fedbandit.engines.threads import usable_cores
 from fedbandit.runs.local_runner import Job, LocalRunner, Runner
 from fedbandit.studies.search import FACTOR, TUNING_SEED, scaled, search_steps
 
-POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
+POLICIES = ("softmax", "softmax-weighted", "falcon", "epsilon-greedy", "greedy")
 PERIODS = (0.2, 2.0)  # other deployment periods to try, relative to the usual one
 _SEEDS = (3, 5, 10)  # the fewest, those to plan for, and the most
 _FEWEST_TRIES = 3
