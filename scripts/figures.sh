@@ -86,6 +86,7 @@ for part in $parts; do
         # 6,400 clients a round: 64 examples a visit, and not the preset's 256, are what two cores can do in minutes.
         for name in extrapolation cohorts; do figure so-like $name --seeds 2 --set client.max_examples=64; done
         figure so-like population --seeds 3
+        for set_ in so-like so-questions; do figure $set_ weights --seeds 5; done
         ;;
     *)
         echo "$part: no such part" >&2
