@@ -166,7 +166,7 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
         difference = paired(entrants[best], entrants["softmax"])
         if not difference.told_apart:
             reason = f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
-            return "softmax", f"{reason}; a tie, broken in favour of softmax, which has a single parameter"
+            return "softmax", f"{reason}; a tie, broken in favour of softmax, the default"
     return best, ""
 
 
