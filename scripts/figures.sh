@@ -67,7 +67,7 @@ for part in $parts; do
     tuned) # minutes of two workers: the whole grid on questions, about a third of it on so-like; six core-hours in all
         for search in so-questions:fig2c:36 so-questions:fig2a:30 so-questions:fig2d:7 so-questions:fig2b:8 \
             so-questions:ablation-server-optimizer:10 so-questions:ablation-importance-weighting:10 \
-            so-like:fig2c:28 so-like:fig2a:34 so-like:ablation-importance-weighting:6 \
+            so-like:fig2c:28 so-like:fig2a:40 so-like:ablation-importance-weighting:6 \
             so-like:ablation-server-optimizer:5 so-like:fig2d:8 so-like:fig2b:8; do
             set_=${search%%:*} name=${search#*:}
             figure "$set_" "${name%:*}" --seeds 5 --tune --budget "${search##*:}"
