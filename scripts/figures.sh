@@ -64,7 +64,7 @@ for part in $parts; do
         figure handwriting fig1a --seeds 1 --set client.max_examples=32
         for panel in fig4a fig4b; do figure handwriting $panel --seeds 1 --scale 0.5 --set client.max_examples=32; done
         ;;
-    tuned) # minutes of two workers: the whole grid on questions, about a third of it on so-like; six core-hours in all
+    tuned) # at most so many minutes of two workers each; took 4.8 core-hours in all
         for search in so-questions:fig2c:36 so-questions:fig2a:30 so-questions:fig2d:6 so-questions:fig2b:5 \
             so-questions:ablation-server-optimizer:10 so-questions:ablation-importance-weighting:10 \
             so-like:fig2c:28 so-like:fig2a:40 so-like:ablation-importance-weighting:6 \
