@@ -61,7 +61,9 @@ def log(kind: str, clients: int, examples: int) -> Events:
     contexts: np.ndarray | Ragged = rng.random((n, SIDE, SIDE), np.float32)
     if kind == "text":
         ids = np.sort(rng.integers(0, WORDS, (n, 10)), axis=1).astype(np.int32)
-        contexts = Ragged(np.arange(n + 1) * 10, ids.ravel(), rng.uniform(0.2, 0.4, 10 * n).astype(np.float32))
+        contexts = Ragged(
+            np.arange(n + 1) * 10, ids.ravel(), rng.uniform(0.2, 0.4, 10 * n).astype(np.float32)
+        )
     return Events(
         bounds=np.concatenate([[0], np.cumsum(sizes)]),
         contexts=contexts,
@@ -86,13 +88,23 @@ class Case:
     heads: int
 
     @classmethod
-    def of(cls, model: tuple[str, str, tuple[str, ...]], case: tuple[str, str, str], device: str) -> "Case":
+    def of(
+        cls, model: tuple[str, str, tuple[str, ...]], case: tuple[str, str, str], device: str
+    ) -> "Case":
         (kind, name, frozen), (objective_name, algorithm, stage) = model, case
         trainable = Trainable.of({"name": name, **PARAMETERS.get(name, {})}, spec(kind))
         freezing = Freezing.of(trainable.layout, frozen) if frozen else None
         objective = OBJECTIVES[objective_name](**PARAMETERS.get(objective_name, {}))
-        parts = trainable.model, trainable.layout, objective, ClientSettings(learning_rate=0.05, batch_size=16)
-        pair: Any = make_learner(*parts, freezing=freezing), make_vectorised_learner(*parts, device, freezing)
+        parts = (
+            trainable.model,
+            trainable.layout,
+            objective,
+            ClientSettings(learning_rate=0.05, batch_size=16),
+        )
+        pair: Any = (
+            make_learner(*parts, freezing=freezing),
+            make_vectorised_learner(*parts, device, freezing),
+        )
         # Away from the initial model, whose zeros make ties among the largest entries of an update.
         whole = trainable.initial(0, np.dtype("float64"))
         whole += 0.01 * np.random.default_rng(2).standard_normal(len(whole))
@@ -113,7 +125,9 @@ class Case:
         prediction = learner.predict(self.whole.astype(dtype), events.contexts)
         received = self.algorithm.broadcast(self.algorithm.init(self.trained.astype(dtype)))
         for name in received.keys() - {"weights"}:  # a control variate, as it is in later rounds
-            received[name] = 0.01 * np.random.default_rng(1).standard_normal(len(self.trained)).astype(dtype)
+            received[name] = 0.01 * np.random.default_rng(1).standard_normal(
+                len(self.trained)
+            ).astype(dtype)
         clients = Clients(np.arange(events.num_clients), events, round=1, seed=0)
         sent = self.algorithm.train(learner, received, clients, self.pipeline)
         found = [prediction.mean if prediction.heads is None else prediction.heads, sent.norms]
@@ -125,7 +139,9 @@ class Case:
     def difference(self, events: Events) -> float:
         """The largest in float64, relative to the largest entry of what it is found in."""
         found = [self.round(learner, events, np.float64) for learner in self.learners]
-        both = zip(*found, strict=False)  # a client that is left out remembers nothing, and its norm is not finite
+        both = zip(
+            *found, strict=False
+        )  # a client that is left out remembers nothing, and its norm is not finite
         return float(np.max([np.abs(one - other).max() / np.abs(one).max() for one, other in both]))
 
     def milliseconds(self, events: Events, repeats: int) -> Iterator[float]:
@@ -153,13 +169,23 @@ def rows(device: str, clients: int, examples: int, repeats: int) -> Iterator[tup
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda", help="a torch device with float64: cuda, cuda:1, cpu")
+    parser.add_argument(
+        "--device", default="cuda", help="a torch device with float64: cuda, cuda:1, cpu"
+    )
     parser.add_argument("--out", type=Path, help="also write the table to this file, in Markdown")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--examples", type=int, default=64, help="a client")
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args()
-    head = ("model", "objective", "algorithm", "compression", "difference", "CPU ms", f"{chosen.device} ms")
+    head = (
+        "model",
+        "objective",
+        "algorithm",
+        "compression",
+        "difference",
+        "CPU ms",
+        f"{chosen.device} ms",
+    )
     lines = [f"| {' | '.join(head)} |", "| --- | --- | --- | --- | ---: | ---: | ---: |"]
     print("\n".join(lines), flush=True)
     worst = 0.0

@@ -24,9 +24,13 @@ def errors(seed: int, rectified: bool) -> tuple[np.ndarray, np.ndarray]:
     tiles = np.empty((winograd.TILE, _IMAGES * across**2, winograd.NARROW), np.float32)
     winograd.inputs_to_tiles(padded, tiles)
     kernel_tiles = winograd.KERNEL_TO_TILE.astype(np.float32) @ kernel.reshape(25, -1)
-    products = torch.bmm(*map(torch.from_numpy, (tiles, kernel_tiles.reshape(winograd.TILE, *kernel.shape[2:]))))
+    products = torch.bmm(
+        *map(torch.from_numpy, (tiles, kernel_tiles.reshape(winograd.TILE, *kernel.shape[2:])))
+    )
     ours = np.empty((_IMAGES, windows, windows, winograd.WIDE), np.float32)
-    winograd.pool_tiles(products.numpy(), np.zeros(winograd.WIDE, np.float32), ours, np.empty(ours.shape, np.int32))
+    winograd.pool_tiles(
+        products.numpy(), np.zeros(winograd.WIDE, np.float32), ours, np.empty(ours.shape, np.int32)
+    )
 
     def by_torch(dtype: type) -> np.ndarray:
         x = torch.from_numpy(inside.astype(dtype)).permute(0, 3, 1, 2)

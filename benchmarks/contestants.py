@@ -24,7 +24,11 @@ class Contestant:
     environment: str | None = None  # None: the one this runs in
 
     def python(self) -> Path:
-        return Path(sys.executable) if self.environment is None else VENVS / self.environment / "bin" / "python"
+        return (
+            Path(sys.executable)
+            if self.environment is None
+            else VENVS / self.environment / "bin" / "python"
+        )
 
 
 @dataclass
@@ -44,10 +48,23 @@ class Running:
     def __init__(self, contestant: Contestant, log: Path) -> None:
         self.contestant, self.measured = contestant, Measured()
         self._log = open(log, "w")  # noqa: SIM115 - stays open as long as the process
-        command = [str(contestant.python()), str(HERE / "peers" / contestant.script), *contestant.arguments]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE / "peers")}
+        command = [
+            str(contestant.python()),
+            str(HERE / "peers" / contestant.script),
+            *contestant.arguments,
+        ]
+        environment = {
+            **os.environ,
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "PYTHONPATH": str(HERE / "peers"),
+        }
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment,
         )
         self._expect("ready")
 
@@ -98,7 +115,9 @@ class Running:
         return line
 
 
-def take_turns(contestants: list[Contestant], turns: int, logs: Path, warm_up: int = 1) -> dict[str, Measured]:
+def take_turns(
+    contestants: list[Contestant], turns: int, logs: Path, warm_up: int = 1
+) -> dict[str, Measured]:
     """Let each have so many turns, one of A, one of B, ..., then again; those that cannot start are reported."""
     logs.mkdir(parents=True, exist_ok=True)
     running = []
@@ -108,11 +127,15 @@ def take_turns(contestants: list[Contestant], turns: int, logs: Path, warm_up: i
             results[contestant.name] = Measured(error="not installed")
             continue
         started = time.perf_counter()
-        one = Running(contestant, logs / f"{contestant.name.replace(' ', '-').replace('/', '-')}.log")
+        one = Running(
+            contestant, logs / f"{contestant.name.replace(' ', '-').replace('/', '-')}.log"
+        )
         results[contestant.name] = one.measured
         for _ in range(warm_up):
             one.play(keep=False)
-        outcome = one.measured.error or f"set up and warm after {time.perf_counter() - started:.1f} s"
+        outcome = (
+            one.measured.error or f"set up and warm after {time.perf_counter() - started:.1f} s"
+        )
         print(f"  {contestant.name}: {outcome}", flush=True)
         running.append(one)
     for _ in range(turns):
@@ -158,5 +181,7 @@ def _peak_memory(pid: int) -> int:
             status = Path(f"/proc/{member}/status").read_text()
         except OSError:
             continue
-        total += sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        total += sum(
+            int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")
+        )
     return total

@@ -39,9 +39,13 @@ def a_log(kind: Kind) -> Events:
     else:
         vocabulary = FEATURES[kind] - NUMBERS
         words = np.sort(np.argsort(rng.random((n, vocabulary)), axis=1)[:, :WORDS], axis=1)
-        ids = np.hstack([words, np.tile(np.arange(vocabulary, FEATURES[kind]), (n, 1))]).astype(np.int32)
+        ids = np.hstack([words, np.tile(np.arange(vocabulary, FEATURES[kind]), (n, 1))]).astype(
+            np.int32
+        )
         values = np.hstack([np.full((n, WORDS), WORDS**-0.5), rng.normal(0, 0.2, (n, NUMBERS))])
-        contexts = Ragged(np.arange(n + 1) * (WORDS + NUMBERS), ids.ravel(), values.astype(np.float32).ravel())
+        contexts = Ragged(
+            np.arange(n + 1) * (WORDS + NUMBERS), ids.ravel(), values.astype(np.float32).ravel()
+        )
     return Events(
         bounds=np.arange(CLIENTS + 1) * EXAMPLES,
         contexts=contexts,
@@ -102,14 +106,21 @@ def measure(turns: int = 25) -> dict[str, dict[str, float]]:
     """CPU milliseconds of a round, by model and contestant."""
     torch.set_num_threads(1)
     found = {}
-    for name, kind in (("linear", "dense"), ("mlp", "dense"), ("linear", "sparse"), ("mlp", "sparse")):
+    for name, kind in (
+        ("linear", "dense"),
+        ("mlp", "dense"),
+        ("linear", "sparse"),
+        ("mlp", "sparse"),
+    ):
         log = a_log(kind)
         model = build_model(name, DataSpec(kind, (FEATURES[kind],), ACTIONS))
         layout = Layout.of(model.init(0))
         weights = layout.flatten(model.init(0), np.dtype("float32"))
         settings = ClientSettings(RATE, BATCH)
 
-        def round_of(learner: Learner, weights: np.ndarray = weights, log: Events = log) -> np.ndarray:
+        def round_of(
+            learner: Learner, weights: np.ndarray = weights, log: Events = log
+        ) -> np.ndarray:
             learner.predict(weights, log.contexts)
             update, _ = learner.train(weights, log, CLIP)
             total = np.zeros_like(weights)
@@ -120,11 +131,15 @@ def measure(turns: int = 25) -> dict[str, dict[str, float]]:
         plain = AutogradLearner(model, layout, Regression(), settings)
         contestants: dict[str, Callable[[], np.ndarray]] = {
             "fedbandit": lambda round_of=round_of, fast=fast: round_of(fast),
-            "numpy": lambda name=name, layout=layout, weights=weights, log=log: numpy_round(name, layout, weights, log),
+            "numpy": lambda name=name, layout=layout, weights=weights, log=log: numpy_round(
+                name, layout, weights, log
+            ),
             "torch autograd": lambda round_of=round_of, plain=plain: round_of(plain),
         }
         sums = [run() for run in contestants.values()]
-        assert all(np.allclose(sums[0], other, atol=1e-4) for other in sums[1:]), "they compute different things"
+        assert all(np.allclose(sums[0], other, atol=1e-4) for other in sums[1:]), (
+            "they compute different things"
+        )
         times: dict[str, list[float]] = {who: [] for who in contestants}
         for _ in range(turns):
             for who, run in contestants.items():
@@ -141,7 +156,9 @@ def measure_on_one_core() -> dict[str, dict[str, float]]:
     """The same in a process of its own, in which no matrix product uses a second core."""
     command = [sys.executable, "-m", "benchmarks.dense", "--json"]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     found: dict[str, dict[str, float]] = json.loads(said)
     return found
 

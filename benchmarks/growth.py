@@ -17,9 +17,17 @@ import ours
 
 CURVES: dict[str, dict[str, Any]] = {
     "examples per client": {"key": "examples", "values": [16, 64, 256, 1024], "base": {}},
-    "clients per round": {"key": "clients", "values": [16, 64, 256, 1024], "base": {"examples": 64}},
+    "clients per round": {
+        "key": "clients",
+        "values": [16, 64, 256, 1024],
+        "base": {"examples": 64},
+    },
     "words": {"key": "words", "values": [1_000, 10_000, 100_000], "base": {}},
-    "actions": {"key": "actions", "values": [10, 100, 1_000, 10_000], "base": {"words": 1_000, "clients": 16}},
+    "actions": {
+        "key": "actions",
+        "values": [10, 100, 1_000, 10_000],
+        "base": {"words": 1_000, "clients": 16},
+    },
     "threads": {"key": "threads", "values": [1, 2, 4], "base": {}},
 }
 SHORT = {"examples per client": 3, "clients per round": 3, "words": 3, "actions": 3, "threads": 2}
@@ -38,7 +46,11 @@ def _curve(name: str, rounds: int, short: bool) -> list[dict[str, float]]:
         settings = {"threads": 2, **curve["base"], curve["key"]: value}
         threads = settings.pop("threads")
         folder = workloads.texts(**settings)
-        points.append(ours.BanditRounds(ours.experiment(ours.dataset(folder), settings.get("clients")), threads))
+        points.append(
+            ours.BanditRounds(
+                ours.experiment(ours.dataset(folder), settings.get("clients")), threads
+            )
+        )
         points[-1]()  # compiled and warm
     taken: list[list[tuple[float, float]]] = [[] for _ in points]
     for _ in range(rounds):
@@ -46,8 +58,14 @@ def _curve(name: str, rounds: int, short: bool) -> list[dict[str, float]]:
             wall, cpu = time.perf_counter(), time.process_time()
             play()
             times.append((time.perf_counter() - wall, time.process_time() - cpu))
-    print(f"  {name}: {', '.join(f'{v:,}: {min(c for _, c in t):.3f}' for v, t in zip(values, taken, strict=True))}")
+    print(
+        f"  {name}: {', '.join(f'{v:,}: {min(c for _, c in t):.3f}' for v, t in zip(values, taken, strict=True))}"
+    )
     return [
-        {"value": value, "wall": float(np.median([w for w, _ in times])), "cpu": min(c for _, c in times)}
+        {
+            "value": value,
+            "wall": float(np.median([w for w, _ in times])),
+            "cpu": min(c for _, c in times),
+        }
         for value, times in zip(values, taken, strict=True)
     ]

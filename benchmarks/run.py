@@ -26,7 +26,11 @@ PEERS = {"pfl": "pfl_loop.py", "fedjax": "fedjax_loop.py", "flower": "flower_loo
 OURS, TRAINING = "fedbandit, bandit round", "fedbandit, training only"
 TWO_THREADS = "plain torch, 2 threads"
 KINDS = {"bandit": "bandit round", "train": "training only"}
-FORMS = [("sparse", "bandit"), ("sparse", "train"), ("dense", "train")]  # of texts; dense bags only train
+FORMS = [
+    ("sparse", "bandit"),
+    ("sparse", "train"),
+    ("dense", "train"),
+]  # of texts; dense bags only train
 
 
 def contestants(folder: Path, peers: bool) -> list[Contestant]:
@@ -36,7 +40,10 @@ def contestants(folder: Path, peers: bool) -> list[Contestant]:
         Contestant(OURS, "ours.py", (where, "bandit", "2")),
         Contestant(TRAINING, "ours.py", (where, "train", "2")),
     ]
-    loops = [("plain torch, 1 thread", "plain_torch.py", "1", None), (TWO_THREADS, "plain_torch.py", "2", None)]
+    loops = [
+        ("plain torch, 1 thread", "plain_torch.py", "1", None),
+        (TWO_THREADS, "plain_torch.py", "2", None),
+    ]
     if peers:
         loops += [
             ("pfl 0.6.0, 1 thread", "pfl_loop.py", "1", "pfl"),
@@ -48,7 +55,9 @@ def contestants(folder: Path, peers: bool) -> list[Contestant]:
     for form, kind in FORMS if not images else [("dense", "bandit"), ("dense", "train")]:
         suffix = "" if images else f", {form}"
         found += [
-            Contestant(f"{name}{suffix}, {KINDS[kind]}", script, (where, form, kind, threads), environment)
+            Contestant(
+                f"{name}{suffix}, {KINDS[kind]}", script, (where, form, kind, threads), environment
+            )
             for name, script, threads, environment in loops
         ]
     return found
@@ -144,17 +153,27 @@ def print_table(name: str, result: dict[str, Any]) -> None:
     for kind in KINDS:
         if (fastest := best_of(rows, kind)) is not None:
             name, row = fastest
-            print(f"the fastest of the others, {KINDS[kind]}: {row['wall'] / base['wall']:.2f} ({name})")
-    print(f"a bandit round: {base['wall']:.3f} s wall, {base['cpu']:.3f} s CPU, {1 / base['wall']:.1f} rounds a second")
+            print(
+                f"the fastest of the others, {KINDS[kind]}: {row['wall'] / base['wall']:.2f} ({name})"
+            )
+    print(
+        f"a bandit round: {base['wall']:.3f} s wall, {base['cpu']:.3f} s CPU, {1 / base['wall']:.1f} rounds a second"
+    )
     if images:
         one, two, cpu = result["peak_gflops"].values()
-        print(f"sgemm in the same turns: {one:.0f} GFLOP/s on one core, {two:.0f} on two, {cpu:.0f} per CPU second")
+        print(
+            f"sgemm in the same turns: {one:.0f} GFLOP/s on one core, {two:.0f} on two, {cpu:.0f} per CPU second"
+        )
 
 
 def busy_neighbour(folder: Path, rounds: int) -> dict[str, float]:
     """How much a round slows down when another process keeps one core busy: 1.5 is a fair share on two cores."""
     print("\nwith another process busy on one core", flush=True)
-    some = [c for c in contestants(folder, peers=False) if c.name in (OURS, f"{TWO_THREADS}, {KINDS['train']}")]
+    some = [
+        c
+        for c in contestants(folder, peers=False)
+        if c.name in (OURS, f"{TWO_THREADS}, {KINDS['train']}")
+    ]
     quiet = take_turns(some, rounds, HERE / ".data" / "logs")
     core = sorted(os.sched_getaffinity(0))[0]
     endless = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
@@ -164,7 +183,9 @@ def busy_neighbour(folder: Path, rounds: int) -> dict[str, float]:
     finally:
         neighbour.kill()
         neighbour.wait()
-    slowdown = {name: float(np.median(busy[name].wall) / np.median(quiet[name].wall)) for name in quiet}
+    slowdown = {
+        name: float(np.median(busy[name].wall) / np.median(quiet[name].wall)) for name in quiet
+    }
     for name, factor in slowdown.items():
         print(f"{name:34s} {factor:.2f} times as long")
     return slowdown
@@ -172,14 +193,26 @@ def busy_neighbour(folder: Path, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="under three minutes, no peers but the plain torch loop")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="under three minutes, no peers but the plain torch loop",
+    )
     parser.add_argument("--rounds", type=int, help="turns of each contestant")
-    parser.add_argument("--only", choices=("E", "S"), help="this workload alone; the rest of results.json stays")
-    parser.add_argument("--clients", type=int, help="clients of workload E, for a shorter look than 64")
+    parser.add_argument(
+        "--only", choices=("E", "S"), help="this workload alone; the rest of results.json stays"
+    )
+    parser.add_argument(
+        "--clients", type=int, help="clients of workload E, for a shorter look than 64"
+    )
     chosen = parser.parse_args()
     quick = chosen.quick
     rounds = chosen.rounds or (2 if quick else 5)
-    machine = {"processor": platform.processor(), "cores": os.cpu_count(), "load_before": os.getloadavg()}
+    machine = {
+        "processor": platform.processor(),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg(),
+    }
     result: dict[str, Any] = {"quick": quick, "machine": machine}
     if chosen.only:
         kept = json.loads(RESULTS.read_text())
@@ -193,7 +226,9 @@ def main() -> None:
             result[name] = comparison(name, folder, rounds, not quick, examples)
             RESULTS.write_text(json.dumps(result, indent=2) + "\n")  # what comes next may fail
     if not quick and chosen.only != "S":
-        result["busy_neighbour"] = busy_neighbour(workloads.images(min(16, chosen.clients or 16)), rounds)
+        result["busy_neighbour"] = busy_neighbour(
+            workloads.images(min(16, chosen.clients or 16)), rounds
+        )
     if not chosen.only:
         print("\ngrowth of a round (CPU seconds)")
         result["growth"] = growth.measure(rounds=3 if quick else 7, short=quick)
@@ -202,7 +237,10 @@ def main() -> None:
         result["tables"] = dense.measure_on_one_core()
         result["many runs"] = many_runs.measure(runs=200, rounds=200, workers=2)
     for name in ("E", "S"):
-        print_table(f"{name}: {'the FedAvg CNN on images' if name == 'E' else 'a linear model on text'}", result[name])
+        print_table(
+            f"{name}: {'the FedAvg CNN on images' if name == 'E' else 'a linear model on text'}",
+            result[name],
+        )
     start = result["startup"]
     print("\nfrom command to answer, seconds of wall and of CPU:")
     for what, seconds in start.items():

@@ -39,8 +39,15 @@ def play(folder: Path, mode: str, rounds: int) -> dict[str, float]:
     started = time.perf_counter()
     dataset = FederatedDataset.open(folder)
     opened = time.perf_counter() - started
-    settings = {"scenario": "scratch", "mode": mode, "rounds": rounds, "deploy_every": max(2, rounds // 12)}
-    client = {"learning_rate": 1.0, "max_examples": 256} if mode == "simple" else {"learning_rate": 1.0}
+    settings = {
+        "scenario": "scratch",
+        "mode": mode,
+        "rounds": rounds,
+        "deploy_every": max(2, rounds // 12),
+    }
+    client = (
+        {"learning_rate": 1.0, "max_examples": 256} if mode == "simple" else {"learning_rate": 1.0}
+    )
     config = Config.build({**settings, "client": client, "threads": 2, "evaluate_every": 10**9})
     costs, events = [], []
     cpu = time.process_time()
@@ -62,14 +69,24 @@ def play(folder: Path, mode: str, rounds: int) -> dict[str, float]:
     }
 
 
-def measure(large: int = LARGE, rounds: int = 60, repeats: int = 2) -> dict[str, list[dict[str, float]]]:
+def measure(
+    large: int = LARGE, rounds: int = 60, repeats: int = 2
+) -> dict[str, list[dict[str, float]]]:
     """Both sizes in both modes, in turns."""
     folders = [data_folder(users) for users in (SMALL, large)]
     results: dict[str, list[dict[str, float]]] = {}
     for _ in range(repeats):
         for mode in ("simple", "population"):
             for folder in folders:
-                command = [sys.executable, "-m", "benchmarks.scale", "--play", str(folder), mode, str(rounds)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.scale",
+                    "--play",
+                    str(folder),
+                    mode,
+                    str(rounds),
+                ]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 results.setdefault(f"{mode}, {folder.name}", []).append(json.loads(done.stdout))
     return results
@@ -89,7 +106,9 @@ def report(results: dict[str, list[dict[str, float]]]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--play", nargs=3, metavar=("FOLDER", "MODE", "ROUNDS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--play", nargs=3, metavar=("FOLDER", "MODE", "ROUNDS"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--users", type=int, default=LARGE)
     chosen = parser.parse_args()
     if chosen.play:

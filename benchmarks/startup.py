@@ -21,10 +21,16 @@ def measure(repeats: int = 3) -> dict[str, Seconds]:
     command = [sys.executable, "-m", "fedbandit.cli.app"]
     answers = [_seconds([*command, "--help"]) for _ in range(repeats)]
     with tempfile.TemporaryDirectory() as scratch:
-        own = {"FEDBANDIT_CACHE": str(Path(scratch) / "cache"), "NUMBA_CACHE_DIR": str(Path(scratch) / "kernels")}
+        own = {
+            "FEDBANDIT_CACHE": str(Path(scratch) / "cache"),
+            "NUMBA_CACHE_DIR": str(Path(scratch) / "kernels"),
+        }
         environment = {**as_users_have_it(), **own}
         run = [*command, "run", "so-scratch-softmax", "--rounds", "1", "--quiet"]
-        runs = [_seconds([*run, "--out", str(Path(scratch) / str(i))], environment) for i in range(repeats + 1)]
+        runs = [
+            _seconds([*run, "--out", str(Path(scratch) / str(i))], environment)
+            for i in range(repeats + 1)
+        ]
     return {
         "--help": _best(answers),
         "run of one round, the first": runs[0],

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).parent / ".data"
-FLOP_FORWARD, FLOP_TRAINING = 24.6e6, 72.5e6  # per example of E, by the plain definition of the network
+FLOP_FORWARD, FLOP_TRAINING = (
+    24.6e6,
+    72.5e6,
+)  # per example of E, by the plain definition of the network
 WORDS_PER_TEXT = 10
 
 
@@ -29,7 +32,9 @@ def images(clients: int = 64, seed: int = 0) -> Path:
     )
 
 
-def texts(clients: int = 64, examples: int = 256, words: int = 10_000, actions: int = 50, seed: int = 0) -> Path:
+def texts(
+    clients: int = 64, examples: int = 256, words: int = 10_000, actions: int = 50, seed: int = 0
+) -> Path:
     """Write workload S, unless it is there: Zipf words, one tag each."""
     folder = FOLDER / f"texts-{clients}-{examples}-{words}-{actions}"
     if (folder / "done").exists():
@@ -37,7 +42,9 @@ def texts(clients: int = 64, examples: int = 256, words: int = 10_000, actions: 
     rng = np.random.default_rng(seed)
     n = clients * examples
     frequency = np.cumsum(1 / np.arange(1, words + 1))
-    ids = np.searchsorted(frequency, rng.random((n, WORDS_PER_TEXT)) * frequency[-1]).astype(np.int32)
+    ids = np.searchsorted(frequency, rng.random((n, WORDS_PER_TEXT)) * frequency[-1]).astype(
+        np.int32
+    )
     ids.sort(axis=1)
     return _write(
         folder,

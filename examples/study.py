@@ -27,7 +27,12 @@ log = []
 def keep(state, events, metrics):
     seen = events()
     visit = 100 * state.round + np.repeat(np.arange(metrics["clients"]), np.diff(seen.bounds))
-    columns = {"visit": visit, "action": seen.actions, "reward": seen.rewards, "propensity": seen.propensities}
+    columns = {
+        "visit": visit,
+        "action": seen.actions,
+        "reward": seen.rewards,
+        "propensity": seen.propensities,
+    }
     log.append(pd.DataFrame(columns))
 
 

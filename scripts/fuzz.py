@@ -59,7 +59,9 @@ def setting_up() -> dict[str, Any]:
     return kinds
 
 
-def outcome_of(kind: Any, files: dict[str, bytes], folder: Path, tracebacks: _Tracebacks) -> tuple[str, Any]:
+def outcome_of(
+    kind: Any, files: dict[str, bytes], folder: Path, tracebacks: _Tracebacks
+) -> tuple[str, Any]:
     """`ran` with the result, `refused` with the line, or `traceback` with it."""
     from fuzz_kinds import put
 
@@ -70,13 +72,19 @@ def outcome_of(kind: Any, files: dict[str, bytes], folder: Path, tracebacks: _Tr
         result = kind.use(put(files, folder))
     except FedbanditError as error:
         line = str(error)
-        return ("refused", line) if line.strip() and "\n" not in line else ("traceback", f"not one line: {line!r}")
+        return (
+            ("refused", line)
+            if line.strip() and "\n" not in line
+            else ("traceback", f"not one line: {line!r}")
+        )
     except BaseException:
         return "traceback", traceback.format_exc()
     return ("traceback", tracebacks.seen[0]) if tracebacks.seen else ("ran", result)
 
 
-def work(kinds: dict[str, Any], cases: list[tuple[str, int]], expected: dict[str, Any], said: int) -> None:
+def work(
+    kinds: dict[str, Any], cases: list[tuple[str, int]], expected: dict[str, Any], said: int
+) -> None:
     """A worker: one line when a case begins, one with how it ended."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -117,7 +125,9 @@ def _listening() -> _Tracebacks:
 class Worker:
     """A forked process that works through some cases; who dies or hangs over one is replaced for the rest."""
 
-    def __init__(self, kinds: dict[str, Any], cases: list[tuple[str, int]], expected: dict[str, Any]) -> None:
+    def __init__(
+        self, kinds: dict[str, Any], cases: list[tuple[str, int]], expected: dict[str, Any]
+    ) -> None:
         self.kinds, self.cases, self.expected = kinds, cases, expected
         self.begin()
 
@@ -182,7 +192,9 @@ class Worker:
             self.reading = -1
 
 
-def fuzz(kinds: dict[str, Any], count: int, seed: int, workers: int, seconds: float) -> dict[str, Counter[str]]:
+def fuzz(
+    kinds: dict[str, Any], count: int, seed: int, workers: int, seconds: float
+) -> dict[str, Counter[str]]:
     """Spoil and use; prints failures as they come. Returns how cases ended, by kind."""
     tracebacks = _listening()
     expected = {}
@@ -220,7 +232,9 @@ def fuzz(kinds: dict[str, Any], count: int, seed: int, workers: int, seconds: fl
 
 
 def report(name: str, number: int, how: str, what: str) -> None:
-    print(f"\nFAILURE: {name}, {number}: {how}\n  repeat: python scripts/fuzz.py --case {name!r} {number}")
+    print(
+        f"\nFAILURE: {name}, {number}: {how}\n  repeat: python scripts/fuzz.py --case {name!r} {number}"
+    )
     print("  " + what.strip().replace("\n", "\n  "), flush=True)
 
 
@@ -243,26 +257,42 @@ def again(kinds: dict[str, Any], name: str, number: int, keep: Path) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, help="cases; without it, as many as eight minutes allow")
-    parser.add_argument("--seed", type=int, default=None, help="of the first case; without it, another every time")
-    parser.add_argument("--kind", action="append", help="only kinds whose name contains this; repeatable")
+    parser.add_argument(
+        "--count", type=int, help="cases; without it, as many as eight minutes allow"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the first case; without it, another every time"
+    )
+    parser.add_argument(
+        "--kind", action="append", help="only kinds whose name contains this; repeatable"
+    )
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0))))
-    parser.add_argument("--case", nargs=2, metavar=("KIND", "NUMBER"), help="repeat one case, and keep its files")
-    parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where --case keeps files")
+    parser.add_argument(
+        "--case", nargs=2, metavar=("KIND", "NUMBER"), help="repeat one case, and keep its files"
+    )
+    parser.add_argument(
+        "--keep", type=Path, default=Path("fuzz-failures"), help="where --case keeps files"
+    )
     given = parser.parse_args(arguments)
     kinds = setting_up()
     if given.case:
         return again(kinds, given.case[0], int(given.case[1]), given.keep)
     if given.kind:
-        kinds = {name: kind for name, kind in kinds.items() if any(part in name for part in given.kind)}
+        kinds = {
+            name: kind for name, kind in kinds.items() if any(part in name for part in given.kind)
+        }
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**9)
     print(f"seed {seed}, {len(kinds)} kinds, {given.workers} workers", flush=True)
     began = time.monotonic()
     limit = SECONDS if given.count is None else float("inf")
     tally = fuzz(kinds, given.count or 10**6, seed, given.workers, limit)
     for name, ended in tally.items():
-        print(f"{name:32} {sum(ended.values()):6}  {', '.join(f'{how} {n}' for how, n in sorted(ended.items()))}")
-    bad = sum(n for ended in tally.values() for how, n in ended.items() if how not in ("ran", "refused"))
+        print(
+            f"{name:32} {sum(ended.values()):6}  {', '.join(f'{how} {n}' for how, n in sorted(ended.items()))}"
+        )
+    bad = sum(
+        n for ended in tally.values() for how, n in ended.items() if how not in ("ran", "refused")
+    )
     whole = sum(sum(ended.values()) for ended in tally.values())
     print(f"{whole} cases in {time.monotonic() - began:.0f} s, {bad} failures")
     shutil.rmtree(os.environ["FEDBANDIT_CACHE"], ignore_errors=True)

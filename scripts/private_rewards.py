@@ -35,7 +35,10 @@ def members(epsilon: float) -> dict[str, Config]:
     for server, (optimizer, rate) in SERVERS.items():
         for name, settings in MECHANISMS.items():
             budget = {} if settings["mechanism"] == "none" else {"epsilon": epsilon}
-            changes = {"privacy": {**settings, **budget}, "server": {"optimizer": optimizer, "learning_rate": rate}}
+            changes = {
+                "privacy": {**settings, **budget},
+                "server": {"optimizer": optimizer, "learning_rate": rate},
+            }
             found[f"{name}, {server}"] = preset("so-dp-0.7").with_values(changes)
     return found
 
@@ -49,15 +52,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1600)
     given = parser.parse_args()
     changes = {"data.source": given.data, "rounds": given.rounds}
-    results = compare(members(given.epsilon), given.out, seeds=given.seeds, set=changes, progress=True)
+    results = compare(
+        members(given.epsilon), given.out, seeds=given.seeds, set=changes, progress=True
+    )
     figure, axes = plt.subplots(1, len(SERVERS), figsize=(11, 4.2), sharey=True)
     for column, (axis, server) in enumerate(zip(axes, SERVERS, strict=True)):
         for row, (mechanism, colour) in enumerate(zip(MECHANISMS, COLOURS, strict=True)):
             first = (column * len(MECHANISMS) + row) * given.seeds
             curves = np.atleast_2d(results[first : first + given.seeds]["running_reward"])
-            rounds, style = np.arange(1, curves.shape[1] + 1), "--" if mechanism == "clipping alone" else "-"
+            rounds, style = (
+                np.arange(1, curves.shape[1] + 1),
+                "--" if mechanism == "clipping alone" else "-",
+            )
             axis.plot(rounds, curves.mean(axis=0), style, color=colour, label=mechanism)
-            axis.fill_between(rounds, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, lw=0)
+            axis.fill_between(
+                rounds, curves.min(axis=0), curves.max(axis=0), color=colour, alpha=0.15, lw=0
+            )
             print(f"{server}; {mechanism}: " + ", ".join(f"{value:.3f}" for value in curves[:, -1]))
         axis.set_title(f"server: {server}", loc="left", fontsize=11)
         axis.set_xlabel("round")

@@ -24,7 +24,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer
-from fedbandit.deploy.masking.device import Announced, Held, Shared, accept, announce, masked, reveal, share
+from fedbandit.deploy.masking.device import (
+    Announced,
+    Held,
+    Shared,
+    accept,
+    announce,
+    masked,
+    reveal,
+    share,
+)
 from fedbandit.deploy.messages import Courier, Reply, Request
 from fedbandit.deploy.secure_sums import Figures, encode, update_error
 from fedbandit.deploy.server.deployment import Deployment, build_deployment
@@ -59,7 +68,9 @@ class Devices:
 
     def receive(self, tickets: Collection[str]) -> list[Reply]:
         with self._own_time():
-            due = [ticket for ticket in tickets if ticket in self._open and not self._silent(ticket)]
+            due = [
+                ticket for ticket in tickets if ticket in self._open and not self._silent(ticket)
+            ]
             return [self._answer(ticket, self._open.pop(ticket)) for ticket in due[:16]]
 
     def wait(self, seconds: float) -> None:
@@ -82,13 +93,19 @@ class Devices:
             self._kept[node], announcement = announce(facts["token"], node, self._keys[node])
             facts |= {"device": f"device {node}", "version": 0, "ready": True}
             return Reply(ticket, facts, sealed={wire.ANNOUNCEMENT: announcement.to_bytes()})
-        answer = {wire.SHARES: self._share, wire.VECTOR: self._mask, wire.UNMASK: self._reveal}[said[wire.STEP]]
+        answer = {wire.SHARES: self._share, wire.VECTOR: self._mask, wire.UNMASK: self._reveal}[
+            said[wire.STEP]
+        ]
         return Reply(ticket, facts, sealed=answer(node, said))
 
     def _share(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
         own: Announced = self._kept[node]
-        neighbours = {other: Announcement.of(parcel) for other, parcel in wire.read_parcels(said).items()}
-        self._kept[node], packets = share(own, wire.read_number(said, wire.THRESHOLD), neighbours, self._roster)
+        neighbours = {
+            other: Announcement.of(parcel) for other, parcel in wire.read_parcels(said).items()
+        }
+        self._kept[node], packets = share(
+            own, wire.read_number(said, wire.THRESHOLD), neighbours, self._roster
+        )
         return wire.parcels(packets)
 
     def _mask(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -105,7 +122,9 @@ class Devices:
 
     def _reveal(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
         held: Held = self._kept.pop(node)
-        return wire.parcels(reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED)))
+        return wire.parcels(
+            reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED))
+        )
 
 
 def deployment_of(devices: int, weights: int, folder: Path) -> Deployment:
@@ -125,30 +144,45 @@ def deployment_of(devices: int, weights: int, folder: Path) -> Deployment:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--weights", type=int, default=500_000, help=f"a multiple of {ACTIONS}")
-    parser.add_argument("--lost", type=float, default=0.1, help="the part of the devices that drops out")
+    parser.add_argument(
+        "--lost", type=float, default=0.1, help="the part of the devices that drops out"
+    )
     given = parser.parse_args()
     logging.getLogger("fedbandit").setLevel(logging.ERROR)  # that devices drop out is meant
     with tempfile.TemporaryDirectory() as folder:
         deployment = deployment_of(given.devices, given.weights, Path(folder))
-        lost = set(np.random.default_rng(0).choice(given.devices, int(given.lost * given.devices), replace=False) + 1)
+        lost = set(
+            np.random.default_rng(0).choice(
+                given.devices, int(given.lost * given.devices), replace=False
+            )
+            + 1
+        )
         devices = Devices(given.devices, lost, deployment)
         courier = Courier(devices, lambda: devices.now, devices.wait, 1.0)
         before = time.process_time()
-        found = SecureSums(deployment, courier).gather(deployment.start(), 1, devices.nodes(), lambda _: {})
+        found = SecureSums(deployment, courier).gather(
+            deployment.start(), 1, devices.nodes(), lambda _: {}
+        )
         seconds = time.process_time() - before - devices.seconds
     if found is None:
         print("no  a sum came about")
         return 1
     error = float(np.abs(found.total - devices.total).max())
     right = error < update_error(found.accepted, 1.0) + 1e-4  # the total is kept in float32
-    print(f"in the sum           {found.accepted} of {given.devices} devices, {devices.total.size} weights each")
+    print(
+        f"in the sum           {found.accepted} of {given.devices} devices, {devices.total.size} weights each"
+    )
     print(f"sent by a device     {devices.sent / 1e6:.2f} MB in its masked vector")
     print(f"server's CPU         {seconds:.1f} s")
     print(f"a device's CPU       {devices.seconds / given.devices:.2f} s")
-    print(f"memory at most       {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB, both sides")
+    print(
+        f"memory at most       {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB, both sides"
+    )
     print(f"{'yes' if right else 'no '}  the sum is right: within {error:.1e}")
     return 0 if right and found.accepted == given.devices - len(lost) else 1
 

@@ -50,11 +50,15 @@ def measure(path: Path, devices: int, rounds: int) -> None:
     print(
         f"a round of {REPORTS} reports: median {np.median(spent):.4f}, at most {max(spent):.4f} CPU s ({rounds} rounds)"
     )
-    print(f"opening it, with SQLite's check of the whole file: {cpu_seconds(database.check):.2f} CPU s")
+    print(
+        f"opening it, with SQLite's check of the whole file: {cpu_seconds(database.check):.2f} CPU s"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--devices", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()

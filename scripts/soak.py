@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from fedbandit.deploy.server.deployment import Deployment
 
 WORDS, ACTIONS = 8, 4  # texts: their learner starts fast, and servers are killed often
-KEEP_ALL = Retention(max_events=1_000_000)  # so that whatever was logged can still be counted at the end
+KEEP_ALL = Retention(
+    max_events=1_000_000
+)  # so that whatever was logged can still be counted at the end
 
 
 def deployment_in(folder: Path) -> "Deployment":
-    from fedbandit.deploy.server.deployment import build_deployment  # apps, which start often, need none of it
+    from fedbandit.deploy.server.deployment import (
+        build_deployment,  # apps, which start often, need none of it
+    )
 
     (folder / "words.txt").write_text("\n".join(f"word{i}" for i in range(WORDS)), encoding="utf-8")
     values = {
@@ -57,7 +61,10 @@ def app(folder: Path, pause: float) -> None:
     """An app that uses its agent for ever, and writes down what it was told before it goes on."""
     chance = np.random.default_rng()
     waiting: list[str] = []
-    with Agent(folder, retention=KEEP_ALL) as agent, open(folder / "told.txt", "a", encoding="utf-8") as told:
+    with (
+        Agent(folder, retention=KEEP_ALL) as agent,
+        open(folder / "told.txt", "a", encoding="utf-8") as told,
+    ):
         while True:
             decision = agent.choose((np.arange(WORDS), chance.random(WORDS)))
             print("made", decision.event_id, file=told, flush=True)
@@ -65,8 +72,15 @@ def app(folder: Path, pause: float) -> None:
                 waiting.append(decision.event_id)
             while len(waiting) > 3 or (waiting and chance.random() < 0.5):
                 event = waiting.pop(int(chance.integers(len(waiting))))
-                for _ in range(1 + int(chance.integers(2))):  # often twice: the second must not count
-                    print(agent.reward(event, float(chance.integers(2))).name, event, file=told, flush=True)
+                for _ in range(
+                    1 + int(chance.integers(2))
+                ):  # often twice: the second must not count
+                    print(
+                        agent.reward(event, float(chance.integers(2))).name,
+                        event,
+                        file=told,
+                        flush=True,
+                    )
             time.sleep(pause * chance.random())
 
 
@@ -87,7 +101,9 @@ class Carrier:
         for request in requests:
             self._sent += 1
             tickets.append(f"t{self._sent}")
-            answer = self._participants[request.node].answer(request.kind, request.facts, request.arrays)
+            answer = self._participants[request.node].answer(
+                request.kind, request.facts, request.arrays
+            )
             copies = random.choices([0, 1, 2], [0.1, 0.8, 0.1])[0] if self._lossy else 1
             self._waiting += [Reply(tickets[-1], *answer)] * copies
         return tickets
@@ -109,7 +125,14 @@ def serve(folder: Path, lossy: bool = True, attempts: int | None = None) -> None
     store.close()
 
 
-def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: float, kill_server_every: float) -> bool:
+def soak(
+    folder: Path,
+    devices: int,
+    seconds: float,
+    pause: float,
+    kill_every: float,
+    kill_server_every: float,
+) -> bool:
     """Run it all and say what became of every event; whether nothing was lost or doubled."""
     folders = [folder / f"device-{i}" for i in range(devices)]
     deployment = deployment_in(folder)
@@ -127,7 +150,10 @@ def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: f
             time.sleep(random.random() * 2 * kill_every)
             victim = random.randrange(devices)
             if time.monotonic() >= server_dies:
-                victim, server_dies = server, time.monotonic() + random.random() * 2 * kill_server_every
+                victim, server_dies = (
+                    server,
+                    time.monotonic() + random.random() * 2 * kill_server_every,
+                )
             running[victim].send_signal(signal.SIGKILL)
             running[victim].wait()
             running[victim] = _start(commands[victim])
@@ -138,14 +164,18 @@ def soak(folder: Path, devices: int, seconds: float, pause: float, kill_every: f
             process.kill()
         for process in running:
             process.wait()
-    serve(folder, lossy=False, attempts=2)  # the first tells devices what was counted, the second counts the rest
+    serve(
+        folder, lossy=False, attempts=2
+    )  # the first tells devices what was counted, the second counts the rest
     return _account(folder, folders, kills, server_kills)
 
 
 def _account(folder: Path, folders: list[Path], kills: int, server_kills: int) -> bool:
     made = told_rewarded = logged = rewarded = 0
     for device in folders:
-        told = [line.split() for line in (device / "told.txt").read_text(encoding="utf-8").splitlines()]
+        told = [
+            line.split() for line in (device / "told.txt").read_text(encoding="utf-8").splitlines()
+        ]
         made += sum(words[0] == "made" for words in told)
         once = [words[1] for words in told if words[0] == Outcome.RECORDED.name]
         told_rewarded += len(once)
@@ -153,7 +183,9 @@ def _account(folder: Path, folders: list[Path], kills: int, server_kills: int) -
         with Agent(device) as agent:
             totals = agent.totals()
         logged, rewarded = logged + totals.logged, rewarded + totals.rewarded
-    lines = [json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()
+    ]
     counted = sum(line["events"] for line in lines)
     rounds = [line["round"] for line in lines]
     print(f"kills                {kills}, of which {server_kills} of the server")
@@ -187,11 +219,19 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument(
-        "--pause", type=float, default=0.5, help="longest pause of an app between two decisions, seconds"
+        "--pause",
+        type=float,
+        default=0.5,
+        help="longest pause of an app between two decisions, seconds",
     )
-    parser.add_argument("--kill-every", type=float, default=1.0, help="mean time between two kills, seconds")
     parser.add_argument(
-        "--kill-server-every", type=float, default=30.0, help="mean time between two kills of the server, seconds"
+        "--kill-every", type=float, default=1.0, help="mean time between two kills, seconds"
+    )
+    parser.add_argument(
+        "--kill-server-every",
+        type=float,
+        default=30.0,
+        help="mean time between two kills of the server, seconds",
     )
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedbandit-soak-") as folder:

@@ -33,7 +33,9 @@ def _own_environment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def small_chunks():
     """For cohorts of a few dozen events, which must still be cut into several chunks."""
-    from fedbandit.federated.learners.dense import DenseLearner  # needs torch, which most tests do without
+    from fedbandit.federated.learners.dense import (
+        DenseLearner,  # needs torch, which most tests do without
+    )
 
     with pytest.MonkeyPatch.context() as patch:
         for learner in (AutogradLearner, DenseLearner, SparseLinearLearner):
@@ -50,7 +52,11 @@ def tiny_text(tmp_path_factory) -> Path:
     for user in range(60):
         for _ in range(12):
             tag = int(rng.choice(len(TAGS), p=[0.3, 0.25, 0.2, 0.1, 0.1, 0.05]))
-            words = [f"w{tag}{rng.integers(3)}", f"w{tag}{rng.integers(3)}", f"noise{rng.integers(20)}"]
+            words = [
+                f"w{tag}{rng.integers(3)}",
+                f"w{tag}{rng.integers(3)}",
+                f"noise{rng.integers(20)}",
+            ]
             lines.append(f"u{user:02d},{' '.join(words)},{TAGS[tag]}")
     table = folder / "table.csv"
     table.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -62,7 +68,9 @@ def tiny_text(tmp_path_factory) -> Path:
 def _test_data(*parts: str) -> Path:
     root = os.environ.get("FEDBANDIT_TEST_DATA")
     if not root:
-        pytest.skip("FEDBANDIT_TEST_DATA is not set: real data and the image golden run are not part of the project")
+        pytest.skip(
+            "FEDBANDIT_TEST_DATA is not set: real data and the image golden run are not part of the project"
+        )
     path = Path(root).joinpath(*parts)
     if not path.exists():
         pytest.skip(f"{path} does not exist")

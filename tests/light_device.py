@@ -37,7 +37,10 @@ def live(folder: Path) -> dict:
     rng = np.random.default_rng(0)
     answers = {}
     for kind, shape in (("sparse", (len(words),)), ("dense", (2, 2))):
-        weights = {"weight": rng.normal(size=(4, 3)).astype(np.float32), "bias": np.zeros(3, np.float32)}
+        weights = {
+            "weight": rng.normal(size=(4, 3)).astype(np.float32),
+            "bias": np.zeros(3, np.float32),
+        }
         model = DeviceModel(
             version=1,
             weights=weights,
@@ -73,7 +76,9 @@ def live(folder: Path) -> dict:
             assert judged["events"] == 20, judged
             levels = participant.contribute(facts, {"weights": flat})
             refused, _ = participant.answer(
-                "train", {**facts, "learning": {**learning, "objective": "my_module:Mine"}}, {"weights": flat}
+                "train",
+                {**facts, "learning": {**learning, "objective": "my_module:Mine"}},
+                {"weights": flat},
             )
             answers[kind] = {
                 "update": arrays["update"].tolist(),
@@ -116,7 +121,11 @@ def hints(folder: Path) -> dict:
 if __name__ == "__main__":
     block(set(sys.argv[2:]))
     said = {"answers": live(Path(sys.argv[1]))}
-    files = {name.partition(".")[0] for name, module in sys.modules.items() if getattr(module, "__file__", None)}
+    files = {
+        name.partition(".")[0]
+        for name, module in sys.modules.items()
+        if getattr(module, "__file__", None)
+    }
     said["packages"] = sorted(files - set(sys.stdlib_module_names) - {"__main__"})
     said["fedbandit"] = sys.modules["fedbandit"].__file__
     said["hints"] = hints(Path(sys.argv[1]))

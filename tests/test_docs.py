@@ -26,7 +26,8 @@ LANGUAGES = ("python", "console", "toml", "text")
 MOST_NOT_RUN = 23  # blocks that take hours or data nobody ships; a page that hides from the tests is no documentation
 
 _BLOCK = re.compile(
-    r"(?:<!--(?P<marker>(?:(?!-->).)*)-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE
+    r"(?:<!--(?P<marker>(?:(?!-->).)*)-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```",
+    re.DOTALL | re.MULTILINE,
 )
 
 
@@ -55,8 +56,15 @@ def commands_of(block: Block) -> list[list[str]]:
     """The commands of a console block, ready to be run; a line that ends in a backslash goes on in the next."""
     joined = block.text.replace("\\\n", " ")
     lines = [line.strip().removeprefix("$ ") for line in joined.splitlines()]
-    words = [shlex.split(line, comments=True) for line in lines if line.startswith(("fedbandit ", "python -m "))]
-    return [[sys.executable, *(["-m", *command] if command[0] == "fedbandit" else command[1:])] for command in words]
+    words = [
+        shlex.split(line, comments=True)
+        for line in lines
+        if line.startswith(("fedbandit ", "python -m "))
+    ]
+    return [
+        [sys.executable, *(["-m", *command] if command[0] == "fedbandit" else command[1:])]
+        for command in words
+    ]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -65,7 +73,13 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _run(command: list[str], folder: Path, where: str) -> None:
     ended = subprocess.run(
-        command, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=folder,
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert ended.returncode == 0, f"{where}: {ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"
 
@@ -107,7 +121,12 @@ def test_pages_hold_together(page):
 
 
 def test_few_blocks_are_left_out():
-    left_out = [b for page in PAGES for b in blocks_of(page.read_text(encoding="utf-8")) if b.not_run is not None]
+    left_out = [
+        b
+        for page in PAGES
+        for b in blocks_of(page.read_text(encoding="utf-8"))
+        if b.not_run is not None
+    ]
     assert len(left_out) <= MOST_NOT_RUN
 
 
@@ -118,4 +137,6 @@ def test_blocks_are_found_with_their_markers():
     saved, left, run = blocks_of(text)
     assert (saved.file, saved.text, saved.not_run) == ("x.toml", "a = 1\n", None)
     assert left.not_run == "hours"
-    assert commands_of(run) == [[sys.executable, "-m", "fedbandit", "figure", "fig1a", "--seeds", "2"]]
+    assert commands_of(run) == [
+        [sys.executable, "-m", "fedbandit", "figure", "fig1a", "--seeds", "2"]
+    ]

@@ -18,7 +18,13 @@ def test_some_damages_of_every_kind(tmp_path):
     done = run(SCRIPTS / "fuzz.py", "--count", 108, "--seed", 1, "--workers", 1, tmp_path=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith(", 0 failures")
-    for kind in ("data set, sparse", "checkpoint, fedavg", "device log", "server's message, train", "device's report"):
+    for kind in (
+        "data set, sparse",
+        "checkpoint, fedavg",
+        "device log",
+        "server's message, train",
+        "device's report",
+    ):
         assert f"\n{kind} " in done.stdout
 
 
@@ -55,7 +61,11 @@ for name, ended in fuzz.fuzz(kinds, 2 * len(kinds), 0, 1, 300.0).items():
 def test_what_it_looks_for_is_noticed_and_the_rest_goes_on(tmp_path):
     done = run("-c", WRONG, SCRIPTS, tmp_path=tmp_path)
     assert done.returncode == 0, done.stderr
-    ended = dict(line.removeprefix("ended ").split(" as ") for line in done.stdout.splitlines() if " as " in line)
+    ended = dict(
+        line.removeprefix("ended ").split(" as ")
+        for line in done.stdout.splitlines()
+        if " as " in line
+    )
     assert ended == {
         "signal": "signal 11 2",
         "traceback": "traceback 2",

@@ -21,14 +21,19 @@ from fedbandit.objectives import FullInformation
 def _stackoverflow(run, folder):
     """The data of a text run, prepared from its raw strings by the importer of the published file."""
     strings = zip(_clients(run), run["tokens"], run["titles"], run["tags"], strict=True)
-    rows = [("train", f"user{c:04d}", sentence(*map(str, (tokens, title, tags)))) for c, tokens, title, tags in strings]
+    rows = [
+        ("train", f"user{c:04d}", sentence(*map(str, (tokens, title, tags))))
+        for c, tokens, title, tags in strings
+    ]
     rows.append(("test", *rows[0][1:]))  # the published file has such a split; no run looks at it
     words = {str(word): len(run["words"]) - i for i, word in enumerate(run["words"])}
     tags = dict(zip(map(str, run["tag_names"]), map(int, run["tag_counts"]), strict=True))
     files = write_counts(folder, words, tags)
     options = StackOverflowOptions(vocabulary=len(words), actions=len(tags))
     published = write_sqlite(folder / "stackoverflow.sqlite", rows)
-    dataset = FederatedDataset.open(import_stackoverflow(published, folder / "out", *files, options))
+    dataset = FederatedDataset.open(
+        import_stackoverflow(published, folder / "out", *files, options)
+    )
     assert dataset.vocabulary() == list(words)
     assert dataset.header.actions == tuple(tags)
     return dataset
@@ -38,9 +43,14 @@ def _emnist(run, folder):
     """The data of an image run, through the importer of the published file."""
     pixels = run["pixels"].reshape(len(run["labels"]), -1).astype(float)
     examples = zip(_clients(run), pixels, run["labels"], strict=True)
-    rows = [("all_train", f"f{c:04d}_00", encode(pixels=x.tolist(), label=[int(label)])) for c, x, label in examples]
+    rows = [
+        ("all_train", f"f{c:04d}_00", encode(pixels=x.tolist(), label=[int(label)]))
+        for c, x, label in examples
+    ]
     rows.append(("all_test", *rows[0][1:]))
-    return FederatedDataset.open(import_emnist(write_sqlite(folder / "emnist_all.sqlite", rows), folder / "out"))
+    return FederatedDataset.open(
+        import_emnist(write_sqlite(folder / "emnist_all.sqlite", rows), folder / "out")
+    )
 
 
 def _clients(run):
@@ -95,7 +105,9 @@ def _play(run, dataset, model, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", ["so_greedy", "so_greedy_sgd_clip", "so_greedy_shift", "so_supervised"])
+@pytest.mark.parametrize(
+    "name", ["so_greedy", "so_greedy_sgd_clip", "so_greedy_shift", "so_supervised"]
+)
 def test_text_runs(golden_run, tmp_path, name, dtype):
     run = golden_run(name)
     rounds = list(_play(run, _stackoverflow(run, tmp_path), "linear", dtype))
@@ -103,7 +115,9 @@ def test_text_runs(golden_run, tmp_path, name, dtype):
         for i, ours in enumerate(weights):
             np.testing.assert_allclose(ours, run[f"round{number}_{i}"], atol=5e-5, rtol=0)
         assert metrics["reward"] == pytest.approx(run["round_reward"][number - 1], abs=1e-6)
-        assert metrics["running_reward"] == pytest.approx(run["average_reward"][number - 1], abs=1e-6)
+        assert metrics["running_reward"] == pytest.approx(
+            run["average_reward"][number - 1], abs=1e-6
+        )
     assert len(rounds) == len(run["round_reward"])
 
 
@@ -113,8 +127,12 @@ def test_image_run(golden_run, tmp_path, dtype):
     rounds = list(_play(run, _emnist(run, tmp_path), "cnn", dtype))
     for number, _, metrics in rounds:
         assert metrics["reward"] == pytest.approx(run["round_reward"][number - 1], abs=1e-6)
-        assert metrics["running_reward"] == pytest.approx(run["average_reward"][number - 1], abs=1e-6)
+        assert metrics["running_reward"] == pytest.approx(
+            run["average_reward"][number - 1], abs=1e-6
+        )
     number, weights, _ = rounds[-1]
-    moved = np.sqrt(sum(((run[f"round{number}_{i}"] - run[f"initial_{i}"]) ** 2).sum() for i in range(8)))
+    moved = np.sqrt(
+        sum(((run[f"round{number}_{i}"] - run[f"initial_{i}"]) ** 2).sum() for i in range(8))
+    )
     apart = np.sqrt(sum(((run[f"round{number}_{i}"] - weights[i]) ** 2).sum() for i in range(8)))
     assert apart <= 4e-4 * moved

@@ -23,7 +23,9 @@ NEEDED |= {"typing_extensions", "typing_inspection"}  # of pydantic
 
 def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
     found = {**os.environ, **environment}
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, env=found, timeout=600)
+    return subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=found, timeout=600
+    )
 
 
 def lived(python: Path | str, folder: Path, *blocked: str, **environment: str) -> dict:
@@ -49,11 +51,16 @@ def test_a_device_needs_no_extra_and_no_fcntl(tmp_path):
 
 
 def test_with_all_extras_a_device_does_the_same_and_loads_nothing_more(tmp_path):
-    light, full = lived(sys.executable, tmp_path / "light", *EXTRA_OF), lived(sys.executable, tmp_path / "full")
+    light, full = (
+        lived(sys.executable, tmp_path / "light", *EXTRA_OF),
+        lived(sys.executable, tmp_path / "full"),
+    )
     for said in (light, full):
         for found in said["answers"].values():
             vector = found.pop("vector")  # rounded to the grid by chance
-            np.testing.assert_allclose(vector[: len(found["update"])], np.array(found["update"]) / 0.5, atol=1e-6)
+            np.testing.assert_allclose(
+                vector[: len(found["update"])], np.array(found["update"]) / 0.5, atol=1e-6
+            )
     assert full["answers"] == light["answers"]
     assert full["packages"] == light["packages"]
     assert full["hints"] == {"cnn": "model 1: the weights do not fit cnn"}
@@ -72,9 +79,21 @@ runpy.run_module("fedbandit", run_name="__main__")
 @pytest.mark.parametrize(
     ("missing", "command", "said"),
     [
-        (",".join(EXTRA_OF), ("run", "so-scratch-softmax", "--out", "nowhere"), "error: the command line needs "),
-        ("numba,torch", ("run", "so-scratch-softmax", "--out", "nowhere"), "error: this command needs "),
-        ("ray", ("run", "so-scratch-softmax", "--out", "nowhere", "--set", "engine=ray"), "error: engine: ray needs "),
+        (
+            ",".join(EXTRA_OF),
+            ("run", "so-scratch-softmax", "--out", "nowhere"),
+            "error: the command line needs ",
+        ),
+        (
+            "numba,torch",
+            ("run", "so-scratch-softmax", "--out", "nowhere"),
+            "error: this command needs ",
+        ),
+        (
+            "ray",
+            ("run", "so-scratch-softmax", "--out", "nowhere", "--set", "engine=ray"),
+            "error: engine: ray needs ",
+        ),
     ],
 )
 def test_a_command_that_lacks_an_extra_says_so_in_one_line(tmp_path, missing, command, said):
@@ -95,19 +114,33 @@ def light(tmp_path_factory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("light")
     venv.create(folder / "env", with_pip=True)
     pip = [folder / "env" / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    got = run(*pip, "install", "--constraint", ROOT / "constraints.txt", "numpy", "safetensors", "pydantic")
+    got = run(
+        *pip,
+        "install",
+        "--constraint",
+        ROOT / "constraints.txt",
+        "numpy",
+        "safetensors",
+        "pydantic",
+    )
     if got.returncode:
-        pytest.skip(f"pip cannot install numpy, safetensors and pydantic: {got.stderr.strip().splitlines()[-1]}")
+        pytest.skip(
+            f"pip cannot install numpy, safetensors and pydantic: {got.stderr.strip().splitlines()[-1]}"
+        )
     source = folder / "source"  # a copy: building leaves files behind
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    shutil.copytree(
+        ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__")
+    )
     built = run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, source)
     assert built.returncode == 0, built.stderr
     shutil.rmtree(source)
     (wheel,) = folder.glob("fedbandit-*.whl")
-    installed = run(*pip, "install", "--no-index", wheel)  # whatever else it asked for would not be found
+    installed = run(
+        *pip, "install", "--no-index", wheel
+    )  # whatever else it asked for would not be found
     assert installed.returncode == 0, installed.stderr
     return wheel, folder / "env" / "bin"
 
@@ -117,7 +150,11 @@ def test_the_wheel_holds_the_whole_package_and_its_license(light):
     with ZipFile(light[0]) as wheel:
         names = set(wheel.namelist())
     files = [path for path in (ROOT / "src" / "fedbandit").rglob("*") if path.is_file()]
-    expected = {str(path.relative_to(ROOT / "src")) for path in files if path.suffix not in (".pyc", ".nbi", ".nbc")}
+    expected = {
+        str(path.relative_to(ROOT / "src"))
+        for path in files
+        if path.suffix not in (".pyc", ".nbi", ".nbc")
+    }
     assert {"fedbandit/py.typed", "fedbandit/__init__.py"} < expected
     assert any(name.startswith("fedbandit/report/page/") for name in expected)
     assert expected <= names
@@ -143,7 +180,17 @@ def test_the_command_of_a_plain_installation_names_the_extra(light):
 
 @pytest.mark.parametrize("preset", ["so-scratch-softmax", "so-scratch-falcon"])
 def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
-    heavy = ("torch", "scipy.linalg", "pandas", "pyarrow", "matplotlib", "ray", "flwr", "sklearn", "rich")
+    heavy = (
+        "torch",
+        "scipy.linalg",
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "ray",
+        "flwr",
+        "sklearn",
+        "rich",
+    )
     ours = ("results", "deploy", "studies", "paper", "report", "evaluation.ope")
     command = ["run", preset, "--rounds", "1", "--quiet", "--out", str(tmp_path / "run")]
     program = (
@@ -151,7 +198,9 @@ def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
         f" heavy = {heavy + tuple(f'fedbandit.{name}' for name in ours)!r};"
         " print('imported:', [name for name in heavy if name in sys.modules])"
     )
-    done = run(sys.executable, "-c", program, FEDBANDIT_CACHE=str(tmp_path / "cache"))  # the data is made, too
+    done = run(
+        sys.executable, "-c", program, FEDBANDIT_CACHE=str(tmp_path / "cache")
+    )  # the data is made, too
     assert done.returncode == 0, done.stderr
     assert "imported: []" in done.stdout
     assert (tmp_path / "run" / "summary.json").exists()

@@ -35,7 +35,9 @@ def test_examples_of_docstrings_run(name, tmp_path, monkeypatch):
 def test_packages_list_what_they_offer_and_explain_it(name):
     package = import_module(f"fedbandit.{name}")
     assert getattr(fedbandit, name) is package
-    offered = getattr(package, "__all__", None) or [n for n in vars(package) if not n.startswith("_")]
+    offered = getattr(package, "__all__", None) or [
+        n for n in vars(package) if not n.startswith("_")
+    ]
     for one in offered:
         thing = getattr(package, one)
         if inspect.isclass(thing) or inspect.isfunction(thing):

@@ -21,8 +21,14 @@ RUNS = {
         {"policy__name": "epsilon-greedy", "objective__name": "weighted-regression"},
     ),
     "falcon in a population": (text, {"policy__name": "falcon", "mode": "population", "rounds": 8}),
-    "pre-trained, by its schedule": (text, {"scenario": "init-shift", "policy__name": "falcon-schedule"}),
-    "scaffold, compressed": (text, {"algorithm__name": "scaffold", "compression__name": "quantize"}),
+    "pre-trained, by its schedule": (
+        text,
+        {"scenario": "init-shift", "policy__name": "falcon-schedule"},
+    ),
+    "scaffold, compressed": (
+        text,
+        {"algorithm__name": "scaffold", "compression__name": "quantize"},
+    ),
     "private": (
         text,
         {
@@ -49,14 +55,19 @@ def digest(name):
     """Of everything that a run measures, and of its final weights."""
     data, settings = RUNS[name]
     rounds, simulation = played(config(**settings), data())
-    results = {"rounds": rounded(rounds), "weights": rounded([float(w) for w in simulation.state.weights])}
+    results = {
+        "rounds": rounded(rounds),
+        "weights": rounded([float(w) for w in simulation.state.weights]),
+    }
     return hashlib.sha256(json.dumps(results, sort_keys=True).encode()).hexdigest()[:20]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_results_are_those_of_the_results_number(name):
     stored = json.loads(STORED.read_text(encoding="utf-8"))
-    assert stored["results"] == RESULTS, f"the digests are of results number {stored['results']}; {__doc__}"
+    assert stored["results"] == RESULTS, (
+        f"the digests are of results number {stored['results']}; {__doc__}"
+    )
     assert digest(name) == stored["runs"][name], (
         f"the results of {name!r} have changed. If that is meant, raise RESULTS in core/sources.py. {__doc__}"
     )

@@ -31,7 +31,10 @@ class ReverseEngine:
 
 RUNS = {
     "text": (text, {}),
-    "text, population": (text, {"mode": "population", "population__pull_probability": 0.5, "rounds": 9}),
+    "text, population": (
+        text,
+        {"mode": "population", "population__pull_probability": 0.5, "rounds": 9},
+    ),
     "text, pre-trained": (text, {"scenario": "init-shift", "pretraining__seed": 77}),
     "linear": (images, {}),
     "mlp": (images, {"model__name": "mlp"}),
@@ -42,7 +45,9 @@ RUNS = {
 
 def bytes_of(dataset, chosen, engine, monkeypatch, cache):
     """What a run writes: its lines of metrics, and its weights."""
-    monkeypatch.setenv("FEDBANDIT_CACHE", str(cache))  # so that pre-training, too, runs on this engine
+    monkeypatch.setenv(
+        "FEDBANDIT_CACHE", str(cache)
+    )  # so that pre-training, too, runs on this engine
     rounds, simulation = played(chosen, dataset, engine=engine)
     return "\n".join(json.dumps(line) for line in rounds), simulation.state.weights.tobytes()
 
@@ -52,15 +57,25 @@ def bytes_of(dataset, chosen, engine, monkeypatch, cache):
 def test_threads_and_order_do_not_change_a_bit(name, dtype, monkeypatch, tmp_path):
     data, settings = RUNS[name]
     dataset, chosen = data(), config(dtype=dtype, clients_per_round=6, **settings)
-    engines = {"1": ThreadEngine(1), "2": ThreadEngine(2), "5": ThreadEngine(5), "reverse": ReverseEngine()}
-    results = {key: bytes_of(dataset, chosen, engine, monkeypatch, tmp_path / key) for key, engine in engines.items()}
+    engines = {
+        "1": ThreadEngine(1),
+        "2": ThreadEngine(2),
+        "5": ThreadEngine(5),
+        "reverse": ReverseEngine(),
+    }
+    results = {
+        key: bytes_of(dataset, chosen, engine, monkeypatch, tmp_path / key)
+        for key, engine in engines.items()
+    }
     assert len(results["1"][1]) > 0
     for key, (lines, weights) in results.items():
         assert lines == results["1"][0], key
         assert weights == results["1"][1], key
 
 
-@pytest.mark.parametrize("settings", [{}, {"client__max_examples": 5}, {"mode": "population"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"client__max_examples": 5}, {"mode": "population"}], ids=str
+)
 def test_a_cohort_is_cut_by_itself_alone(settings):
     """In order, nobody lost, and a new chunk begins only once enough events have come together."""
     work = build_experiment(config(**settings), text()).bandit.work
@@ -69,14 +84,20 @@ def test_a_cohort_is_cut_by_itself_alone(settings):
     np.testing.assert_array_equal(np.concatenate(chunks), cohort)
     counts = [int(work.event_counts(chunk).sum()) for chunk in chunks]
     assert len(chunks) > 1
-    assert all(sum(counts[: i + 1]) >= (i + 1) * work.learner.chunk_events for i in range(len(chunks) - 1))
+    assert all(
+        sum(counts[: i + 1]) >= (i + 1) * work.learner.chunk_events for i in range(len(chunks) - 1)
+    )
     assert work.chunks(np.array([], np.int64)) == []
 
 
 def test_what_work_is_measured_by_is_what_comes():
     dataset = text()
     everybody = np.arange(dataset.train.num_clients)
-    for settings in ({}, {"client__max_examples": 5}, {"mode": "population", "population__events_per_period": 3}):
+    for settings in (
+        {},
+        {"client__max_examples": 5},
+        {"mode": "population", "population__events_per_period": 3},
+    ):
         work = build_experiment(config(**settings), dataset).bandit.work
         late = work.plan.visits(dataset.train, everybody, 1000)  # every cache is full by then
         np.testing.assert_array_equal(work.event_counts(everybody), np.diff(late.bounds))

@@ -32,7 +32,9 @@ class Workload:
         self._folder, self.sparse = Path(folder), form == "sparse"
         self.is_images = (self._folder / "images.npy").exists()
         self._offsets = self._load("offsets")
-        self._actions, self._rewards, self._labels = (self._load(name) for name in ("actions", "rewards", "labels"))
+        self._actions, self._rewards, self._labels = (
+            self._load(name) for name in ("actions", "rewards", "labels")
+        )
         self._rows = self._load("images" if self.is_images else "ids")
         self.num_actions = int(self._load("num_actions"))
         self.num_clients = len(self._offsets) - 1
@@ -46,7 +48,12 @@ class Workload:
             x = np.zeros((len(rows), self.words), np.float32)
             np.add.at(x, (np.arange(len(rows))[:, None], rows), self.value)
             rows = x
-        return Client(rows, *(np.asarray(column[own]) for column in (self._actions, self._rewards, self._labels)))
+        return Client(
+            rows,
+            *(np.asarray(column[own]) for column in (self._actions, self._rewards, self._labels)),
+        )
 
     def _load(self, name: str) -> np.ndarray:
-        return np.load(self._folder / f"{name}.npy", mmap_mode="r" if name in ("images", "ids") else None)
+        return np.load(
+            self._folder / f"{name}.npy", mmap_mode="r" if name in ("images", "ids") else None
+        )

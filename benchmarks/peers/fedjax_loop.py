@@ -25,7 +25,12 @@ def init() -> dict[str, jnp.ndarray]:
     rng = np.random.default_rng(0)
     if not work.is_images:
         return {"w": glorot(rng, work.words, work.num_actions), "b": jnp.zeros(work.num_actions)}
-    shapes = {"c1": (5, 5, 1, 32), "c2": (5, 5, 32, 64), "d1": (3136, 512), "d2": (512, work.num_actions)}
+    shapes = {
+        "c1": (5, 5, 1, 32),
+        "c2": (5, 5, 32, 64),
+        "d1": (3136, 512),
+        "d2": (512, work.num_actions),
+    }
     weights = {name: glorot(rng, *shape) for name, shape in shapes.items()}
     return weights | {f"{name}_bias": jnp.zeros(shape[-1]) for name, shape in shapes.items()}
 
@@ -37,7 +42,9 @@ def scores(p: dict[str, jnp.ndarray], x: jnp.ndarray) -> jnp.ndarray:
         return x @ p["w"] + p["b"]
     x = x[..., None]
     for layer in ("c1", "c2"):
-        x = jax.lax.conv_general_dilated(x, p[layer], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        x = jax.lax.conv_general_dilated(
+            x, p[layer], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
         x = jax.nn.relu(x + p[f"{layer}_bias"])
         x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
     x = jax.nn.relu(x.reshape(len(x), -1) @ p["d1"] + p["d1_bias"])
@@ -46,7 +53,9 @@ def scores(p: dict[str, jnp.ndarray], x: jnp.ndarray) -> jnp.ndarray:
 
 def loss(p: dict[str, jnp.ndarray], batch: dict[str, jnp.ndarray]) -> jnp.ndarray:
     actions = batch["actions"]
-    if work.sparse and not work.is_images:  # of each word's row the loss needs the chosen action's entry alone
+    if (
+        work.sparse and not work.is_images
+    ):  # of each word's row the loss needs the chosen action's entry alone
         chosen = work.value * p["w"][batch["x"], actions[:, None]].sum(axis=1) + p["b"][actions]
     else:
         chosen = jnp.take_along_axis(scores(p, batch["x"]), actions[:, None], axis=1)[:, 0]

@@ -30,7 +30,10 @@ def reply(message: Message, context: Context) -> Message:
     log = log_of(client, model if KIND == "bandit" else None, np.random.default_rng())
     train(model, torch.optim.SGD(model.parameters(), CLIENT_RATE), log)
     content = RecordDict(
-        {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": 1})}  # an unweighted mean
+        {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": 1}),
+        }  # an unweighted mean
     )
     return Message(content=content, reply_to=message)
 
@@ -39,7 +42,12 @@ def reply(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     work = Workload(FOLDER, FORM)
     torch.manual_seed(0)
-    strategy = FedAdam(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=work.num_clients, eta=SERVER_RATE)
+    strategy = FedAdam(
+        fraction_train=1.0,
+        fraction_evaluate=0.0,
+        min_available_nodes=work.num_clients,
+        eta=SERVER_RATE,
+    )
     arrays = ArrayRecord(model_for(work).state_dict())
     while requests.wait():
         arrays = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1).arrays

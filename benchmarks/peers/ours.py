@@ -47,7 +47,9 @@ def dataset(folder: Path) -> FederatedDataset:
     return FederatedDataset(header, Split(names, np.asarray(arrays["offsets"]), features, labels))
 
 
-def experiment(data: FederatedDataset, clients: int | None = None, **settings: object) -> Experiment:
+def experiment(
+    data: FederatedDataset, clients: int | None = None, **settings: object
+) -> Experiment:
     """A bandit run on the workload: softmax exploration, regression, adaptive clipping, Adam."""
     config = {
         "scenario": "scratch",
@@ -80,7 +82,10 @@ class TrainingRounds:
     def __init__(self, built: Experiment, folder: Path, threads: int) -> None:
         self._phase, self._engine = built.bandit, ThreadEngine(threads)
         self._split, self._learner = built.dataset.train, built.bandit.work.learner
-        self._actions, self._rewards = np.load(folder / "actions.npy"), np.load(folder / "rewards.npy")
+        self._actions, self._rewards = (
+            np.load(folder / "actions.npy"),
+            np.load(folder / "rewards.npy"),
+        )
         self._state = self._phase.start(built.initial_weights())
         self.event_counts = built.bandit.work.event_counts  # what the engine asks of any work
 
@@ -94,7 +99,9 @@ class TrainingRounds:
             result.sent.sums["weights"].add_to(total)
             accepted += len(result.norms)
         update = phase.aggregation.mean(total, accepted, 1, state.clip_norm)
-        kept = phase.work.algorithm.step(state.kept, {"weights": update}, RoundFacts(1, accepted, accepted))
+        kept = phase.work.algorithm.step(
+            state.kept, {"weights": update}, RoundFacts(1, accepted, accepted)
+        )
         self._state = replace(state, weights=kept["weights"], kept=kept)
 
     @property
@@ -114,7 +121,9 @@ class TrainingRounds:
             versions=np.zeros(len(rows), np.int32),
             fresh=np.ones(len(rows), bool),
         )
-        update, norms = self._learner.train(broadcast.received["weights"], events, broadcast.clip_norm)
+        update, norms = self._learner.train(
+            broadcast.received["weights"], events, broadcast.clip_norm
+        )
         return ChunkResult(Contribution({"weights": update}, norms), sizes, norms, norms)
 
 
@@ -124,11 +133,17 @@ class TrainingWork:
     def __init__(self, rounds: TrainingRounds) -> None:
         self._rounds, self.event_counts = rounds, rounds.event_counts
 
-    def __call__(self, clients: np.ndarray, broadcast: Broadcast, memory: object = None) -> ChunkResult:
+    def __call__(
+        self, clients: np.ndarray, broadcast: Broadcast, memory: object = None
+    ) -> ChunkResult:
         return self._rounds.train(clients, broadcast)
 
 
 if __name__ == "__main__":
     path, kind, thread_count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     run = experiment(dataset(path))
-    serve(BanditRounds(run, thread_count) if kind == "bandit" else TrainingRounds(run, path, thread_count))
+    serve(
+        BanditRounds(run, thread_count)
+        if kind == "bandit"
+        else TrainingRounds(run, path, thread_count)
+    )

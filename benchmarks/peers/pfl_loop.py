@@ -68,7 +68,10 @@ rng = np.random.default_rng(0)
 model = PyTorchModel(module, torch.optim.SGD, torch.optim.Adam(module.parameters(), SERVER_RATE))
 FederatedAveraging().run(
     NNAlgorithmParams(
-        central_num_iterations=10**6, evaluation_frequency=10**6, train_cohort_size=work.num_clients, val_cohort_size=0
+        central_num_iterations=10**6,
+        evaluation_frequency=10**6,
+        train_cohort_size=work.num_clients,
+        val_cohort_size=0,
     ),
     SimulatedBackend(training_data=data, val_data=data),
     model,

@@ -13,7 +13,9 @@ work = Workload(sys.argv[1], form=sys.argv[2])
 torch.set_num_threads(int(sys.argv[4]))
 torch.manual_seed(0)
 model = model_for(work)
-acting = copy.deepcopy(model) if sys.argv[3] == "bandit" else None  # deployed once; nobody here deploys again
+acting = (
+    copy.deepcopy(model) if sys.argv[3] == "bandit" else None
+)  # deployed once; nobody here deploys again
 rng = np.random.default_rng(0)
 params = list(model.parameters())
 server_params = [p.detach().clone() for p in params]

@@ -28,12 +28,17 @@ class WordEntries(nn.Module):
 
     def __init__(self, words: int, num_actions: int, value: float) -> None:
         super().__init__()
-        self.entries = nn.Parameter(torch.randn(words * num_actions, 1) * (2 / (words + num_actions)) ** 0.5)
+        self.entries = nn.Parameter(
+            torch.randn(words * num_actions, 1) * (2 / (words + num_actions)) ** 0.5
+        )
         self.bias = nn.Parameter(torch.zeros(num_actions))
         self._shape, self._value = (words, num_actions), value
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self._value * functional.embedding_bag(ids, self.entries.view(self._shape), mode="sum") + self.bias
+        return (
+            self._value * functional.embedding_bag(ids, self.entries.view(self._shape), mode="sum")
+            + self.bias
+        )
 
     def chosen(self, ids: Tensor, actions: Tensor) -> Tensor:
         places = ids * self._shape[1] + actions[:, None]
@@ -51,7 +56,11 @@ def model_for(work: Workload) -> nn.Module:
 
 def chosen_loss(model: nn.Module, x: Tensor, actions: Tensor, rewards: Tensor) -> Tensor:
     """Mean squared error of the chosen action's score."""
-    scores = model.chosen(x, actions) if isinstance(model, WordEntries) else model(x).gather(1, actions[:, None])[:, 0]
+    scores = (
+        model.chosen(x, actions)
+        if isinstance(model, WordEntries)
+        else model(x).gather(1, actions[:, None])[:, 0]
+    )
     return ((scores - rewards) ** 2).mean()
 
 

@@ -38,7 +38,11 @@ def make_service(agent: Agent, port: int = 0) -> ThreadingHTTPServer:
         def _answer(self, asked: dict) -> dict:
             if self.path == "/suggest":
                 decision = agent.choose(str(asked["text"]))
-                return {"tag": decision.name, "event": decision.event_id, "model": decision.model_version}
+                return {
+                    "tag": decision.name,
+                    "event": decision.event_id,
+                    "model": decision.model_version,
+                }
             if self.path == "/feedback":
                 return {"outcome": str(agent.reward(asked["event"], float(bool(asked["used"]))))}
             raise ValueError(f"{self.path}: nothing here")
@@ -75,7 +79,9 @@ def write_once(address: str, user: User, chance: random.Random) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="the agent's folder")
-    parser.add_argument("--user", type=int, required=True, help="number of the synthetic user of this device")
+    parser.add_argument(
+        "--user", type=int, required=True, help="number of the synthetic user of this device"
+    )
     parser.add_argument("--pause", type=float, default=0.2, help="seconds between two sentences")
     chosen = parser.parse_args()
     for ending in (signal.SIGTERM, signal.SIGINT):

@@ -7,14 +7,19 @@ from pathlib import Path
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.server.store import in_lines, read_status
 
-_STYLE = "body{font:16px system-ui;margin:2em auto;max-width:46em;padding:0 1em}pre{overflow-x:auto}"
+_STYLE = (
+    "body{font:16px system-ui;margin:2em auto;max-width:46em;padding:0 1em}pre{overflow-x:auto}"
+)
 
 
 def render(state: Path) -> str:
     """The page as HTML; it loads itself again every few seconds."""
     try:
         status = read_status(state)
-        body = _bars(status["reward"]["by_version"]) + f"<pre>{escape(chr(10).join(in_lines(status)))}</pre>"
+        body = (
+            _bars(status["reward"]["by_version"])
+            + f"<pre>{escape(chr(10).join(in_lines(status)))}</pre>"
+        )
     except DataError:
         body = "<p>Waiting for the first round.</p>"
     return (

@@ -64,7 +64,9 @@ class Children:
     def start(self, name: str, *command: object) -> subprocess.Popen:
         with open(self._logs / f"{name}.log", "ab") as log:
             # Sessions of their own: Ctrl-C reaches this process alone, which then ends the others in order.
-            child = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log, start_new_session=True)
+            child = subprocess.Popen(
+                list(map(str, command)), stdout=log, stderr=log, start_new_session=True
+            )
         self._running.append(child)
         return child
 
@@ -83,7 +85,9 @@ class Children:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("tag_suggestions"), help="folder for everything")
+    parser.add_argument(
+        "--out", type=Path, default=Path("tag_suggestions"), help="folder for everything"
+    )
     parser.add_argument("--devices", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--page-port", type=int, default=0, help="0: any free port")
@@ -98,16 +102,22 @@ def main() -> None:
         server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)
         for number in range(chosen.devices):
             folder = chosen.out / f"device-{number}"
-            children.start(f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number)
+            children.start(
+                f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number
+            )
             joins = ("client", folder, "--create", "--server", f"127.0.0.1:{port}", "--insecure")
             children.start(f"node-{number}", *deploy, *joins)
         while server.poll() is None:
             time.sleep(0.5)
-        print(f"the server has ended with code {server.returncode}; see {chosen.out / 'server.log'}")
+        print(
+            f"the server has ended with code {server.returncode}; see {chosen.out / 'server.log'}"
+        )
     except KeyboardInterrupt:
         print("ending", flush=True)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # a second Ctrl-C must not leave processes behind
         children.end()
         page.shutdown()
         page.server_close()

@@ -13,7 +13,9 @@ TOPICS = {
 }
 TAGS = tuple(TOPICS)
 FILLER = ("the", "a", "my", "for", "with", "again", "today", "new", "some", "about")
-VOCABULARY = tuple(sorted({word for words in TOPICS.values() for word in words.split()} | set(FILLER)))
+VOCABULARY = tuple(
+    sorted({word for words in TOPICS.values() for word in words.split()} | set(FILLER))
+)
 
 
 @dataclass(frozen=True)

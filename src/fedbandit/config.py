@@ -66,7 +66,9 @@ class _OpenSection(BaseModel):
     def _can_be_kept(self) -> "_OpenSection":
         for key, value in self.parameters.items():
             if not _is_plain(value):
-                raise ValueError(f"{key} should be a number, a text, true or false, or a list or table of these")
+                raise ValueError(
+                    f"{key} should be a number, a text, true or false, or a list or table of these"
+                )
         return self
 
 
@@ -82,7 +84,9 @@ class DataConfig(_Section):
 
 class ModelConfig(_Component):
     name: str = "linear"
-    freeze: Annotated[tuple[str, ...], Field(strict=False)] = ()  # parameters that the bandit phase does not train
+    freeze: Annotated[
+        tuple[str, ...], Field(strict=False)
+    ] = ()  # parameters that the bandit phase does not train
 
     @property
     def described(self) -> dict[str, Any]:
@@ -122,7 +126,9 @@ class AlgorithmConfig(_Component):
     """The federated algorithm; further keys are its own parameters (`mu`, ...)."""
 
     name: str = "fedavg"
-    memory_limit: Count = 8_000_000_000  # bytes that all clients' memory may take, for algorithms that have one
+    memory_limit: Count = (
+        8_000_000_000  # bytes that all clients' memory may take, for algorithms that have one
+    )
 
 
 class CompressionConfig(_Component):
@@ -135,7 +141,9 @@ class AggregationConfig(_Component):
     """What the server makes of the clients' updates; further keys are the rule's own parameters (`trim`, ...)."""
 
     name: str = "mean"
-    memory_limit: Count = 8_000_000_000  # bytes that a round's updates may take, for rules that need them one by one
+    memory_limit: Count = (
+        8_000_000_000  # bytes that a round's updates may take, for rules that need them one by one
+    )
 
 
 class ClippingConfig(_Section):
@@ -161,7 +169,9 @@ class PretrainingConfig(_Section):
     clients: Count = 100
     clients_per_round: Count | Literal["same"] = "same"  # all of its clients where they are fewer
     max_examples: Count | Literal["same", "all"] = "same"  # of a client, each time it takes part
-    clip_norm: Positive | Literal["same", "none", "adaptive"] = "same"  # a fixed norm, or how it is found
+    clip_norm: Positive | Literal["same", "none", "adaptive"] = (
+        "same"  # a fixed norm, or how it is found
+    )
     seed: Seed = 0
     objective: Literal["full-information", "full-information-cross-entropy"] = "full-information"
     reduction: Literal["mean", "half-sum"] = "mean"  # of the loss over a mini-batch
@@ -184,21 +194,29 @@ class PrivacyConfig(_Section):
 
     mechanism: Literal["none", "dp-fedavg", "dp-ftrl", "banded-mf", "blt", "best"] = "none"
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    epsilon: Positive | None = None  # a budget: sets the noise where it is not given, and where the run stops
+    epsilon: Positive | None = (
+        None  # a budget: sets the noise where it is not given, and where the run stops
+    )
     delta: Fraction = 1e-6
     accountant: Literal["rdp", "pld"] = "rdp"  # of the budget
     # None: what suits the mechanism
     sampling: Literal["poisson", "cyclic-poisson", "fixed", "min-separation"] | None = None
-    separation: Count | None = None  # rounds between two turns of a client; None: as many as the clients allow
+    separation: Count | None = (
+        None  # rounds between two turns of a client; None: as many as the clients allow
+    )
     bands: Count | None = None  # of banded-mf; None: 32, or the separation where that is less
     buffers: Annotated[int, Field(ge=1, le=8)] | None = None  # of blt; None: 3
     restart_at_deployments: bool = False
-    noise: Literal["seed", "system"] = "seed"  # of a simulation; a deployment's is always the operating system's
+    noise: Literal["seed", "system"] = (
+        "seed"  # of a simulation; a deployment's is always the operating system's
+    )
     pretraining: Literal["public", "accounted"] | None = None
     # Of deployments: parts of the budget that pay for noised figures and for the gate; None: there are none.
     figures_share: Fraction | None = None
     gate_share: Fraction | None = None
-    unit: Literal["client", "user"] | None = None  # of deployments: who is protected; None: a client, which is a device
+    unit: Literal["client", "user"] | None = (
+        None  # of deployments: who is protected; None: a client, which is a device
+    )
 
 
 class DriftConfig(_Section):
@@ -207,19 +225,27 @@ class DriftConfig(_Section):
     kind: Literal["permute", "appear", "rotate"] = "permute"
     at: Annotated[tuple[Count, ...], Field(strict=False)] = ()  # a list, in TOML
     start: Literal["scratch", "init"] = "scratch"
-    fraction: Annotated[float, Field(gt=0, le=1)] = 0.5  # of the actions: permuted at each change, or missing at first
+    fraction: Annotated[float, Field(gt=0, le=1)] = (
+        0.5  # of the actions: permuted at each change, or missing at first
+    )
     groups: Annotated[int, Field(ge=2)] = 4  # of users, whose preferences rotate
-    disliked: Annotated[float, Field(ge=0, lt=1)] = 0.25  # what a right answer pays a user who does not care for it
+    disliked: Annotated[float, Field(ge=0, lt=1)] = (
+        0.25  # what a right answer pays a user who does not care for it
+    )
     seed: Seed = 0
 
 
 class GateConfig(_Section):
     """When a new model may be deployed. Without a confidence there is no gate."""
 
-    confidence: Annotated[float, Field(ge=0.5, lt=1)] | None = None  # that the new model is not worse
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] | None = (
+        None  # that the new model is not worse
+    )
     estimator: Literal["ips", "dr"] = "dr"
     clients: Count = 64  # asked for their logs' sums at each deployment
-    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # how much worse, per event, is still good enough
+    margin: Annotated[float, Field(ge=0, allow_inf_nan=False)] = (
+        0.0  # how much worse, per event, is still good enough
+    )
     limit: Positive | None = None  # cuts 1/propensity, for less variance and some bias
 
 
@@ -291,7 +317,9 @@ class Config(_Section):
             _check_parts(config, set(values))
         except ConfigError as error:
             line = _line_of(str(error).partition(":")[0], path.read_text(encoding="utf-8"))
-            raise ConfigError(f"{path}{'' if line is None else f', line {line}'}: {error}") from None
+            raise ConfigError(
+                f"{path}{'' if line is None else f', line {line}'}: {error}"
+            ) from None
         return config
 
     def with_values(self, settings: Mapping[str, Any]) -> "Config":
@@ -308,7 +336,9 @@ class Config(_Section):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs the same run: everything but where it is computed."""
-        values = {key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED}
+        values = {
+            key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED
+        }
         del values["algorithm"]["memory_limit"], values["aggregation"]["memory_limit"]
         return values
 
@@ -338,7 +368,14 @@ def _check_parts(config: Config, sections: set[str]) -> None:
         make = resolve(f"{section}.{key}", name, built_in)
         floor = ("floor",) if section == "policy" else ()  # goes with every built-in rule
         given = [parameter for parameter in chosen.parameters if parameter not in floor]
-        check_keys(section, make, given, leading, beside=[*type(chosen).model_fields, *floor], others=built_in)
+        check_keys(
+            section,
+            make,
+            given,
+            leading,
+            beside=[*type(chosen).model_fields, *floor],
+            others=built_in,
+        )
 
 
 def _nothing() -> None:
@@ -355,7 +392,9 @@ def _line_of(key: str, text: str) -> int | None:
                 return number
         elif named := re.match(r"\s*([\w.-]+)\s*=", line):
             path = f"{section}.{named.group(1)}".lstrip(".")
-            if path == key or (key.startswith(f"{path}.") and re.search(rf"\b{re.escape(last)}\s*=", line)):
+            if path == key or (
+                key.startswith(f"{path}.") and re.search(rf"\b{re.escape(last)}\s*=", line)
+            ):
                 return number
     return None
 
@@ -378,7 +417,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--set {setting}: expected key=value, for example --set policy.beta=0.1")
+            raise ConfigError(
+                f"--set {setting}: expected key=value, for example --set policy.beta=0.1"
+            )
         try:
             parsed[key.strip()] = parse_toml(f"value = {text}".encode())["value"]
         except tomllib.TOMLDecodeError:
@@ -397,7 +438,10 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
         raise ConfigError(f"{dotted}: {key} is a single value, not a section")
     inner = _set(inner, rest, value)
     if rest in ("name", "optimizer") and values.get(key, {}).get(rest) != value:
-        inner = {rest: value, **({"learning_rate": inner["learning_rate"]} if "learning_rate" in inner else {})}
+        inner = {
+            rest: value,
+            **({"learning_rate": inner["learning_rate"]} if "learning_rate" in inner else {}),
+        }
     if key == "clipping" and rest in ("norm", "quantile"):  # one replaces the other
         inner = {k: v for k, v in inner.items() if k == rest or k not in ("norm", "quantile")}
     return {**values, key: inner}
@@ -414,8 +458,12 @@ def _first_problem(error: ValidationError) -> str:
     if first["type"] in ("tuple_type", "list_type"):
         return f"{path}: should be a list, such as {[first['input']]!r}, not {first['input']!r}"
     if first["type"] == "value_error":
-        return f"{path}: ".removeprefix(": ") + first["msg"].removeprefix("Value error, ")  # of the whole: no path
-    alike = dict.fromkeys(p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path)
+        return f"{path}: ".removeprefix(": ") + first["msg"].removeprefix(
+            "Value error, "
+        )  # of the whole: no path
+    alike = dict.fromkeys(
+        p["msg"].removeprefix("Input should be ") for p in problems if _path(p["loc"]) == path
+    )
     return f"{path}: should be {' or '.join(alike)}, not {first['input']!r}"
 
 

@@ -20,9 +20,15 @@ class Events:
     rewards: np.ndarray  # float32 [n]
     propensities: np.ndarray  # float [n]: the probability with which the action was drawn
     versions: np.ndarray  # int32 [n]: the deployed model that chose
-    fresh: np.ndarray  # bool [n]: made in the current period; older ones were already counted in the reward
-    targets: np.ndarray | None = None  # float32 [n, K]: every action's reward, where supervision gives it
-    weights: np.ndarray | None = None  # [n]: how much an event counts in training; [n, H] for each head of an ensemble
+    fresh: (
+        np.ndarray
+    )  # bool [n]: made in the current period; older ones were already counted in the reward
+    targets: np.ndarray | None = (
+        None  # float32 [n, K]: every action's reward, where supervision gives it
+    )
+    weights: np.ndarray | None = (
+        None  # [n]: how much an event counts in training; [n, H] for each head of an ensemble
+    )
 
     def __len__(self) -> int:
         return len(self.actions)

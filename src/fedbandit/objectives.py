@@ -24,7 +24,9 @@ class Batch:
     rewards: "torch.Tensor"  # [b]
     propensities: "torch.Tensor"  # [b]
     targets: "torch.Tensor | None" = None  # [b, K], where supervision gives every action's reward
-    weights: "torch.Tensor | None" = None  # [b]: how much each event counts beside all else; None: 1
+    weights: "torch.Tensor | None" = (
+        None  # [b]: how much each event counts beside all else; None: 1
+    )
 
 
 class Objective(Protocol):
@@ -151,13 +153,21 @@ class DoublyRobust(Pointwise):
             raise ValueError(f"limit must be positive, not {self.limit}")
 
     def targets(
-        self, predicted: np.ndarray, actions: np.ndarray, rewards: np.ndarray, propensities: np.ndarray
+        self,
+        predicted: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        propensities: np.ndarray,
     ) -> np.ndarray:
         """A reward for every action, right on average for each: [n, K] from predictions [n, K]."""
         targets = predicted.copy()
         rows = np.arange(len(actions))
-        weights = 1 / propensities if self.limit is None else np.minimum(1 / propensities, self.limit)
-        targets[rows, actions] += (weights * (rewards - targets[rows, actions])).astype(targets.dtype)
+        weights = (
+            1 / propensities if self.limit is None else np.minimum(1 / propensities, self.limit)
+        )
+        targets[rows, actions] += (weights * (rewards - targets[rows, actions])).astype(
+            targets.dtype
+        )
         return targets
 
 
@@ -168,4 +178,7 @@ BUILT_IN = {
     "weighted-cross-entropy": WeightedCrossEntropy,
     "doubly-robust": DoublyRobust,
 }
-SUPERVISED = {"full-information": FullInformation, "full-information-cross-entropy": FullInformationCrossEntropy}
+SUPERVISED = {
+    "full-information": FullInformation,
+    "full-information-cross-entropy": FullInformationCrossEntropy,
+}

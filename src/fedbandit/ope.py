@@ -17,7 +17,13 @@ Examples:
     True
 """
 
-from fedbandit.evaluation.ope.estimate import Constant, Estimate, choose_estimator, combine, estimate
+from fedbandit.evaluation.ope.estimate import (
+    Constant,
+    Estimate,
+    choose_estimator,
+    combine,
+    estimate,
+)
 from fedbandit.evaluation.ope.estimators import (
     BUILT_IN,
     IPS,

@@ -49,20 +49,30 @@ def _privacy_values(data: str, noise: float | None) -> dict[str, Any]:
     }
     if noise is None:
         return values
-    private = {"mechanism": "dp-fedavg", "noise_multiplier": noise, "sampling": "poisson", "delta": 1e-6}
+    private = {
+        "mechanism": "dp-fedavg",
+        "noise_multiplier": noise,
+        "sampling": "poisson",
+        "delta": 1e-6,
+    }
     return {**values, "clipping": {"norm": base["norm"]}, "privacy": private}
 
 
 TABLE_9: dict[str, dict[str, Any]] = {
     name: _privacy_values(data, noise)
     for data, rates in _RATES.items()
-    for name, noise in [(f"{data}-no-dp", None), *((f"{data}-dp-{noise:g}", noise) for noise in rates)]
+    for name, noise in [
+        (f"{data}-no-dp", None),
+        *((f"{data}-dp-{noise:g}", noise) for noise in rates),
+    ]
 }
 
 
 def figure_members(data: str) -> dict[str, str]:
     """The four approaches of figure 4 for `emnist` or `so`: what they are called there, and their presets."""
-    return {"No DP": f"{data}-no-dp"} | {f"NM={noise:g}": f"{data}-dp-{noise:g}" for noise in _RATES[data]}
+    return {"No DP": f"{data}-no-dp"} | {
+        f"NM={noise:g}": f"{data}-dp-{noise:g}" for noise in _RATES[data]
+    }
 
 
 # (server learning rate, client learning rate, policy parameters), as printed in tables 1 to 8.
@@ -152,7 +162,10 @@ def preset(name: str) -> Config:
 def describe(config: Config) -> str:
     """A preset in one line: its length, and the values that the paper's tables print."""
     first = config.pretraining
-    parts = [f"{config.rounds} rounds, deploying every {config.deploy_every}", "the initial model, untouched"]
+    parts = [
+        f"{config.rounds} rounds, deploying every {config.deploy_every}",
+        "the initial model, untouched",
+    ]
     if config.training:
         values = " ".join(f"{key}={value:g}" for key, value in config.policy.parameters.items())
         rates = f"server {config.server.learning_rate:g}  client {config.client.learning_rate:g}"
@@ -177,7 +190,9 @@ def all_presets() -> dict[str, Config]:
     presets = {}
     for (data, setting), rows in _TABLES.items():
         for policy, row in rows.items():
-            presets[f"{data}-{setting}-{policy}"] = Config.build(_values(data, setting, policy, row))
+            presets[f"{data}-{setting}-{policy}"] = Config.build(
+                _values(data, setting, policy, row)
+            )
         if setting != "scratch":
             untouched = {**_values(data, setting, "greedy", rows["greedy"]), "training": False}
             presets[f"{data}-{setting}-baseline"] = Config.build(untouched)
@@ -197,7 +212,9 @@ def _beginning(name: str, presets: Iterable[str]) -> str:
     policies = list(_TABLES["so", "scratch"])
     ending = re.compile(f"-({'|'.join(policies)})$")
     kinds = dict.fromkeys(ending.sub("-POLICY", preset) for preset in found)
-    return f"; presets that begin like this: {', '.join(kinds)}, where POLICY is {', '.join(policies)}"
+    return (
+        f"; presets that begin like this: {', '.join(kinds)}, where POLICY is {', '.join(policies)}"
+    )
 
 
 def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any]:

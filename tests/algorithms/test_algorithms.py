@@ -34,8 +34,17 @@ def test_fedprox_without_its_term_is_fedavg():
 def test_fedprox_stays_nearer_to_what_it_received():
     norms = []
     for mu in (0.0, 1.0, 10.0):
-        settings = {"algorithm__name": "fedprox", "algorithm__mu": mu, "clipping__enabled": False, "client__epochs": 4}
-        norms.append(played(config(**settings, client__learning_rate=0.05), text())[0][0]["client_norm_median"])
+        settings = {
+            "algorithm__name": "fedprox",
+            "algorithm__mu": mu,
+            "clipping__enabled": False,
+            "client__epochs": 4,
+        }
+        norms.append(
+            played(config(**settings, client__learning_rate=0.05), text())[0][0][
+                "client_norm_median"
+            ]
+        )
     assert norms[0] > norms[1] > norms[2] > 0
 
 
@@ -89,7 +98,9 @@ def test_scaffold_has_the_same_bits_on_one_thread_and_on_many():
     assert found[0] == found[1]
 
 
-def test_memory_reads_what_was_there_before_the_round_and_forgets_what_came_after_a_checkpoint(tmp_path):
+def test_memory_reads_what_was_there_before_the_round_and_forgets_what_came_after_a_checkpoint(
+    tmp_path,
+):
     memory = Memory(tmp_path / "memory.sqlite")
     for number in (1, 3, 5):
         memory.write(number, {7: {"control": np.full(2, float(number))}})
@@ -144,7 +155,9 @@ def test_a_memory_of_an_older_version_is_continued(tmp_path):
         )
         database.execute("CREATE TABLE kept (round INTEGER)")
         database.execute("INSERT INTO kept VALUES (2)")
-        database.execute("INSERT INTO memory VALUES (7, 2, 'control', '<f8', ?)", (np.full(2, 7.0).tobytes(),))
+        database.execute(
+            "INSERT INTO memory VALUES (7, 2, 'control', '<f8', ?)", (np.full(2, 7.0).tobytes(),)
+        )
     for number in (3, 4):
         memory = Memory(path)
         memory.resume(number - 1)
@@ -195,13 +208,21 @@ def test_a_killed_run_ends_with_the_same_bytes(settings, tmp_path):
 
 
 def test_too_much_memory_is_refused_with_the_reason():
-    with pytest.raises(ConfigError, match=r"algorithm.memory_limit: scaffold remembers .* for each of \d+ clients"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.memory_limit: scaffold remembers .* for each of \d+ clients"
+    ):
         build_experiment(config(**SCAFFOLD, algorithm__memory_limit=1000), text())
 
 
 def test_what_is_not_clipped_cannot_be_private():
-    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "clipping__norm": 0.5}
-    with pytest.raises(ConfigError, match=r"algorithm.name: scaffold sends 'control' without a scale"):
+    private = {
+        "privacy__mechanism": "dp-fedavg",
+        "privacy__noise_multiplier": 1.0,
+        "clipping__norm": 0.5,
+    }
+    with pytest.raises(
+        ConfigError, match=r"algorithm.name: scaffold sends 'control' without a scale"
+    ):
         build_experiment(config(algorithm__name="scaffold", **private), text())
     assert played(config(algorithm__name="fedprox", **private), text())[0][-1]["epsilon"] > 0
 
@@ -210,7 +231,10 @@ def test_what_is_not_clipped_cannot_be_private():
     ("settings", "words"),
     [
         ({"algorithm__name": "fedprx"}, "did you mean fedprox"),
-        ({"algorithm__name": "fedprox", "algorithm__mu": -1.0}, "algorithm.mu must not be negative"),
+        (
+            {"algorithm__name": "fedprox", "algorithm__mu": -1.0},
+            "algorithm.mu must not be negative",
+        ),
         ({"algorithm__name": "fedavg", "algorithm__mu": 1.0}, "algorithm.mu: unknown key"),
         ({"algorithm__name": "builtins:dict"}, "algorithm"),
         ({"compression__name": "zip"}, "compression.name: unknown name"),
@@ -238,12 +262,18 @@ def test_algorithms_are_values():
 
 
 def test_frozen_parameters_stay_and_the_rest_learns():
-    frozen = config(model__name="mlp", model__freeze=["dense1"], client__learning_rate=0.02, scenario="init")
+    frozen = config(
+        model__name="mlp", model__freeze=["dense1"], client__learning_rate=0.02, scenario="init"
+    )
     _, simulation = played(frozen, images())
-    _, free = played(config(model__name="mlp", client__learning_rate=0.02, scenario="init"), images())
+    _, free = played(
+        config(model__name="mlp", client__learning_rate=0.02, scenario="init"), images()
+    )
     start = simulate(frozen, images()).state
     layout = simulation.experiment.layout
-    before, after, other = (layout.split(state.weights) for state in (start, simulation.state, free.state))
+    before, after, other = (
+        layout.split(state.weights) for state in (start, simulation.state, free.state)
+    )
     for name in ("dense1", "dense1_bias"):
         np.testing.assert_array_equal(before[name], after[name])
         assert (before[name] != other[name]).any()
@@ -269,7 +299,9 @@ def test_a_run_whose_memory_is_gone_is_refused(tmp_path):
     chosen = config(**SCAFFOLD, rounds=6)
     execute(chosen, tmp_path / "run", dataset=text(), until=4)
     (tmp_path / "run" / "memory.sqlite").unlink()
-    with pytest.raises(DataError, match="memory is missing or older than the checkpoint of round 4"):
+    with pytest.raises(
+        DataError, match="memory is missing or older than the checkpoint of round 4"
+    ):
         execute(chosen, tmp_path / "run", dataset=text())
 
 
@@ -291,7 +323,10 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients(compression, cli
 def test_an_update_that_is_clipped_leaves_no_more_than_the_clip_in_the_control_variate():
     clip, rate = 0.01, 0.1
     simulation = simulate(
-        config(algorithm__name="scaffold", clipping__norm=clip, client__learning_rate=rate, rounds=1), text()
+        config(
+            algorithm__name="scaffold", clipping__norm=clip, client__learning_rate=rate, rounds=1
+        ),
+        text(),
     )
     list(simulation)
     for vectors in simulation.memory.read(simulation.experiment.bandit.cohorts.pool, 2).values():
@@ -373,7 +408,9 @@ class Scaleless(Base):
 def test_what_an_algorithm_returns_is_looked_at(kind, words):
     with pytest.raises(ConfigError, match=f"algorithm.name.*{words}"):
         played(config(algorithm__name=f"{__name__}:{kind.__name__}"), text())
-    assert played(config(algorithm__name=f"{__name__}:Base"), text())[0] == played(config(), text())[0]
+    assert (
+        played(config(algorithm__name=f"{__name__}:Base"), text())[0] == played(config(), text())[0]
+    )
 
 
 class Moving(Base):

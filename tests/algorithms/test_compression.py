@@ -34,7 +34,9 @@ def test_quantisation_is_the_published_rule(bits):
 def test_quantisation_is_right_on_average():
     update = np.random.default_rng(1).normal(size=50)
     stage = Quantize(bits=3)
-    drawn = np.array([stage.decode(stage.encode(update, np.random.default_rng(i)), 50) for i in range(4000)])
+    drawn = np.array(
+        [stage.decode(stage.encode(update, np.random.default_rng(i)), 50) for i in range(4000)]
+    )
     errors = (drawn.mean(axis=0) - update) / (drawn.std(axis=0) / np.sqrt(len(drawn)) + 1e-12)
     assert np.abs(errors).max() < 4.5
 
@@ -55,7 +57,9 @@ def test_top_k_keeps_the_largest(fraction):
 
 
 @pytest.mark.parametrize("stage", [Quantize(), TopK(0.1)])
-@pytest.mark.parametrize("update", [np.zeros(7), np.array([np.nan, 1.0, 2.0]), np.array([1.0, np.inf])])
+@pytest.mark.parametrize(
+    "update", [np.zeros(7), np.array([np.nan, 1.0, 2.0]), np.array([1.0, np.inf])]
+)
 def test_zero_and_broken_updates(stage, update):
     decoded = stage.decode(stage.encode(update, np.random.default_rng(0)), len(update))
     assert np.isfinite(decoded).all() == np.isfinite(update).all()
@@ -77,12 +81,20 @@ def test_clipping_comes_after_the_stages_and_bounds_what_is_summed():
 @pytest.mark.parametrize(
     ("settings", "bytes_of"),
     [
-        ({"name": "quantize", "bits": 4}, lambda size: -(-size // 2) + 4),  # half a byte each, and the scale
-        ({"name": "top-k", "fraction": 0.1}, lambda size: round(0.1 * size) * (4 + 4)),  # place and value
+        (
+            {"name": "quantize", "bits": 4},
+            lambda size: -(-size // 2) + 4,
+        ),  # half a byte each, and the scale
+        (
+            {"name": "top-k", "fraction": 0.1},
+            lambda size: round(0.1 * size) * (4 + 4),
+        ),  # place and value
     ],
 )
 def test_runs_report_bytes_and_have_the_same_bits_on_one_thread_and_on_many(settings, bytes_of):
-    chosen = config(**{f"compression__{key}": value for key, value in settings.items()}, dtype="float32")
+    chosen = config(
+        **{f"compression__{key}": value for key, value in settings.items()}, dtype="float32"
+    )
     found = []
     for threads in (1, 4):
         rounds, simulation = played(chosen, text(), engine=ThreadEngine(threads))
@@ -95,7 +107,11 @@ def test_runs_report_bytes_and_have_the_same_bits_on_one_thread_and_on_many(sett
 
 
 def test_compression_and_privacy_go_together():
-    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 0.2, "compression__name": "quantize"}
+    private = {
+        "privacy__mechanism": "dp-fedavg",
+        "privacy__noise_multiplier": 0.2,
+        "compression__name": "quantize",
+    }
     rounds, _ = played(config(**private), text())
     assert rounds[-1]["epsilon"] > 0
     assert rounds[-1]["sent_bytes"] >= 0
@@ -114,7 +130,9 @@ class Short(TopK):
         return super().decode(payload, size)[:-1]
 
 
-@pytest.mark.parametrize(("kind", "words"), [(Lists, "encode must return arrays"), (Short, "decode made")])
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Lists, "encode must return arrays"), (Short, "decode made")]
+)
 def test_what_a_stage_returns_is_looked_at(kind, words):
     with pytest.raises(ConfigError, match=f"compression.name: {kind.__name__}.{words}"):
         played(config(compression__name=f"{__name__}:{kind.__name__}"), text())

@@ -65,7 +65,9 @@ def by_hand(x, events, client, start, objective, pull, drift):
 
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("drifting", [False, True])
-@pytest.mark.parametrize("objective", [Regression(), WeightedRegression(scale=0.1), FullInformation()])
+@pytest.mark.parametrize(
+    "objective", [Regression(), WeightedRegression(scale=0.1), FullInformation()]
+)
 @pytest.mark.parametrize("kind", ["sparse kernel", "autograd", "vectorised"])
 def test_linear_models_on_text(kind, objective, drifting, pull):
     dataset = random_text()
@@ -81,7 +83,9 @@ def test_linear_models_on_text(kind, objective, drifting, pull):
     rng = np.random.default_rng(0)
     drifts = rng.normal(scale=0.05, size=(events.num_clients, len(start))) * drifting
     x = dense(events.contexts, dataset.header.shape[0])
-    found = list(learner.updates(start, events, pull, (lambda client: drifts[client]) if drifting else None))
+    found = list(
+        learner.updates(start, events, pull, (lambda client: drifts[client]) if drifting else None)
+    )
     assert [update is None for update in found] == (np.diff(events.bounds) == 0).tolist()
     for client, update in enumerate(found):
         if update is not None:
@@ -98,17 +102,23 @@ def test_every_learner_on_images_agrees_with_autograd(model, pull):
     parts = (trainable.model, trainable.layout, Regression(), SLOWER)
     start = trainable.initial(1, np.dtype("float64"))
     drifts = np.random.default_rng(0).normal(scale=0.01, size=(events.num_clients, len(start)))
-    expected = list(AutogradLearner(*parts).updates(start, events, pull, lambda client: drifts[client]))
+    expected = list(
+        AutogradLearner(*parts).updates(start, events, pull, lambda client: drifts[client])
+    )
     for learner in (make_learner(*parts), make_vectorised_learner(*parts, "cpu")):
         for update, other in zip(
-            learner.updates(start, events, pull, lambda client: drifts[client]), expected, strict=True
+            learner.updates(start, events, pull, lambda client: drifts[client]),
+            expected,
+            strict=True,
         ):
             assert (update is None) == (other is None)
             if other is not None:
                 np.testing.assert_allclose(update, other, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("model", ["text-linear", "image-linear", "image-mlp", "image-cnn", "text-linear-heads"])
+@pytest.mark.parametrize(
+    "model", ["text-linear", "image-linear", "image-mlp", "image-cnn", "text-linear-heads"]
+)
 @pytest.mark.parametrize("pull", PULLS)
 def test_the_fused_sum_is_the_sum_of_single_updates_clipped(model, pull):
     kind, _, name = model.partition("-")
@@ -118,13 +128,19 @@ def test_the_fused_sum_is_the_sum_of_single_updates_clipped(model, pull):
     events = log_of(dataset, trainable.model.heads)
     learner = trainable.learner(Regression(), SETTINGS if kind == "text" else SLOWER)
     start = trainable.initial(1, np.dtype("float64"))
-    single = [np.zeros_like(start) if u is None else u.copy() for u in learner.updates(start, events, pull)]
+    single = [
+        np.zeros_like(start) if u is None else u.copy()
+        for u in learner.updates(start, events, pull)
+    ]
     norms = np.array([np.linalg.norm(update) for update in single])
     clip = float(np.median(norms))
     total = np.zeros_like(start)
     summed, found = learner.train(start, events, clip, pull)
     summed.add_to(total)
-    expected = sum(update * min(1, clip / norm) if norm else update for update, norm in zip(single, norms, strict=True))
+    expected = sum(
+        update * min(1, clip / norm) if norm else update
+        for update, norm in zip(single, norms, strict=True)
+    )
     np.testing.assert_allclose(found, norms, rtol=0, atol=1e-10)
     np.testing.assert_allclose(total, expected, rtol=0, atol=1e-10)
     assert 0 < clip < norms.max()
@@ -138,14 +154,18 @@ def test_heads_train_as_so_many_single_models_do():
     start = trainable.initial(1, np.dtype("float64"))
     parts = (trainable.model, trainable.layout, Regression(), SETTINGS)
     kernel, autograd = make_learner(*parts), AutogradLearner(*parts)
-    for one, other in zip(kernel.updates(start, events), autograd.updates(start, events), strict=True):
+    for one, other in zip(
+        kernel.updates(start, events), autograd.updates(start, events), strict=True
+    ):
         assert (one is None) == (other is None)
         if one is not None:
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
     prediction = kernel.predict(start, events.contexts)
     assert prediction.heads.shape == (len(events), 3, data.num_actions)
     np.testing.assert_allclose(prediction.mean, prediction.heads.mean(axis=1), atol=1e-12)
-    np.testing.assert_allclose(prediction.heads, autograd.predict(start, events.contexts).heads, atol=1e-12)
+    np.testing.assert_allclose(
+        prediction.heads, autograd.predict(start, events.contexts).heads, atol=1e-12
+    )
     assert np.abs(prediction.heads[:, 0] - prediction.heads[:, 1]).max() > 0.01
 
 
@@ -165,7 +185,11 @@ def test_frozen_parameters_are_not_trained_and_not_sent():
     views = trainable.layout.split(start)
     x = events.contexts.reshape(len(events), -1).astype(np.float64)
     hidden = np.maximum(x @ views["dense1"] + views["dense1_bias"], 0)
-    clients = [client for client in range(events.num_clients) if events.bounds[client] < events.bounds[client + 1]]
+    clients = [
+        client
+        for client in range(events.num_clients)
+        if events.bounds[client] < events.bounds[client + 1]
+    ]
     for client, update in zip(clients, updates, strict=True):
         expected = by_hand(hidden, events, client, part, Regression(), 0.3, 0.0)
         np.testing.assert_allclose(update, expected, rtol=0, atol=1e-12)

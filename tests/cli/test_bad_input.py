@@ -67,7 +67,12 @@ def test_an_unknown_preset_names_the_nearest(tmp_path):
     [
         (
             "emnist",
-            ["emnist-scratch-POLICY", "emnist-init-shift-baseline", "emnist-dp-0.1", "POLICY is softmax, falcon"],
+            [
+                "emnist-scratch-POLICY",
+                "emnist-init-shift-baseline",
+                "emnist-dp-0.1",
+                "POLICY is softmax, falcon",
+            ],
         ),
         ("so-dp", ["so-dp-0.3", "so-dp-0.7"]),
     ],
@@ -78,7 +83,13 @@ def test_the_beginning_of_a_preset_tells_what_it_could_become(tmp_path, begun, w
 
 def test_presets_are_listed_with_all_that_the_tables_print():
     lines = {line.split()[0]: line for line in in_this_process("presets").stdout.splitlines()}
-    words = ("server 0.02", "client 2", "beta=0.1", "256 examples", "pre-training 100 rounds, server 0.05 client 0.05")
+    words = (
+        "server 0.02",
+        "client 2",
+        "beta=0.1",
+        "256 examples",
+        "pre-training 100 rounds, server 0.05 client 0.05",
+    )
     for word in words:
         assert word in lines["so-init-shift-softmax"]
     assert "pre-training" not in lines["so-scratch-softmax"]
@@ -111,7 +122,9 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path):
     short = ("--rounds", 3, "--set", "pretraining.rounds=1", "-q")
     assert in_this_process("run", "so-init-shift-softmax", "--out", out, *short).returncode == 0
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    result = in_this_process("run", "so-init-shift-softmax", "--out", out, *short, "--set", "policy.beta=0.2")
+    result = in_this_process(
+        "run", "so-init-shift-softmax", "--out", out, *short, "--set", "policy.beta=0.2"
+    )
     fails_with_one_line(result, "policy.beta is 0.1 there and 0.2 here", "nothing was overwritten")
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
@@ -131,7 +144,9 @@ def test_damaged_data_sets_are_refused(tmp_path):
         writer.finish()
 
     def refused(*words):
-        result = in_this_process("run", "so-scratch-softmax", "--data", folder, "--out", tmp_path / "run")
+        result = in_this_process(
+            "run", "so-scratch-softmax", "--data", folder, "--out", tmp_path / "run"
+        )
         fails_with_one_line(result, *words)
 
     refused("clients_per_round")  # 64 of 3 clients
@@ -151,7 +166,9 @@ def test_damaged_data_sets_are_refused(tmp_path):
 
 def test_a_data_set_without_clients_cannot_be_made(tmp_path):
     with (
-        DatasetWriter(tmp_path / "none", name="none", kind="dense", shape=(2,), actions=["a"]) as writer,
+        DatasetWriter(
+            tmp_path / "none", name="none", kind="dense", shape=(2,), actions=["a"]
+        ) as writer,
         pytest.raises(Exception, match="no client"),
     ):
         writer.finish()
@@ -160,11 +177,15 @@ def test_a_data_set_without_clients_cannot_be_made(tmp_path):
 
 def test_not_a_number_in_features_is_refused_with_client_and_row(tmp_path):
     with (
-        DatasetWriter(tmp_path / "nan", name="nan", kind="dense", shape=(2,), actions=["a"]) as writer,
+        DatasetWriter(
+            tmp_path / "nan", name="nan", kind="dense", shape=(2,), actions=["a"]
+        ) as writer,
         pytest.raises(Exception, match=r"client bob, row 1\b.*finite"),
     ):
         writer.add_many(
-            np.array(["amy", "bob"]), np.array([[1, 2], [np.nan, 1]], np.float32), Ragged.from_rows([[0], [0]])
+            np.array(["amy", "bob"]),
+            np.array([[1, 2], [np.nan, 1]], np.float32),
+            Ragged.from_rows([[0], [0]]),
         )
     assert not list(tmp_path.iterdir())
 
@@ -176,7 +197,9 @@ def test_a_model_with_other_classes_is_refused(tmp_path, monkeypatch):
         "my_model = Model(lambda seed: {'w': np.zeros((16, 7))}, lambda params, x: x.flatten(1) @ params['w'])\n"
     )
     monkeypatch.chdir(tmp_path)
-    config = Config.build({"scenario": "scratch", "clients_per_round": 4, "model": {"name": "seven_classes:my_model"}})
+    config = Config.build(
+        {"scenario": "scratch", "clients_per_round": 4, "model": {"name": "seven_classes:my_model"}}
+    )
     with pytest.raises(ConfigError, match="scores 7 actions, the data set has 6"):
         build_experiment(config, random_images())
 
@@ -194,10 +217,17 @@ def test_a_place_where_nothing_can_be_written_is_one_line(tmp_path, monkeypatch,
 
 
 def test_a_run_in_which_nobody_took_part_has_no_reward_to_print(tmp_path):
-    private = ["privacy.mechanism=dp-fedavg", "privacy.noise_multiplier=1", "privacy.delta=1e-4", "clipping.norm=1"]
+    private = [
+        "privacy.mechanism=dp-fedavg",
+        "privacy.noise_multiplier=1",
+        "privacy.delta=1e-4",
+        "clipping.norm=1",
+    ]
     private += ["privacy.sampling=poisson", "clients_per_round=1"]
     words = [word for setting in private for word in ("--set", setting)]
-    result = in_this_process("run", "so-scratch-softmax", "--out", tmp_path / "run", "--rounds", 1, "--seed", 2, *words)
+    result = in_this_process(
+        "run", "so-scratch-softmax", "--out", tmp_path / "run", "--rounds", 1, "--seed", 2, *words
+    )
     assert result.returncode == 0, result.stderr
     assert "running average reward - after 1 rounds" in result.stdout
 

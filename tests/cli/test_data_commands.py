@@ -20,7 +20,9 @@ from fedbandit.core.progress import SILENT
 from fedbandit.data.formats.fetching import unpacked
 from fedbandit.data.importers.images import import_emnist
 
-TABLE = "user,title,tags\n" + "".join(f"u{i % 20},sort a list {i},python|t{i % 3}\n" for i in range(200))
+TABLE = "user,title,tags\n" + "".join(
+    f"u{i % 20},sort a list {i},python|t{i % 3}\n" for i in range(200)
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,17 @@ def fedbandit(*arguments, **more):
 
 def table_arguments(folder: Path):
     (folder / "t.csv").write_text(TABLE)
-    return ["import", "table", folder / "t.csv", "--client", "user", "--text", "title", "--labels", "tags"]
+    return [
+        "import",
+        "table",
+        folder / "t.csv",
+        "--client",
+        "user",
+        "--text",
+        "title",
+        "--labels",
+        "tags",
+    ]
 
 
 def test_importing_and_looking_at_a_table(tmp_path):
@@ -78,8 +90,12 @@ def test_importing_and_looking_at_published_images(tmp_path, here, monkeypatch):
     assert (tmp_path / "out-contact-sheet.png").read_bytes().startswith(b"\x89PNG")
     assert "contact sheet: sheet.png" in here("info", "out", "--picture", "sheet").stdout
     assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
-    mistake(here("info", "out", "--picture", "sheet.foo"), "picture: sheet.foo: no such format", "png")
-    assert here("import", "emnist", tmp_path, "--digits", "--out", tmp_path / "digits").returncode == 0
+    mistake(
+        here("info", "out", "--picture", "sheet.foo"), "picture: sheet.foo: no such format", "png"
+    )
+    assert (
+        here("import", "emnist", tmp_path, "--digits", "--out", tmp_path / "digits").returncode == 0
+    )
 
 
 def test_importing_published_sentences_finds_the_counts_beside_them(tmp_path, here):
@@ -89,7 +105,10 @@ def test_importing_published_sentences_finds_the_counts_beside_them(tmp_path, he
     done = here("import", "stackoverflow", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "train: 1 examples of 1 clients" in done.stdout
-    mistake(here("info", tmp_path / "out", "--picture", tmp_path / "sheet.png"), "picture: out has no images")
+    mistake(
+        here("info", tmp_path / "out", "--picture", tmp_path / "sheet.png"),
+        "picture: out has no images",
+    )
 
 
 def mistake(done, *parts):
@@ -110,17 +129,27 @@ def test_mistakes_end_in_one_line(tmp_path, here):
     (tmp_path / "out" / "mine").write_text("")
     mistake(here(*good), "already exists; nothing was overwritten")
     (tmp_path / "e.sqlite").write_text("no")
-    mistake(here("import", "emnist", tmp_path / "e.sqlite", "--out", tmp_path / "e"), "not a SQLite database")
+    mistake(
+        here("import", "emnist", tmp_path / "e.sqlite", "--out", tmp_path / "e"),
+        "not a SQLite database",
+    )
     mistake(here("info", tmp_path), "header.json")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["e.sqlite", "out", "t.csv"]
 
 
 def test_generating_a_population(tmp_path, here):
-    made = [here("generate", "topics", "--clients", 20, "--like", "stackoverflow", "-o", tmp_path / n) for n in "ab"]
+    made = [
+        here("generate", "topics", "--clients", 20, "--like", "stackoverflow", "-o", tmp_path / n)
+        for n in "ab"
+    ]
     assert all("20 clients" in one.stdout and "Drawing users" in one.stderr for one in made)
-    assert (tmp_path / "a" / "checksums.json").read_bytes() == (tmp_path / "b" / "checksums.json").read_bytes()
+    assert (tmp_path / "a" / "checksums.json").read_bytes() == (
+        tmp_path / "b" / "checksums.json"
+    ).read_bytes()
     mistake(here("generate", "tropics", "-o", tmp_path / "c"), "topics")
-    mistake(here("generate", "topics", "--like", "me", "-o", tmp_path / "c"), "like", "stackoverflow")
+    mistake(
+        here("generate", "topics", "--like", "me", "-o", tmp_path / "c"), "like", "stackoverflow"
+    )
     mistake(here("generate", "topics", "--clients", 0, "-o", tmp_path / "c"), "--clients")
     assert not (tmp_path / "c").exists()
 
@@ -130,8 +159,24 @@ def test_statistics_need_labels(tmp_path, here):
     measured = here("statistics", tmp_path / "labelled", "--no-difficulty")
     assert "train clients, examples      " in measured.stdout, measured.stderr
     (tmp_path / "log.csv").write_text("user,x,a,r,p\n1,0.5,go,1,0.5\n2,0.7,stop,0,0.5\n")
-    columns = ["--client", "user", "--features", "x", "--action", "a", "--reward", "r", "--propensity", "p"]
-    assert here("import", "logged", tmp_path / "log.csv", *columns, "--out", tmp_path / "out").returncode == 0
+    columns = [
+        "--client",
+        "user",
+        "--features",
+        "x",
+        "--action",
+        "a",
+        "--reward",
+        "r",
+        "--propensity",
+        "p",
+    ]
+    assert (
+        here(
+            "import", "logged", tmp_path / "log.csv", *columns, "--out", tmp_path / "out"
+        ).returncode
+        == 0
+    )
     mistake(here("statistics", tmp_path / "out"), "out: no example has a label")
 
 
@@ -159,7 +204,16 @@ def waiting_import(tmp_path, tmp_path_factory):
 
     def start():
         command = [sys.executable, "-c", WAITING, "data", "import", "arrays", str(path)]
-        command += ["--features", "x", "--labels", "y", "--clients", "c", "--out", str(tmp_path / "new" / "out")]
+        command += [
+            "--features",
+            "x",
+            "--labels",
+            "y",
+            "--clients",
+            "c",
+            "--out",
+            str(tmp_path / "new" / "out"),
+        ]
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -205,7 +259,10 @@ def test_what_kill_leaves_is_hidden_and_the_next_import_clears_it(tmp_path, wait
 def test_a_second_import_of_a_packed_file_does_not_disturb_the_first(tmp_path, here):
     path = pack(write_sqlite(tmp_path / "emnist_all.sqlite", emnist_rows()))
     with unpacked(path, tmp_path / "out", SILENT) as database:
-        mistake(here("import", "emnist", path, "--out", tmp_path / "out"), "another import is writing it")
+        mistake(
+            here("import", "emnist", path, "--out", tmp_path / "out"),
+            "another import is writing it",
+        )
         with pytest.raises(DataError, match="another import is writing it"):
             import_emnist(path, tmp_path / "out")
         assert database.read_bytes() == (tmp_path / "emnist_all.sqlite").read_bytes()
@@ -217,9 +274,13 @@ def test_a_file_too_large_for_the_disk_ends_in_one_line(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     path = pack(write_sqlite(tmp_path / "emnist_all.sqlite", emnist_rows(clients=20)))
-    packed = fedbandit("import", "emnist", path, "--out", tmp_path / "new" / "out", preexec_fn=limit)
+    packed = fedbandit(
+        "import", "emnist", path, "--out", tmp_path / "new" / "out", preexec_fn=limit
+    )
     mistake(packed, "no space left on the disk; nothing was written")
-    done = fedbandit("import", "emnist", tmp_path, "--out", tmp_path / "new" / "out", preexec_fn=limit)
+    done = fedbandit(
+        "import", "emnist", tmp_path, "--out", tmp_path / "new" / "out", preexec_fn=limit
+    )
     mistake(done, "no space left on the disk; nothing was written")
     assert not (tmp_path / "new").exists()
 
@@ -232,7 +293,10 @@ def small_disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip(f"cannot mount: {mounted.stderr.strip()}")
@@ -244,7 +308,9 @@ def small_disk(tmp_path):
 def test_a_full_disk_ends_in_one_line(tmp_path, small_disk, size):
     # The smaller one fits while it is spooled and meets the end of the disk only when it is completed.
     features = np.zeros((size // 10, 100 if size > 100_000 else 25), np.float32)
-    np.savez(tmp_path / "a.npz", x=features, y=np.zeros(len(features), int), c=np.arange(len(features)))
+    np.savez(
+        tmp_path / "a.npz", x=features, y=np.zeros(len(features), int), c=np.arange(len(features))
+    )
     names = ["--features", "x", "--labels", "y", "--clients", "c"]
     done = fedbandit("import", "arrays", tmp_path / "a.npz", *names, "--out", small_disk / "out")
     mistake(done, "no space left on the disk; nothing was written")
@@ -252,10 +318,10 @@ def test_a_full_disk_ends_in_one_line(tmp_path, small_disk, size):
 
 
 def test_the_command_line_loads_nothing_heavy_before_it_has_to():
-    code = (
-        "import sys, fedbandit.cli.data; print([m for m in ('torch', 'numba', 'numpy', 'pyarrow') if m in sys.modules])"
+    code = "import sys, fedbandit.cli.data; print([m for m in ('torch', 'numba', 'numpy', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -269,7 +335,9 @@ def test_looking_before_importing_writes_nothing(here, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["clicks.csv"]
     missing = here(*command)
     assert missing.returncode == 2
-    assert "error: out: name the folder to create (--out), or only look (--dry-run)" in missing.stderr
+    assert (
+        "error: out: name the folder to create (--out), or only look (--dry-run)" in missing.stderr
+    )
     wrong = here(*command, "--dry-run", "--as", "prize=raw")
     assert "clicks.csv: no column 'prize'; did you mean price" in wrong.stderr
 
@@ -280,6 +348,11 @@ def test_logs_of_others_in_and_out(here, tmp_path, monkeypatch):
     done = here("import", "dsjson", "log.dsjson", "--client", "User.id", "-o", "log")
     assert done.returncode == 0, done.stderr
     assert "the action that was taken: 4 of them" in done.stdout
-    assert here("export", "log", "--to", "dsjson", "-o", "again.dsjson").stdout.startswith("written: again.dsjson")
+    assert here("export", "log", "--to", "dsjson", "-o", "again.dsjson").stdout.startswith(
+        "written: again.dsjson"
+    )
     assert "use dsjson" in here("export", "log", "--to", "openbandit", "-o", "obd").stderr
-    assert "has no split 'tset'" in here("export", "log", "--to", "dsjson", "-o", "x", "--split", "tset").stderr
+    assert (
+        "has no split 'tset'"
+        in here("export", "log", "--to", "dsjson", "-o", "x", "--split", "tset").stderr
+    )

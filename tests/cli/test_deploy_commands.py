@@ -68,12 +68,20 @@ def test_rollback_is_asked_for_and_shown(state):
 
 def test_pause_pin_and_revoke_are_kept_and_shown(state):
     assert run("pause", state) == "no new round begins until `fedbandit deploy resume`\n"
-    assert run("revoke", state, "1994420943236413360") == "1994420943236413360 is not asked any more\n"
-    assert run("pin", state, "1") == "nothing newer than model 1 is deployed until `fedbandit deploy unpin`\n"
+    assert (
+        run("revoke", state, "1994420943236413360") == "1994420943236413360 is not asked any more\n"
+    )
+    assert (
+        run("pin", state, "1")
+        == "nothing newer than model 1 is deployed until `fedbandit deploy unpin`\n"
+    )
     assert read_wishes(state) == Wishes(True, 1, ("1994420943236413360",))
     shown = run("status", state)
     assert "paused         no round begins until `fedbandit deploy resume`" in shown
-    assert "pinned         to model 1: nothing newer is deployed until `fedbandit deploy unpin`" in shown
+    assert (
+        "pinned         to model 1: nothing newer is deployed until `fedbandit deploy unpin`"
+        in shown
+    )
     assert "revoked        1994420943236413360" in shown
     run("resume", state)
     run("unpin", state)
@@ -82,7 +90,10 @@ def test_pause_pin_and_revoke_are_kept_and_shown(state):
 
 
 def test_a_pin_of_another_version_rolls_back_to_it(state):
-    assert "the server will roll back to model 0 at its next round; nothing newer than model 0" in run("pin", state, 0)
+    assert (
+        "the server will roll back to model 0 at its next round; nothing newer than model 0"
+        in run("pin", state, 0)
+    )
     assert (read_rollback(state), read_wishes(state).pinned) == (0, 0)
     with pytest.raises(DataError, match="model 0 is pinned; unpin it first, or pin 1 instead"):
         run("rollback", state, 1)
@@ -99,7 +110,9 @@ def test_commands_for_a_mistyped_folder_are_refused_and_create_nothing(tmp_path,
                                      "http://host:8000", "::1:8000"])  # fmt: skip
 def test_a_server_without_a_port_is_refused_at_once(tmp_path, address):
     fails_with_one_line(
-        in_this_process("deploy", "client", tmp_path, "--server", address, "--insecure"), repr(address), "HOST:PORT"
+        in_this_process("deploy", "client", tmp_path, "--server", address, "--insecure"),
+        repr(address),
+        "HOST:PORT",
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -121,7 +134,9 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_a_device_says_that_it_cannot_reach_the_server_and_tries_less_and_less_often(tmp_path, monkeypatch, create):
+def test_a_device_says_that_it_cannot_reach_the_server_and_tries_less_and_less_often(
+    tmp_path, monkeypatch, create
+):
     slept, said = [], []
 
     def sleep(seconds):
@@ -139,13 +154,17 @@ def test_a_device_says_that_it_cannot_reach_the_server_and_tries_less_and_less_o
         with pytest.raises(Enough):
             take_part(tmp_path / "device", address, Security(), say=said.append, create=create)
     assert slept == [2, 4, 8, 16, 32, 60, 60, 60]
-    assert said[0] == f"cannot reach the server at {address}: Connection refused; trying again in 2 s"
+    assert (
+        said[0] == f"cannot reach the server at {address}: Connection refused; trying again in 2 s"
+    )
     assert len(said) == 8
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path):
     """Otherwise the rounds would be given to a SuperLink of somebody else."""
-    (tmp_path / "d.toml").write_text('[deployment]\nstate = "server"\nactions = ["a", "b"]\nshape = [2]\n')
+    (tmp_path / "d.toml").write_text(
+        '[deployment]\nstate = "server"\nactions = ["a", "b"]\nshape = [2]\n'
+    )
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -171,7 +190,9 @@ def test_no_tls_must_be_asked_for(tmp_path):
         run("client", tmp_path, "--server", "127.0.0.1:1")
     (tmp_path / "ca").touch()
     (tmp_path / "actions.txt").write_text("a\nb\n")
-    (tmp_path / "d.toml").write_text('[deployment]\nstate = "server"\nactions = "actions.txt"\nshape = [2]\n')
+    (tmp_path / "d.toml").write_text(
+        '[deployment]\nstate = "server"\nactions = "actions.txt"\nshape = [2]\n'
+    )
     with pytest.raises(ConfigError, match="--certificate: missing"):
         run("server", tmp_path / "d.toml", "--ca", tmp_path / "ca")
     with pytest.raises(ConfigError, match="cannot be combined"):
@@ -189,26 +210,49 @@ def test_what_flower_is_told_about_keys(tmp_path):
     names = {name: tmp_path / name for name in ("ca", "certificate", "key")}
     assert "--enable-supernode-auth" in Security(**names).superlink_options()
     options = Security(ca=tmp_path / "ca", node_key=tmp_path / "n0").node_options()
-    assert options == ["--root-certificates", f"{tmp_path}/ca", "--auth-supernode-private-key", f"{tmp_path}/n0"]
+    assert options == [
+        "--root-certificates",
+        f"{tmp_path}/ca",
+        "--auth-supernode-private-key",
+        f"{tmp_path}/n0",
+    ]
 
 
 def test_a_device_of_one_user_is_not_taken_for_anothers(tmp_path):
     name_user(tmp_path, "ann")
-    client = ("deploy", "client", tmp_path, "--server", "127.0.0.1:1", "--insecure", "--create", "--user")
+    client = (
+        "deploy",
+        "client",
+        tmp_path,
+        "--server",
+        "127.0.0.1:1",
+        "--insecure",
+        "--create",
+        "--user",
+    )
     fails_with_one_line(in_this_process(*client, "bob"), "device.json: a device of user ann")
     fails_with_one_line(in_this_process(*client, ""), "user: not a name of 1 to 64 characters")
 
 
 def test_secure_aggregation_needs_a_roster_and_a_key_or_to_be_told_to_do_without(tmp_path):
-    device, keys = tmp_path / "device", {"ca": tmp_path / "ca", "key": tmp_path / "key", "roster": tmp_path / "roster"}
+    device, keys = (
+        tmp_path / "device",
+        {"ca": tmp_path / "ca", "key": tmp_path / "key", "roster": tmp_path / "roster"},
+    )
     for path in keys.values():
         path.touch()
     joins = ("client", device, "--server", "127.0.0.1:1", "--create", "--secure-aggregation")
     for more, why in (
         (("--insecure",), "--roster: missing; --secure-aggregation needs it, or --unsigned-keys"),
         (("--insecure", "--roster", keys["roster"]), "--roster: needs --key"),
-        (("--insecure", "--roster", keys["roster"], "--unsigned-keys"), "--unsigned-keys: cannot be combined"),
-        (("--ca", keys["ca"], "--key", keys["key"], "--roster", tmp_path / "none"), "--roster: .*none: no such file"),
+        (
+            ("--insecure", "--roster", keys["roster"], "--unsigned-keys"),
+            "--unsigned-keys: cannot be combined",
+        ),
+        (
+            ("--ca", keys["ca"], "--key", keys["key"], "--roster", tmp_path / "none"),
+            "--roster: .*none: no such file",
+        ),
     ):
         with pytest.raises(ConfigError, match=why):
             run(*joins, *more)
@@ -233,4 +277,6 @@ def test_a_node_is_told_of_its_key_and_roster(tmp_path, monkeypatch, signed):
         take_part(tmp_path / "device", "127.0.0.1:1", security, True, said.append, True, **given)
     signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true'
     assert told == [signature if signed else "secure-aggregation=true unsigned-keys=true"]
-    assert ("unsigned keys: the server could pose as all other devices" in "".join(said)) is not signed
+    assert (
+        "unsigned keys: the server could pose as all other devices" in "".join(said)
+    ) is not signed

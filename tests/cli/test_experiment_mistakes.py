@@ -28,7 +28,10 @@ def here(tmp_path, monkeypatch):
         (["figure", "fig2a", "--workers", "0"], ["--workers"]),
         (["figure", "fig2a", "--engine", "rays"], ["--engine", "'rays'"]),
         (["figure", "fig2a", "--data", "nowhere"], ["nowhere", "topics"]),
-        (["figure", "fig2a", "-o", "file", "--scale", "0.01", "--workers", "1", "--seeds", "1"], ["file", "irectory"]),
+        (
+            ["figure", "fig2a", "-o", "file", "--scale", "0.01", "--workers", "1", "--seeds", "1"],
+            ["file", "irectory"],
+        ),
         (["sweep", "missing.toml", "-o", "x"], ["missing.toml", "no such file"]),
         (["sweep", ".", "-o", "x"], ["is not a file"]),
         (["sweep", "preset.toml", "-o", "x"], ["so-scratch-softmx", "so-scratch-softmax"]),
@@ -37,7 +40,10 @@ def here(tmp_path, monkeypatch):
         (["sweep", "preset.toml"], ["--out", "sweep --help"]),
         (["advise"], ["--data", "advise --help"]),
         (["advise", "--data", "nowhere"], ["nowhere"]),
-        (["advise", "--data", "topics", "--epsilon", "-1"], ["--epsilon", "0 to leave privacy out"]),
+        (
+            ["advise", "--data", "topics", "--epsilon", "-1"],
+            ["--epsilon", "0 to leave privacy out"],
+        ),
         (["advise", "--data", "topics", "--scenario", "nope"], ["scenario", "init-shift"]),
         (["report"], ["Missing argument", "report --help"]),
         (["report", "nowhere"], ["nowhere"]),

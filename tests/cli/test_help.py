@@ -37,7 +37,9 @@ def help_of(path):
 def test_a_help_page_has_no_markup_and_fits_a_terminal(path):
     text = help_of(path)
     assert "\\" not in text
-    assert "..." not in re.sub(r"\[ARGS\]\.\.\.|(RUNS|FOLDERS|NAME_OR_TOML)\.\.\.|fig1a \.\.\. fig4d", "", text)
+    assert "..." not in re.sub(
+        r"\[ARGS\]\.\.\.|(RUNS|FOLDERS|NAME_OR_TOML)\.\.\.|fig1a \.\.\. fig4d", "", text
+    )
     assert max(map(len, text.splitlines())) <= 78
 
 
@@ -65,7 +67,11 @@ def test_what_is_required_and_what_is_the_default_stand_in_brackets():
 
 def test_commands_stand_in_sections_by_what_they_are_for():
     page = help_of(("fedbandit",))
-    headings = [line for line in page.splitlines() if line and not line.startswith(" ") and line.endswith(":")]
+    headings = [
+        line
+        for line in page.splitlines()
+        if line and not line.startswith(" ") and line.endswith(":")
+    ]
     assert headings == [
         "Options:",
         "Simulate:",
@@ -78,7 +84,8 @@ def test_commands_stand_in_sections_by_what_they_are_for():
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [(["rn"], "run"), (["data", "imprt"], "import or export"), (["import"], "data import")]
+    ("typed", "meant"),
+    [(["rn"], "run"), (["data", "imprt"], "import or export"), (["import"], "data import")],
 )
 def test_a_mistyped_command_is_suggested_once(typed, meant):
     with pytest.raises(click.UsageError) as refused:
@@ -91,7 +98,9 @@ def test_who_stops_reading_gets_no_traceback(words):
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
-        done = subprocess.run([*COMMAND, *words], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run(
+            [*COMMAND, *words], stdout=closed, stderr=subprocess.PIPE, text=True, timeout=300
+        )
     assert done.stderr == ""
     assert done.returncode == 1
 

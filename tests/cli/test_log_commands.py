@@ -18,7 +18,13 @@ from fedbandit.runs.run import run
 from fedbandit.studies.tuning import exploration_around
 
 app = typer.Typer()
-for function in (cli_evaluate.evaluate, cli_evaluate.tune, cli_theory.theory, cli_theory.regret, cli_drift.drift):
+for function in (
+    cli_evaluate.evaluate,
+    cli_evaluate.tune,
+    cli_theory.theory,
+    cli_theory.regret,
+    cli_drift.drift,
+):
     app.command()(function)
 app.command("train-offline")(cli_evaluate.train_offline)
 
@@ -59,7 +65,12 @@ def table(tmp_path_factory):
 def logged(table, tmp_path_factory):
     out = tmp_path_factory.mktemp("logged") / "decisions"
     options = LoggedOptions(
-        client="user", action="action", reward="reward", propensity="propensity", text=["weather"], test_fraction=0.3
+        client="user",
+        action="action",
+        reward="reward",
+        propensity="propensity",
+        text=["weather"],
+        test_fraction=0.3,
     )
     return import_logged(table, out, options)
 
@@ -76,7 +87,9 @@ def test_policies_without_a_model_are_evaluated_from_a_table(table):
     }
     for words, truth in truths.items():
         found = _estimates(table, "--client", "user", *words)
-        assert set(found) == ({"ips", "snips"} if "--target" in words else {"ips", "snips", "dm", "dr", "switch"})
+        assert set(found) == (
+            {"ips", "snips"} if "--target" in words else {"ips", "snips", "dm", "dr", "switch"}
+        )
         for name, one in found.items():
             if name != "dm":  # its interval leaves out the error of its model
                 assert abs(one["value"] - truth) < 3 * one["standard_error"], (words, name)
@@ -84,10 +97,29 @@ def test_policies_without_a_model_are_evaluated_from_a_table(table):
 
 
 def test_the_plain_report_says_what_a_person_needs(table):
-    said = _run("evaluate", table, "--client", "user", "--policy", "constant", "--set", "action=c", "--clip", "2")
-    for words in ("4500 events of 150 clients", "effective sample size", "95% interval", "snips", "warning: clipping"):
+    said = _run(
+        "evaluate",
+        table,
+        "--client",
+        "user",
+        "--policy",
+        "constant",
+        "--set",
+        "action=c",
+        "--clip",
+        "2",
+    )
+    for words in (
+        "4500 events of 150 clients",
+        "effective sample size",
+        "95% interval",
+        "snips",
+        "warning: clipping",
+    ):
         assert words in said
-    said = _run("evaluate", table, "--interval", "bernstein", "--estimators", "ips", "--confidence", "0.9")
+    said = _run(
+        "evaluate", table, "--interval", "bernstein", "--estimators", "ips", "--confidence", "0.9"
+    )
     assert "90% interval" in said
     assert "empirical Bernstein" in said
     assert "4500 events of 4500 clients" in said  # without --client every row is one
@@ -109,19 +141,47 @@ def test_the_plain_report_says_what_a_person_needs(table):
         (("--confidence", "1.5"), ConfigError, "confidence"),
         (("--interval", "normal"), ConfigError, "--interval"),
         (("--interval", "bernstein", "--floor", "0.5"), ConfigError, "floor: the log has"),
-        (("--interval", "bernstein", "--floor", "0"), ConfigError, "floor: a propensity is above 0"),
-        (("--interval", "bernstein", "--floor", "-0.1"), ConfigError, "floor: a propensity is above 0"),
-        (("--interval", "bernstein", "--floor", "1.5"), ConfigError, "floor: a propensity is above 0"),
+        (
+            ("--interval", "bernstein", "--floor", "0"),
+            ConfigError,
+            "floor: a propensity is above 0",
+        ),
+        (
+            ("--interval", "bernstein", "--floor", "-0.1"),
+            ConfigError,
+            "floor: a propensity is above 0",
+        ),
+        (
+            ("--interval", "bernstein", "--floor", "1.5"),
+            ConfigError,
+            "floor: a propensity is above 0",
+        ),
         (("--interval", "bernstein", "--reward-range", "0,inf"), ConfigError, "reward_range"),
         (("--floor", "0.2"), ConfigError, "floor: the log has"),
         (("--reward-range", "0,0.5"), ConfigError, "reward_range: the log has rewards outside"),
-        (("--estimate-propensities", "--floor", "0.1"), ConfigError, "floor: is of logged propensities"),
+        (
+            ("--estimate-propensities", "--floor", "0.1"),
+            ConfigError,
+            "floor: is of logged propensities",
+        ),
         (("--switch", "-1"), ConfigError, "switch: limit must be positive"),
         (("--split", "train"), ConfigError, "split: a table is not split"),
-        (("--target", "elsewhere", "--policy", "uniform"), ConfigError, "policy: the column elsewhere"),
-        (("--target", "elsewhere", "--model", "model.safetensors"), ConfigError, "model: the column elsewhere"),
+        (
+            ("--target", "elsewhere", "--policy", "uniform"),
+            ConfigError,
+            "policy: the column elsewhere",
+        ),
+        (
+            ("--target", "elsewhere", "--model", "model.safetensors"),
+            ConfigError,
+            "model: the column elsewhere",
+        ),
         (("--target", "elsewhere", "--set", "action=a"), ConfigError, "set: the column elsewhere"),
-        (("--target", "elsewhere", "--reward-model", "actions"), ConfigError, "reward_model: the column elsewhere"),
+        (
+            ("--target", "elsewhere", "--reward-model", "actions"),
+            ConfigError,
+            "reward_model: the column elsewhere",
+        ),
         (("--model", "model.safetensors"), ConfigError, "model: uniform looks at no scores"),
         (("--interval", "bernstein", "--reward-range", "1"), ConfigError, "LOW,HIGH"),
         (("--propensity", "reward"), DataError, "propensity cannot be 0"),
@@ -141,7 +201,10 @@ def test_mistakes_are_named(table, words, error, message):
         (("--reward", "click"), "reward: names a column"),
         (("--propensity", "p"), "propensity: names a column"),
         (("--available", "could"), "available: names a column"),
-        (("--policy", "constant", "--set", "action=a", "--model", "model.safetensors"), "model: constant looks at no"),
+        (
+            ("--policy", "constant", "--set", "action=a", "--model", "model.safetensors"),
+            "model: constant looks at no",
+        ),
     ],
 )
 def test_what_a_data_set_folder_has_no_use_for_is_refused(logged, words, message):
@@ -153,8 +216,12 @@ def test_the_predictions_of_a_fitted_model_are_cut_to_the_range_of_the_bound(log
     """The same doubly robust estimate as with the bootstrap, but for what a cut prediction changes."""
     words = (logged, "--policy", "constant", "--set", "action=c", "--estimators", "dr")
     plain = _estimates(*words)["dr"]
-    bound = _estimates(*words, "--interval", "bernstein", "--reward-range", "0,1", "--floor", "0.1")["dr"]
-    assert "too small" in bound["interval"]["refusal"]  # 45 clients, and a bound for whatever they may do
+    bound = _estimates(
+        *words, "--interval", "bernstein", "--reward-range", "0,1", "--floor", "0.1"
+    )["dr"]
+    assert (
+        "too small" in bound["interval"]["refusal"]
+    )  # 45 clients, and a bound for whatever they may do
     assert abs(bound["value"] - plain["value"]) < plain["standard_error"]
 
 
@@ -174,9 +241,20 @@ def test_a_model_trained_from_logs_is_better_than_what_logged_them(logged, tmp_p
     for objective in ("regression", "weighted-regression", "doubly-robust"):
         model = tmp_path / f"{objective}.safetensors"
         rates = ("--set", "client.learning_rate=0.2", "--set", "server.learning_rate=0.05")
-        said = _run("train-offline", logged, "-o", model, "--objective", objective, "--rounds", "60", *rates)
+        said = _run(
+            "train-offline", logged, "-o", model, "--objective", objective, "--rounds", "60", *rates
+        )
         assert objective in said
-        words = ("--policy", "epsilon-greedy", "--set", "epsilon=0.1", "--model", model, "--split", "test")
+        words = (
+            "--policy",
+            "epsilon-greedy",
+            "--set",
+            "epsilon=0.1",
+            "--model",
+            model,
+            "--split",
+            "test",
+        )
         found = _estimates(logged, *words)
         earned = json.loads(_run("evaluate", logged, "--split", "test", "--json"))["logged_reward"]
         assert found["snips"]["interval"]["low"] > earned
@@ -215,7 +293,9 @@ def test_tuning_says_what_it_chose_and_how_good_it_is():
     assert said.count("<- chosen") == 1
     assert "% of the best candidate's" in said
     assert "cannot be seen in a log of this size" in said
-    assert ("use it: --set server.learning_rate=" in said) != ("the check refutes the choice" in said)
+    assert ("use it: --set server.learning_rate=" in said) != (
+        "the check refutes the choice" in said
+    )
     with pytest.raises(ConfigError, match="exploration"):
         _run("tune", "so-scratch-greedy", "--explore", "1", *_small_words())
 
@@ -226,7 +306,9 @@ def test_without_values_tuning_looks_around_what_the_policy_itself_explores():
         "softmax": [0.025, 0.05, 0.1],
         "epsilon-greedy": [0.025, 0.05, 0.1],
     }.items():
-        assert exploration_around(Config.build({"policy": {"name": policy}})) == pytest.approx(expected)
+        assert exploration_around(Config.build({"policy": {"name": policy}})) == pytest.approx(
+            expected
+        )
     wide = Config.build({"policy": {"name": "epsilon-greedy", "epsilon": 0.75}})
     assert exploration_around(wide) == [0.375, 0.75, 1.0]
 
@@ -236,29 +318,50 @@ def test_without_values_tuning_looks_around_what_the_policy_itself_explores():
     [
         (("--cost", "-1"), "cost: must be 0 or more"),
         (("--seeds", "0"), "--seeds"),
-        (("--set", "scenario=drift", "--set", "drift.kind=appear", "--set", "drift.at=[3]"), "drift.kind"),
-        (("--set", "privacy.mechanism=dp-fedavg", "--set", "privacy.noise_multiplier=0.5"), "privacy.mechanism"),
+        (
+            ("--set", "scenario=drift", "--set", "drift.kind=appear", "--set", "drift.at=[3]"),
+            "drift.kind",
+        ),
+        (
+            ("--set", "privacy.mechanism=dp-fedavg", "--set", "privacy.noise_multiplier=0.5"),
+            "privacy.mechanism",
+        ),
         (("--server", "x"), "--server"),
     ],
 )
 def test_mistakes_in_tuning_are_named(words, message):
     with pytest.raises(ConfigError, match=message):
-        _run("tune", "so-scratch-epsilon-greedy", *_small_words(), "--set", "clipping.norm=1", *words)
+        _run(
+            "tune", "so-scratch-epsilon-greedy", *_small_words(), "--set", "clipping.norm=1", *words
+        )
 
 
 def test_the_regret_of_a_run_folder(tmp_path):
     config = Config.build({**SMALL, "client": {"max_examples": 16}})
     run(config, tmp_path / "run")
     said = _run("regret", tmp_path / "run", "--rounds", "10", "--learning-rate", "2")
-    best, ours = (float(said.split(words)[1].split(",")[0].split(":")[0]) for words in ("the class ", "ours "))
+    best, ours = (
+        float(said.split(words)[1].split(",")[0].split(":")[0]) for words in ("the class ", "ours ")
+    )
     assert best >= ours >= 0
 
 
 def test_the_regret_of_a_private_run_takes_more_rounds_than_its_plan_has(tmp_path):
-    private = {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "clipping": {"norm": 0.5}}
-    run(Config.build({**SMALL, "rounds": 2, "client": {"max_examples": 4}, **private}), tmp_path / "run")
+    private = {
+        "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
+        "clipping": {"norm": 0.5},
+    }
+    run(
+        Config.build({**SMALL, "rounds": 2, "client": {"max_examples": 4}, **private}),
+        tmp_path / "run",
+    )
     assert "best of the class" in _run("regret", tmp_path / "run", "--rounds", "3")
-    for words in (("--rounds", "0"), ("--rounds", "-3"), ("--learning-rate", "-1"), ("--learning-rate", "0")):
+    for words in (
+        ("--rounds", "0"),
+        ("--rounds", "-3"),
+        ("--learning-rate", "-1"),
+        ("--learning-rate", "0"),
+    ):
         with pytest.raises(ConfigError, match=f"{words[0][2:].replace('-', '_')}: must be"):
             _run("regret", tmp_path / "run", *words)
 
@@ -266,7 +369,9 @@ def test_the_regret_of_a_private_run_takes_more_rounds_than_its_plan_has(tmp_pat
 def test_engines_are_closed_whatever_happens(tmp_path, monkeypatch):
     made, closed = [], []
     start, close = ThreadEngine.__init__, ThreadEngine.close
-    monkeypatch.setattr(ThreadEngine, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1])
+    monkeypatch.setattr(
+        ThreadEngine, "__init__", lambda self, *given: (made.append(self), start(self, *given))[1]
+    )
     monkeypatch.setattr(ThreadEngine, "close", lambda self: (closed.append(self), close(self))[1])
     run(Config.build({**SMALL, "rounds": 1, "client": {"max_examples": 4}}), tmp_path / "run")
     _run("theory", "--rounds", "2", "--every", "2", "--seeds", "1", "-o", tmp_path / "theory.svg")
@@ -281,11 +386,24 @@ def test_engines_are_closed_whatever_happens(tmp_path, monkeypatch):
 
 
 def test_theory_and_drift_draw(tmp_path):
-    said = _run("theory", "--rounds", "6", "--every", "2,6", "--seeds", "1", "-o", tmp_path / "theory.png")
+    said = _run(
+        "theory", "--rounds", "6", "--every", "2,6", "--seeds", "1", "-o", tmp_path / "theory.png"
+    )
     for words in ("ε-greedy", "FALCON", "eq. 9", "compare shapes"):
         assert words in said
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
-    words = ("--rounds", "24", "--at", "13", "--policies", "greedy", "--seeds", "1", "--set", "clients_per_round=4")
+    words = (
+        "--rounds",
+        "24",
+        "--at",
+        "13",
+        "--policies",
+        "greedy",
+        "--seeds",
+        "1",
+        "--set",
+        "clients_per_round=4",
+    )
     said = _run("drift", *words, "-o", tmp_path / "drift.svg")
     assert "greedy" in said
     assert "<svg" in (tmp_path / "drift.svg").read_text()

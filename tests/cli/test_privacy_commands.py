@@ -13,12 +13,24 @@ from fedbandit.privacy.reporting import in_one_line
 from fedbandit.report.report import write_report
 from fedbandit.runs.run import execute
 
-SMALL = ["epsilon", "--population", "99", "--clients-per-round", "2", "--noise", "1", "--rounds", "9"]
+SMALL = [
+    "epsilon",
+    "--population",
+    "99",
+    "--clients-per-round",
+    "2",
+    "--noise",
+    "1",
+    "--rounds",
+    "9",
+]
 STACKOVERFLOW = ["--population", "342477", "--delta", "1e-6"]
 
 
 def lines(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, [str(argument) for argument in arguments], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return result.output.splitlines()
 
@@ -37,11 +49,23 @@ def test_epsilon_stands_alone_on_the_first_line(clients, noise, rounds, printed)
 
 def test_pld_is_tighter():
     given = [*STACKOVERFLOW, "--clients-per-round", 64, "--noise", 0.7, "--rounds", 1600]
-    assert float(lines("epsilon", *given, "--accountant", "pld")[0]) == pytest.approx(0.19, abs=0.005)
+    assert float(lines("epsilon", *given, "--accountant", "pld")[0]) == pytest.approx(
+        0.19, abs=0.005
+    )
 
 
 def test_fixed_cohorts_print_the_unamplified_epsilon():
-    given = [*STACKOVERFLOW, "--clients-per-round", 64, "--noise", 0.7, "--rounds", 1600, "--sampling", "fixed"]
+    given = [
+        *STACKOVERFLOW,
+        "--clients-per-round",
+        64,
+        "--noise",
+        0.7,
+        "--rounds",
+        1600,
+        "--sampling",
+        "fixed",
+    ]
     shown = lines("epsilon", *given)
     assert float(shown[0]) > 1000
     assert "no meaningful guarantee" in shown[1]
@@ -105,7 +129,18 @@ def test_an_audit_passes_fails_or_cannot_say(given, code, said):
 
 
 def test_extrapolation_is_the_papers():
-    given = ["--population", 340000, "--clients-per-round", 64, "--noise", 0.01, "--rounds", 800, "--scale", 100]
+    given = [
+        "--population",
+        340000,
+        "--clients-per-round",
+        64,
+        "--noise",
+        0.01,
+        "--rounds",
+        800,
+        "--scale",
+        100,
+    ]
     shown = lines("extrapolate", *given)
     assert shown[0] == "4.13"
     assert any("64 -> 6400" in line for line in shown)
@@ -113,7 +148,18 @@ def test_extrapolation_is_the_papers():
 
 def test_plot_draws(tmp_path):
     out = tmp_path / "epsilon.png"
-    given = ["--population", 2000, "--clients-per-round", 64, "--noise", 2, "--rounds", 20, "--sampling", "fixed"]
+    given = [
+        "--population",
+        2000,
+        "--clients-per-round",
+        64,
+        "--noise",
+        2,
+        "--rounds",
+        20,
+        "--sampling",
+        "fixed",
+    ]
     assert lines("plot", *given, "--out", out) == [str(out)]
     assert out.read_bytes().startswith(b"\x89PNG")
 
@@ -121,8 +167,14 @@ def test_plot_draws(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["epsilon", "--population", 10, "--clients-per-round", 20, "--noise", 1, "--rounds", 1], "clients_per_round"),
-        (["epsilon", "--population", 10, "--clients-per-round", 2, "--noise", -1, "--rounds", 1], "noise_multiplier"),
+        (
+            ["epsilon", "--population", 10, "--clients-per-round", 20, "--noise", 1, "--rounds", 1],
+            "clients_per_round",
+        ),
+        (
+            ["epsilon", "--population", 10, "--clients-per-round", 2, "--noise", -1, "--rounds", 1],
+            "noise_multiplier",
+        ),
         (
             [*SMALL, "--mechanism", "dp-ftrl", "--sampling", "poisson"],
             "amplification",
@@ -184,7 +236,9 @@ def test_a_run_folder_holds_epsilon_and_what_it_assumes(tmp_path):
         }
     )
     outcome = execute(config, tmp_path / "run")
-    rounds = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rounds = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     kept = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]
     assert outcome.summary["privacy"] == kept
     assert kept["epsilon_rdp"] == rounds[-1]["epsilon"]

@@ -10,16 +10,26 @@ from fedbandit.config import Config, parse_settings
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import flatten
 
-SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8)
+SCALARS = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+)
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
 )
 KEYS = st.text(min_size=1, max_size=8).filter(lambda key: key not in Config().policy.model_dump())
 
 
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_whatever_a_part_is_told_can_be_read_back(parameters):
-    config = Config.build({"policy": {"name": "mine:Policy", **parameters}, "data": {"source": "a \U0001f4be/\x7f"}})
+    config = Config.build(
+        {"policy": {"name": "mine:Policy", **parameters}, "data": {"source": "a \U0001f4be/\x7f"}}
+    )
     assert Config.build(tomllib.loads(config.to_toml())) == config
 
 
@@ -32,7 +42,9 @@ def test_whatever_a_part_is_told_can_be_read_back(parameters):
     ],
 )
 def test_the_order_of_settings_does_not_matter(name, of_its_own):
-    one, other = (Config().with_values(dict(pair)) for pair in ([name, of_its_own], [of_its_own, name]))
+    one, other = (
+        Config().with_values(dict(pair)) for pair in ([name, of_its_own], [of_its_own, name])
+    )
     assert one == other
     section, _, key = of_its_own[0].partition(".")
     assert getattr(one, section).parameters[key] == of_its_own[1]
@@ -53,7 +65,15 @@ def test_fixed_replaces_adaptive_and_both_at_once_are_refused():
 
 def test_settings_are_read_as_toml_and_as_text_where_they_are_none():
     read = parse_settings(["a=1", "b=1.5", "c=true", "d=word", "e=[1, 2]", "f={x=1}", "g=a=b"])
-    assert read == {"a": 1, "b": 1.5, "c": True, "d": "word", "e": [1, 2], "f": {"x": 1}, "g": "a=b"}
+    assert read == {
+        "a": 1,
+        "b": 1.5,
+        "c": True,
+        "d": "word",
+        "e": [1, 2],
+        "f": {"x": 1},
+        "g": "a=b",
+    }
 
 
 def test_the_page_of_settings_names_each_with_its_default():

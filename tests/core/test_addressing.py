@@ -28,7 +28,9 @@ def test_examples_come_in_the_order_of_their_bits(loops, limit):
     clients, times = np.array([2, 0, 1, 2, 4, 3]), np.array([5, 5, 5, 6, 1, 0])
     owner, positions, rows = loops.random_examples(11, times, clients, offsets, limit)
     for pair, (client, time) in enumerate(zip(clients, times, strict=True)):
-        keys = randomness.bits(11, Purpose.EXAMPLES, int(time), int(client), np.arange(sizes[client]))
+        keys = randomness.bits(
+            11, Purpose.EXAMPLES, int(time), int(client), np.arange(sizes[client])
+        )
         expected = offsets[client] + np.argsort(keys, kind="stable")[:limit]
         np.testing.assert_array_equal(rows[owner == pair], expected)
         np.testing.assert_array_equal(positions[owner == pair], np.arange(len(expected)))
@@ -38,7 +40,9 @@ def test_examples_come_in_the_order_of_their_bits(loops, limit):
 @given(size=st.integers(0, 300), shared=st.sampled_from([0, 40, 60, 63]), seed=SEEDS)
 def test_the_order_is_that_of_a_stable_sort(size, shared, seed):
     keys = np.random.default_rng(seed).integers(0, 2**64, size, np.uint64)
-    keys = (keys >> np.uint64(shared)) << np.uint64(shared)  # few different ones, where much is shared
+    keys = (keys >> np.uint64(shared)) << np.uint64(
+        shared
+    )  # few different ones, where much is shared
     order = np.empty(size, np.int64)
     _order(keys, np.empty(2 * size + 2, np.int64), order)
     np.testing.assert_array_equal(order, np.argsort(keys, kind="stable"))

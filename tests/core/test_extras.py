@@ -34,10 +34,15 @@ def test_a_missing_package_names_its_extra():
         raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
     assert isinstance(caught.value, MissingExtra)
     assert isinstance(caught.value, FedbanditError)
-    assert str(caught.value) == "simulate needs fedbandit[simulation]: pip install 'fedbandit[simulation]'"
+    assert (
+        str(caught.value)
+        == "simulate needs fedbandit[simulation]: pip install 'fedbandit[simulation]'"
+    )
 
 
-@pytest.mark.parametrize("error", [ModuleNotFoundError("mine", name="my_module"), ImportError("no such name")])
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("mine", name="my_module"), ImportError("no such name")]
+)
 def test_other_errors_stay_what_they_are(error):
     with pytest.raises(type(error)) as caught, needing("simulate"):
         raise error

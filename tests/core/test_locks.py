@@ -32,7 +32,9 @@ def way(request, monkeypatch):
 
 def test_processes_take_turns(tmp_path, way):
     (tmp_path / "count").write_text("0")
-    running = [subprocess.Popen([sys.executable, "-c", PROCESS, str(tmp_path), way]) for _ in range(3)]
+    running = [
+        subprocess.Popen([sys.executable, "-c", PROCESS, str(tmp_path), way]) for _ in range(3)
+    ]
     assert [process.wait(60) for process in running] == [0, 0, 0]
     assert (tmp_path / "count").read_text() == "300"
 
@@ -66,5 +68,9 @@ def test_a_block_that_fails_lets_go(tmp_path, way):
 def test_who_holds_it_too_long_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "fcntl", None)
     monkeypatch.setattr(locks, "_PATIENCE", 0.05)
-    with locks.alone_in(tmp_path), pytest.raises(TimeoutError, match="locked"), locks.alone_in(tmp_path):
+    with (
+        locks.alone_in(tmp_path),
+        pytest.raises(TimeoutError, match="locked"),
+        locks.alone_in(tmp_path),
+    ):
         pass

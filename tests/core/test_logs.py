@@ -47,17 +47,24 @@ def test_a_file_is_rotated_and_old_ones_go(tmp_path, logger):
 def test_what_still_holds_is_said_once_in_ten_minutes():
     repeats, said = NoRepeats(seconds=600), []
     for second in range(1300):
-        record = logging.LogRecord("x", logging.INFO, "", 0, "waiting: %d nodes", (2 + (second >= 1000),), None)
+        record = logging.LogRecord(
+            "x", logging.INFO, "", 0, "waiting: %d nodes", (2 + (second >= 1000),), None
+        )
         record.created = 1e9 + second
         if repeats.filter(record):
             said.append((second, record.getMessage(), record.repeated))
-    assert said == [(0, "waiting: 2 nodes", 0), (600, "waiting: 2 nodes", 599), (1000, "waiting: 3 nodes", 399)]
+    assert said == [
+        (0, "waiting: 2 nodes", 0),
+        (600, "waiting: 2 nodes", 599),
+        (1000, "waiting: 3 nodes", 399),
+    ]
 
 
 def test_two_places_do_not_hide_each_other():
     repeats = NoRepeats()
     said = [
-        repeats.filter(logging.LogRecord("x", logging.INFO, "", 0, text, (), None)) for text in ("a", "b", "a", "b")
+        repeats.filter(logging.LogRecord("x", logging.INFO, "", 0, text, (), None))
+        for text in ("a", "b", "a", "b")
     ]
     assert said == [True, True, False, False]
 

@@ -24,7 +24,9 @@ def pair(monkeypatch):
     """Loops over two made-up modules, whose functions say where they are from."""
     found = {
         "plain": SimpleNamespace(both=lambda: "plain", declined=lambda: NotImplemented),
-        "compiled": SimpleNamespace(both=lambda: "compiled", declined=lambda: "compiled", alone=lambda: "compiled"),
+        "compiled": SimpleNamespace(
+            both=lambda: "compiled", declined=lambda: "compiled", alone=lambda: "compiled"
+        ),
     }
     monkeypatch.setattr(loops, "import_module", found.__getitem__)
     monkeypatch.delenv(PATIENCE)
@@ -34,7 +36,12 @@ def pair(monkeypatch):
 def test_the_plain_form_is_used_until_it_has_had_its_time(pair, monkeypatch):
     clock = iter([0.0, 0.6, 1.0, 1.6])
     monkeypatch.setattr(loops, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert [pair.both(), pair.compiling, pair.both(), pair.compiling] == ["plain", False, "plain", True]
+    assert [pair.both(), pair.compiling, pair.both(), pair.compiling] == [
+        "plain",
+        False,
+        "plain",
+        True,
+    ]
     assert [pair.both(), pair.both()] == ["compiled", "compiled"]
 
 
@@ -42,7 +49,9 @@ def test_what_has_no_plain_form_is_compiled(pair):
     assert (pair.alone(), pair.declined(), pair.both()) == ("compiled", "compiled", "plain")
 
 
-@pytest.mark.parametrize(("patience", "used"), [("0", "compiled"), ("inf", "plain"), ("0.5", "plain")])
+@pytest.mark.parametrize(
+    ("patience", "used"), [("0", "compiled"), ("inf", "plain"), ("0.5", "plain")]
+)
 def test_patience_is_a_setting_of_the_environment(pair, monkeypatch, patience, used):
     monkeypatch.setenv(PATIENCE, patience)
     assert pair.both() == used
@@ -50,7 +59,9 @@ def test_patience_is_a_setting_of_the_environment(pair, monkeypatch, patience, u
 
 def test_patience_that_is_no_number_is_refused(pair, monkeypatch):
     monkeypatch.setenv(PATIENCE, "much")
-    with pytest.raises(ConfigError, match="FEDBANDIT_PATIENCE: should be a number of seconds, not 'much'"):
+    with pytest.raises(
+        ConfigError, match="FEDBANDIT_PATIENCE: should be a number of seconds, not 'much'"
+    ):
         pair.both()
 
 
@@ -72,7 +83,10 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed):
     rng, split = np.random.default_rng(seed), random_text(seed).train
     texts, n = split.features, len(split.features)
     values, k = texts.values.astype(dtype), 6
-    weight, bias = rng.normal(size=(texts.ids.max() + 1, k)).astype(dtype), rng.normal(size=k).astype(dtype)
+    weight, bias = (
+        rng.normal(size=(texts.ids.max() + 1, k)).astype(dtype),
+        rng.normal(size=k).astype(dtype),
+    )
     actions, rewards = rng.integers(0, k, n), rng.random(n).astype(dtype)
     weights, steps = rng.random(n).astype(dtype), rng.random(5).astype(dtype)
     clip_norms = np.where(np.arange(len(split.offsets) - 1) % 2, 0.1, 1e3)
@@ -115,9 +129,14 @@ def test_steps_of_adam_and_sums_are_alike(dtype):
 
 def test_rewards_are_alike():
     rng, labels = np.random.default_rng(0), random_text(1, num_actions=6).train.labels
-    actions, exact, near_value = rng.integers(0, 6, len(labels)), *rng.random((2, 6)).astype(np.float32)
+    actions, exact, near_value = (
+        rng.integers(0, 6, len(labels)),
+        *rng.random((2, 6)).astype(np.float32),
+    )
     table = exact, np.array([1, -1, 0, 5, -1, 3], np.int32), near_value
-    mine, other = (form.best_rewards(labels.offsets, labels.ids, actions, *table) for form in (plain, kernels))
+    mine, other = (
+        form.best_rewards(labels.offsets, labels.ids, actions, *table) for form in (plain, kernels)
+    )
     assert_same(mine, other)
     assert len(set(mine)) > 3
 
@@ -130,21 +149,37 @@ def test_generated_texts_are_alike(tmp_path, monkeypatch):
     assert (mine / "checksums.json").read_bytes() == (other / "checksums.json").read_bytes()
 
 
-@pytest.mark.parametrize("preset", ["so-scratch-softmax", "so-scratch-falcon", "so-scratch-epsilon-greedy"])
+@pytest.mark.parametrize(
+    "preset", ["so-scratch-softmax", "so-scratch-falcon", "so-scratch-epsilon-greedy"]
+)
 def test_whole_runs_are_alike_and_short_ones_do_without_numba(tmp_path, preset):
     weights, metrics = [], []
     for patience, expected in (("inf", False), ("0", True)):
         out = tmp_path / patience
-        command = ["run", preset, "--rounds", "4", "--set", "deploy_every=2", "--quiet", "--out", str(out)]
+        command = [
+            "run",
+            preset,
+            "--rounds",
+            "4",
+            "--set",
+            "deploy_every=2",
+            "--quiet",
+            "--out",
+            str(out),
+        ]
         program = (
             f"import sys; from fedbandit.cli.app import program; program('run')({command!r}, standalone_mode=False);"
             " print('numba' in sys.modules)"
         )
         environment = {**os.environ, PATIENCE: patience}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
         assert done.stdout.endswith(f"{expected}\n"), done.stderr
         weights.append(load_file(max((out / "checkpoints").glob("*.safetensors"))))
-        metrics.append([json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()])
+        metrics.append(
+            [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        )
     assert metrics[0] == metrics[1]
     for name, vector in weights[0].items():
         assert_same(vector, weights[1][name])

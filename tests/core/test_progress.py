@@ -26,7 +26,10 @@ def test_plain_lines_name_the_task_and_the_time_left(monkeypatch):
     work(Progress(stream))
     *lines, last = stream.getvalue().splitlines()
     assert lines[0] == "Writing examples  1%"
-    found = [re.fullmatch(r"Writing examples  (\d+)%  [\d,]+ examples/s  0 s left", line) for line in lines[1:]]
+    found = [
+        re.fullmatch(r"Writing examples  (\d+)%  [\d,]+ examples/s  0 s left", line)
+        for line in lines[1:]
+    ]
     assert [int(match[1]) for match in found] == list(range(6, 100, 5))
     assert last == "Writing examples  took 0 s"
     assert "\x1b" not in stream.getvalue()
@@ -83,6 +86,8 @@ def test_silence_is_silent(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (75, "1 min 15 s"), (3700, "1 h 01 min")]
+)
 def test_durations_read_well(seconds, text):
     assert progress._duration(seconds) == text

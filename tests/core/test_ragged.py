@@ -45,11 +45,16 @@ def test_counting_words_is_the_same_with_and_without_numba(rows, unknown):
         found.append((offsets, words[:total], values[:total]))
     for compiled, plain in zip(*found, strict=True):
         np.testing.assert_array_equal(compiled, plain)
-    assert found[1][0].tolist() == offsets_of([sorted({i for i in row if i < unknown}) for row in rows]).tolist()
+    assert (
+        found[1][0].tolist()
+        == offsets_of([sorted({i for i in row if i < unknown}) for row in rows]).tolist()
+    )
 
 
 def test_taking_rows_keeps_their_values():
-    texts = Ragged(np.array([0, 2, 2, 3]), np.array([4, 7, 1], np.int32), np.array([0.5, 0.25, 1], np.float32))
+    texts = Ragged(
+        np.array([0, 2, 2, 3]), np.array([4, 7, 1], np.int32), np.array([0.5, 0.25, 1], np.float32)
+    )
     taken = texts.take(np.array([2, 1, 0]))
     assert taken.offsets.tolist() == [0, 1, 1, 3]
     assert taken.ids.tolist() == [1, 4, 7]

@@ -19,7 +19,9 @@ def test_the_same_address_is_the_same_draw(seed, purpose, address):
 
 @given(SEEDS, st.lists(PLACES, min_size=1, max_size=5), st.lists(PLACES, min_size=1, max_size=5))
 def test_broadcasting_is_as_one_address_at_a_time(seed, rounds, clients):
-    together = uniforms(seed, Purpose.ACTIONS, np.array(rounds)[:, None], np.array(clients)[None, :])
+    together = uniforms(
+        seed, Purpose.ACTIONS, np.array(rounds)[:, None], np.array(clients)[None, :]
+    )
     assert together.shape == (len(rounds), len(clients))
     for i, t in enumerate(rounds):
         for j, client in enumerate(clients):
@@ -59,7 +61,9 @@ def test_no_collisions_among_a_million_addresses():
     """64 bits: the chance of one is below 1e-7."""
     seeds, purposes = range(5), list(Purpose)[:10]
     rounds, clients = np.arange(100)[:, None], np.arange(200)[None, :]
-    drawn = np.concatenate([bits(seed, purpose, rounds, clients).ravel() for seed in seeds for purpose in purposes])
+    drawn = np.concatenate(
+        [bits(seed, purpose, rounds, clients).ravel() for seed in seeds for purpose in purposes]
+    )
     assert len(drawn) == 1_000_000
     assert len(np.unique(drawn)) == len(drawn)
 
@@ -101,7 +105,11 @@ def test_generators_belong_to_their_address_alone():
     generator(1, Purpose.COHORT, 3).random(1000)  # somebody else's draws
     np.random.default_rng(0).random(10)
     np.testing.assert_array_equal(generator(1, Purpose.COHORT, 2).random(5), expected)
-    for other in (generator(2, Purpose.COHORT, 2), generator(1, Purpose.MODEL, 2), generator(1, Purpose.COHORT, 3)):
+    for other in (
+        generator(2, Purpose.COHORT, 2),
+        generator(1, Purpose.MODEL, 2),
+        generator(1, Purpose.COHORT, 3),
+    ):
         assert (other.random(5) != expected).all()
 
 

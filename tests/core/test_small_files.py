@@ -25,7 +25,9 @@ def test_a_new_name_is_on_disk_before_the_write_returns(tmp_path, monkeypatch):
     """The content first, then the name, then the folder that holds the name."""
     done = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (done.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (done.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd))
+    )
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("named"), replace(a, b)))
     write_json(tmp_path / "value.json", {})
     assert done == [ANY, "named", str(tmp_path)]

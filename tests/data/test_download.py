@@ -90,14 +90,18 @@ BODY = bytes(range(256)) * 4000
 
 def test_a_whole_file_arrives_under_its_name(server, tmp_path):
     server.files["a.bin"] = BODY
-    target = download(f"{server.url}a.bin", tmp_path / "new" / "a.bin", sha256=hashlib.sha256(BODY).hexdigest())
+    target = download(
+        f"{server.url}a.bin", tmp_path / "new" / "a.bin", sha256=hashlib.sha256(BODY).hexdigest()
+    )
     assert target.read_bytes() == BODY
     assert [p.name for p in target.parent.iterdir()] == ["a.bin"]
 
 
 def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path):
     server.files["a.bin"], server.break_after = BODY, 300_000
-    with pytest.raises(DataError, match="broke off after 300,000 of 1,024,000 bytes; run the same command again"):
+    with pytest.raises(
+        DataError, match="broke off after 300,000 of 1,024,000 bytes; run the same command again"
+    ):
         download(f"{server.url}a.bin", tmp_path / "a.bin")
     assert [p.name for p in tmp_path.iterdir()] == [".a.bin.download"]
     assert download(f"{server.url}a.bin", tmp_path / "a.bin").read_bytes() == BODY
@@ -105,8 +109,15 @@ def test_a_broken_download_goes_on_where_it_stopped(server, tmp_path):
 
 
 def test_a_broken_download_of_unknown_length_is_not_taken_for_whole(server, tmp_path):
-    server.files["a.bin"], server.break_after, server.lengths, server.hashes = BODY, 300_000, False, False
-    with pytest.raises(DataError, match=r"broke off after [\d,]+ bytes; run the same command again"):
+    server.files["a.bin"], server.break_after, server.lengths, server.hashes = (
+        BODY,
+        300_000,
+        False,
+        False,
+    )
+    with pytest.raises(
+        DataError, match=r"broke off after [\d,]+ bytes; run the same command again"
+    ):
         download(f"{server.url}a.bin", tmp_path / "a.bin")
     assert [p.name for p in tmp_path.iterdir()] == [".a.bin.download"]
     assert download(f"{server.url}a.bin", tmp_path / "a.bin").read_bytes() == BODY
@@ -159,7 +170,10 @@ def test_only_what_is_missing_is_downloaded(server, tmp_path, monkeypatch):
     assert find_database(mine, "stackoverflow.sqlite", SILENT) == database
     (mine / "stackoverflow.sqlite").write_bytes(b"unpacked")
     assert find_database(mine, "stackoverflow.sqlite", SILENT) == mine / "stackoverflow.sqlite"
-    assert find_database(None, "stackoverflow.sqlite", SILENT).parent == tmp_path / "cache" / "downloads"
+    assert (
+        find_database(None, "stackoverflow.sqlite", SILENT).parent
+        == tmp_path / "cache" / "downloads"
+    )
     assert len(server.requests) == 2
     with pytest.raises(DataError, match="no such file or folder"):
         find_database(tmp_path / "nowhere", "stackoverflow.sqlite", SILENT)

@@ -21,12 +21,16 @@ from fedbandit.data.text import EMNIST_ACTIONS
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    return FederatedDataset.open(glyphs.generate(tmp_path_factory.mktemp("glyphs") / "data", writers=120))
+    return FederatedDataset.open(
+        glyphs.generate(tmp_path_factory.mktemp("glyphs") / "data", writers=120)
+    )
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return FederatedDataset.open(topics.generate(tmp_path_factory.mktemp("topics") / "data", users=1500))
+    return FederatedDataset.open(
+        topics.generate(tmp_path_factory.mktemp("topics") / "data", users=1500)
+    )
 
 
 def labels_of(split):
@@ -34,7 +38,9 @@ def labels_of(split):
 
 
 class TestMadeFromASeed:
-    @pytest.mark.parametrize(("make", "size"), [(glyphs.generate, {"writers": 8}), (topics.generate, {"users": 30})])
+    @pytest.mark.parametrize(
+        ("make", "size"), [(glyphs.generate, {"writers": 8}), (topics.generate, {"users": 30})]
+    )
     def test_the_seed_decides_everything(self, tmp_path, make, size):
         prints = [
             FederatedDataset.open(make(tmp_path / f"{i}", seed=seed, **size)).header.fingerprint
@@ -44,33 +50,49 @@ class TestMadeFromASeed:
 
     def test_the_embedded_shapes_keep_their_bytes(self, tmp_path):
         small = {topics: {"users": 30}, glyphs: {"writers": 3}}
-        made = {m: FederatedDataset.open(m.generate(tmp_path / m.__name__, **size)) for m, size in small.items()}
+        made = {
+            m: FederatedDataset.open(m.generate(tmp_path / m.__name__, **size))
+            for m, size in small.items()
+        }
         assert made[topics].header.fingerprint[:16] == "707d7a7a62d8a7e3"
         assert made[glyphs].header.fingerprint[:16] == "06246d062811c898"
 
     def test_topics_like_stackoverflow_have_its_sizes_and_skew(self, tmp_path):
-        dataset = FederatedDataset.open(topics.generate(tmp_path / "data", users=400, like="stackoverflow"))
+        dataset = FederatedDataset.open(
+            topics.generate(tmp_path / "data", users=400, like="stackoverflow")
+        )
         sizes, counts = dataset.train.sizes(), np.array(dataset.header.action_counts)
         assert 100 <= sizes.min() < 105
         assert sizes.max() == 256
         assert 180 < sizes.mean() < 196
         assert 0.3 < (sizes == 256).mean() < 0.4
-        assert 4 < counts.max() / counts.min() < 7  # 4.88 for many users; few have tastes of their own
+        assert (
+            4 < counts.max() / counts.min() < 7
+        )  # 4.88 for many users; few have tastes of their own
         assert dataset.test.num_clients == 4
         assert dataset.header.name == "topics-like-stackoverflow"
 
     def test_glyphs_like_emnist_have_its_sizes(self, tmp_path):
-        dataset = FederatedDataset.open(glyphs.generate(tmp_path / "data", writers=20, like="emnist"))
+        dataset = FederatedDataset.open(
+            glyphs.generate(tmp_path / "data", writers=20, like="emnist")
+        )
         assert 150 < dataset.train.sizes().mean() < 250
-        assert dataset.test.num_examples / dataset.train.num_examples == pytest.approx(77_483 / 671_585, rel=0.05)
+        assert dataset.test.num_examples / dataset.train.num_examples == pytest.approx(
+            77_483 / 671_585, rel=0.05
+        )
 
     def test_topics_do_not_depend_on_the_block_size(self, tmp_path):
-        made = [topics.generate(tmp_path / str(block), users=50, block=block) for block in (1, 7, 4096)]
+        made = [
+            topics.generate(tmp_path / str(block), users=50, block=block) for block in (1, 7, 4096)
+        ]
         assert len({FederatedDataset.open(path).header.fingerprint for path in made}) == 1
 
     @pytest.mark.parametrize(
         ("make", "few", "many"),
-        [(glyphs.generate, {"writers": 3}, {"writers": 6}), (topics.generate, {"users": 20}, {"users": 50})],
+        [
+            (glyphs.generate, {"writers": 3}, {"writers": 6}),
+            (topics.generate, {"users": 20}, {"users": 50}),
+        ],
     )
     def test_a_client_does_not_depend_on_how_many_others_there_are(self, tmp_path, make, few, many):
         small = FederatedDataset.open(make(tmp_path / "small", **few)).train
@@ -108,7 +130,12 @@ class TestMadeFromASeed:
 class TestGlyphs:
     def test_header(self, drawn):
         header = drawn.header
-        assert (header.kind, header.shape, header.num_actions, header.multilabel) == ("dense", (28, 28), 62, False)
+        assert (header.kind, header.shape, header.num_actions, header.multilabel) == (
+            "dense",
+            (28, 28),
+            62,
+            False,
+        )
         assert header.scale == pytest.approx(1 / 255)
         for upper, lower in header.lower_case.items():
             assert header.actions[upper].lower() == header.actions[lower]
@@ -167,7 +194,12 @@ class TestGlyphs:
 class TestTopics:
     def test_header(self, written):
         header = written.header
-        assert (header.kind, header.shape, header.num_actions, header.multilabel) == ("sparse", (10_000,), 50, True)
+        assert (header.kind, header.shape, header.num_actions, header.multilabel) == (
+            "sparse",
+            (10_000,),
+            50,
+            True,
+        )
         assert not header.lower_case
         assert len(set(header.actions)) == 50
         words = written.vocabulary()
@@ -179,7 +211,9 @@ class TestTopics:
         rows = features.row_of_entry()
         squares = np.bincount(rows, features.values.astype(np.float64) ** 2)
         np.testing.assert_allclose(squares, 1, atol=1e-5)
-        assert (np.diff(features.ids)[np.diff(rows) == 0] > 0).all(), "words of a row are sorted and different"
+        assert (np.diff(features.ids)[np.diff(rows) == 0] > 0).all(), (
+            "words of a row are sorted and different"
+        )
         assert np.diff(features.offsets).mean() == pytest.approx(9, abs=0.7)
 
     def test_words_follow_zipf_and_are_sorted_by_frequency(self, written):
@@ -223,7 +257,9 @@ class TestTopics:
         assert not set(written.test.client_ids) & set(written.train.client_ids)
 
     def test_words_tell_about_tags(self, written, monkeypatch):
-        monkeypatch.setattr(embedded_statistics_models, "_STEPS", 250)  # a tenth of what docs has: not yet 0.64
+        monkeypatch.setattr(
+            embedded_statistics_models, "_STEPS", 250
+        )  # a tenth of what docs has: not yet 0.64
         elsewhere = torch.random.get_rng_state()
         constant, linear = (accuracy for _, accuracy in supervised_accuracies(written))
         assert torch.equal(torch.random.get_rng_state(), elsewhere)

@@ -49,7 +49,9 @@ def test_inverted_images_become_one_minus_ink(tmp_path, compressed):
 
 def test_images_are_held_out_within_writers(tmp_path):
     dataset = FederatedDataset.open(
-        import_arrays(save(tmp_path / "a.npz", **handwriting()), tmp_path / "out", ArrayOptions(**ARRAYS))
+        import_arrays(
+            save(tmp_path / "a.npz", **handwriting()), tmp_path / "out", ArrayOptions(**ARRAYS)
+        )
     )
     assert dataset.train.num_clients == 9
     assert dataset.train.num_examples + dataset.test.num_examples == 300
@@ -60,10 +62,14 @@ def test_labels_may_be_names_or_a_matrix(tmp_path):
     arrays = handwriting(6)
     names = np.array(["cat", "dog", "cat", "ant", "dog", "ant"])
     path = save(tmp_path / "a.npz", **{**arrays, "labels": names})
-    dataset = FederatedDataset.open(import_arrays(path, tmp_path / "o1", ArrayOptions(**ARRAYS, test_fraction=0)))
+    dataset = FederatedDataset.open(
+        import_arrays(path, tmp_path / "o1", ArrayOptions(**ARRAYS, test_fraction=0))
+    )
     assert dataset.header.actions == ("ant", "cat", "dog")
     path = save(tmp_path / "b.npz", **{**arrays, "labels": np.eye(6, 3, dtype=np.int64)})
-    dataset = FederatedDataset.open(import_arrays(path, tmp_path / "o2", ArrayOptions(**ARRAYS, test_fraction=0)))
+    dataset = FederatedDataset.open(
+        import_arrays(path, tmp_path / "o2", ArrayOptions(**ARRAYS, test_fraction=0))
+    )
     assert dataset.header.multilabel
     assert dataset.header.action_counts == (1, 1, 1)
     assert dataset.header.lower_case == {}
@@ -85,11 +91,17 @@ def test_arrays_stored_by_columns_are_read(tmp_path, compressed, monkeypatch):
     monkeypatch.setattr("fedbandit.data.formats.binary._BLOCK_BYTES", 10_000)  # several blocks
     arrays = handwriting(50)
     labels = np.eye(50, 5, dtype=np.int64)
-    turned = {**arrays, "images": np.asfortranarray(arrays["images"]), "labels": np.asfortranarray(labels)}
+    turned = {
+        **arrays,
+        "images": np.asfortranarray(arrays["images"]),
+        "labels": np.asfortranarray(labels),
+    }
     made = []
     for name, columns in (("rows", {**arrays, "labels": labels}), ("columns", turned)):
         path = save(tmp_path / f"{name}.npz", compressed, **columns)
-        made.append(FederatedDataset.open(import_arrays(path, tmp_path / name, ArrayOptions(**ARRAYS))))
+        made.append(
+            FederatedDataset.open(import_arrays(path, tmp_path / name, ArrayOptions(**ARRAYS)))
+        )
     np.testing.assert_array_equal(made[0].train.features, made[1].train.features)
     np.testing.assert_array_equal(made[0].train.labels.ids, made[1].train.labels.ids)
 
@@ -121,7 +133,9 @@ BAD_ARRAYS = {
 @pytest.mark.parametrize("match", BAD_ARRAYS)
 def test_bad_arrays_are_refused(tmp_path, match):
     arrays = {**handwriting(6), **BAD_ARRAYS[match]}
-    path = save(tmp_path / "a.npz", **{name: array for name, array in arrays.items() if array is not None})
+    path = save(
+        tmp_path / "a.npz", **{name: array for name, array in arrays.items() if array is not None}
+    )
     with pytest.raises(DataError, match=match):
         import_arrays(path, tmp_path / "out", ArrayOptions(**ARRAYS, invert=True, actions=62))
     assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
@@ -144,7 +158,12 @@ def test_damaged_archives_are_refused(tmp_path):
     whole = save(tmp_path / "a.npz", **handwriting()).read_bytes()
     place = whole.index(b"PK\x01\x02") + 6
     of_the_future = whole[:place] + b"\xad" + whole[place + 1 :]  # version 17.3 of the format
-    for contents in (b"nothing", whole[:-100], whole[:5000] + bytes(500) + whole[5500:], of_the_future):
+    for contents in (
+        b"nothing",
+        whole[:-100],
+        whole[:5000] + bytes(500) + whole[5500:],
+        of_the_future,
+    ):
         (tmp_path / "a.npz").write_bytes(contents)
         with pytest.raises(DataError, match=r"a\.npz: .*damaged|truncated"):
             import_arrays(tmp_path / "a.npz", tmp_path / "out", ArrayOptions(**ARRAYS))
@@ -157,8 +176,15 @@ def test_damaged_archives_are_refused(tmp_path):
 
 def leaf_file(path, users, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = {u: {"x": [image(u_, n) for n in range(k)], "y": [n % 62 for n in range(k)]} for u, u_, k in users}
-    document = {"users": [u for u, *_ in users], "num_samples": [k for *_, k in users], "user_data": data} | changes
+    data = {
+        u: {"x": [image(u_, n) for n in range(k)], "y": [n % 62 for n in range(k)]}
+        for u, u_, k in users
+    }
+    document = {
+        "users": [u for u, *_ in users],
+        "num_samples": [k for *_, k in users],
+        "user_data": data,
+    } | changes
     path.write_text(json.dumps(document))
     return path
 
@@ -175,7 +201,9 @@ def test_leaf_folders(tmp_path):
     assert dataset.header.actions == EMNIST_ACTIONS
     assert dataset.train.features.dtype == np.uint8
     expected = np.array(image(1, 0), np.float32)
-    np.testing.assert_allclose(dataset.train.contexts(np.array([2]))[0].reshape(-1), expected, atol=1e-6)
+    np.testing.assert_allclose(
+        dataset.train.contexts(np.array([2]))[0].reshape(-1), expected, atol=1e-6
+    )
 
 
 def test_leaf_without_a_test_folder_holds_out_examples(tmp_path):
@@ -186,8 +214,13 @@ def test_leaf_without_a_test_folder_holds_out_examples(tmp_path):
 
 
 def test_leaf_members_may_come_in_any_order_with_others_between(tmp_path):
-    known = json.loads(leaf_file(tmp_path / "train" / "a.json", [("a.b", 1, 2), ("user_data", 2, 1)]).read_text())
-    names = {"metadata": {"user_data": {"a.b": {"x": [[1]], "y": [9, 9]}}}, **dict(reversed(known.items()))}
+    known = json.loads(
+        leaf_file(tmp_path / "train" / "a.json", [("a.b", 1, 2), ("user_data", 2, 1)]).read_text()
+    )
+    names = {
+        "metadata": {"user_data": {"a.b": {"x": [[1]], "y": [9, 9]}}},
+        **dict(reversed(known.items())),
+    }
     (tmp_path / "train" / "a.json").write_text(json.dumps(names, indent=1))
     dataset = FederatedDataset.open(import_leaf(tmp_path, tmp_path / "out", test_fraction=0))
     assert dataset.train.client_ids.tolist() == [b"a.b", b"user_data"]
@@ -198,12 +231,18 @@ BAD_LEAF = {
     "client f1: 2 examples, 'num_samples' promises 5": {"num_samples": [5]},
     "'users' and 'num_samples' differ": {"num_samples": [2, 2]},
     "client f1: 1 images, 2 labels": {"user_data": {"f1": {"x": [image(0, 0)], "y": [1, 2]}}},
-    "client f1, example 0: label 62 is outside": {"user_data": {"f1": {"x": [image(0, 0)], "y": [62]}}},
+    "client f1, example 0: label 62 is outside": {
+        "user_data": {"f1": {"x": [image(0, 0)], "y": [62]}}
+    },
     "client f1, example 0: not 784 finite": {"user_data": {"f1": {"x": [[1.0]], "y": [1]}}},
-    "client f1, example 0: not 784 finite numbers": {"user_data": {"f1": {"x": [[[]] + [0.5] * 783], "y": [1]}}},
+    "client f1, example 0: not 784 finite numbers": {
+        "user_data": {"f1": {"x": [[[]] + [0.5] * 783], "y": [1]}}
+    },
     r"a\.json: client f1: expected an object with the arrays": {"user_data": {"f1": [1]}},
     r"a\.json: not LEAF's JSON: 'num_samples' is not an array": {"num_samples": 2},
-    r"a\.json: not LEAF's JSON, before the first client: lexical error: [^\n]*$": {"user_data": {"f1": math.nan}},
+    r"a\.json: not LEAF's JSON, before the first client: lexical error: [^\n]*$": {
+        "user_data": {"f1": math.nan}
+    },
 }
 
 

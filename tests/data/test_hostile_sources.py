@@ -25,7 +25,10 @@ from fedbandit.data.importers.stackoverflow import read_tag_counts
 
 def npy(descr, shape, data=b""):
     """A `.npy` file whose header says what it likes."""
-    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    text = (
+        f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117)
+        + b"\n"
+    )
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data
 
 
@@ -73,8 +76,12 @@ def test_arrays_whose_header_lies_are_one_line(tmp_path, what):
 
 @pytest.mark.parametrize("label", [2**62, 2**63 - 1, limits.MOST_ACTIONS])
 def test_a_label_that_would_be_a_quintillion_actions(tmp_path, label):
-    path = save(tmp_path / "a.npz", **{**handwriting(6), "labels": np.array([0, 1, label, 3, 4, 5])})
-    with pytest.raises(DataError, match=rf"labels, row 2: label {label} is larger than any data set has actions"):
+    path = save(
+        tmp_path / "a.npz", **{**handwriting(6), "labels": np.array([0, 1, label, 3, 4, 5])}
+    )
+    with pytest.raises(
+        DataError, match=rf"labels, row 2: label {label} is larger than any data set has actions"
+    ):
         import_arrays(path, tmp_path / "out", ArrayOptions(**ARRAYS))
 
 
@@ -134,14 +141,26 @@ DATABASES = {
     "counts missing": (["UPDATE client_metadata SET num_examples = NULL"], "has None examples"),
     "counts as floats": (["UPDATE client_metadata SET num_examples = 2.5"], "has 2.5 examples"),
     "negative counts": (["UPDATE client_metadata SET num_examples = -1"], "has -1 examples"),
-    "huge counts": (["UPDATE client_metadata SET num_examples = 9223372036854775807"], "has 9223372036854775807 ex"),
+    "huge counts": (
+        ["UPDATE client_metadata SET num_examples = 9223372036854775807"],
+        "has 9223372036854775807 ex",
+    ),
     "clients as blobs": (
         ["UPDATE client_metadata SET client_id = x'ff00'"],
         "client_metadata: a client's id is not text",
     ),
-    "clients of examples as blobs": (["UPDATE examples SET client_id = x'ff00'"], "row 1: the client's id is not text"),
-    "clients of examples missing": (["UPDATE examples SET client_id = NULL"], "row 1: the client's id is not text"),
-    "examples as text": (["UPDATE examples SET serialized_example_proto = 'x'"], "row 1: not a tf.train.Example"),
+    "clients of examples as blobs": (
+        ["UPDATE examples SET client_id = x'ff00'"],
+        "row 1: the client's id is not text",
+    ),
+    "clients of examples missing": (
+        ["UPDATE examples SET client_id = NULL"],
+        "row 1: the client's id is not text",
+    ),
+    "examples as text": (
+        ["UPDATE examples SET serialized_example_proto = 'x'"],
+        "row 1: not a tf.train.Example",
+    ),
     "more examples than promised": (["INSERT INTO examples SELECT * FROM examples"], "promises"),
     "an endless view": (
         [
@@ -226,7 +245,9 @@ def test_posts_take_no_memory_once_they_are_read(tmp_path):
         "posts = sum(1 for _ in read_questions(Path(sys.argv[1]), SILENT, ''))\n"
         "print(posts, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=True
+    )
     posts, kilobytes = map(int, done.stdout.split())
     assert posts == 200_000
     assert kilobytes < 50_000

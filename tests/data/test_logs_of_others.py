@@ -54,7 +54,9 @@ def same_log(first, second):
     assert second.header.actions == first.header.actions
     np.testing.assert_array_equal(second.train.client_ids, first.train.client_ids)
     for name in ("actions", "rewards", "propensities"):
-        np.testing.assert_array_equal(getattr(second.train.log, name), getattr(first.train.log, name))
+        np.testing.assert_array_equal(
+            getattr(second.train.log, name), getattr(first.train.log, name)
+        )
 
 
 def test_dsjson_comes_back_as_it_went(log, tmp_path):
@@ -89,7 +91,9 @@ def test_open_bandit_comes_back_as_it_went(log, tmp_path):
 
 def test_the_published_layout(tmp_path):
     """As the files of the Open Bandit Dataset are: hashed user features, affinities, no user."""
-    lines = [",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user-item_affinity_0"]
+    lines = [
+        ",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user-item_affinity_0"
+    ]
     for row in range(60):
         lines.append(
             f"{row},2019-11-24 00:00:{row:02d}+00:00,{row % 4},{row % 3 + 1},{row % 2},0.25,u{row % 5},v{row % 2},0.0"
@@ -99,10 +103,16 @@ def test_the_published_layout(tmp_path):
     options = open_bandit_options(tmp_path, ColumnOptions(), test_fraction=0)
     found = FederatedDataset.open(import_open_bandit(tmp_path, tmp_path / "out", options))
     assert found.header.actions == ("0", "1", "2", "3")
-    assert [column.name for column in found.header.encoder.columns] == ["position", "user_feature_0", "user_feature_1"]
+    assert [column.name for column in found.header.encoder.columns] == [
+        "position",
+        "user_feature_0",
+        "user_feature_1",
+    ]
     assert found.train.num_clients == 10
     (tmp_path / "all.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="no column 'item_id': not in the layout of the Open Bandit Dataset"):
+    with pytest.raises(
+        DataError, match="no column 'item_id': not in the layout of the Open Bandit Dataset"
+    ):
         open_bandit_options(tmp_path, ColumnOptions())
 
 
@@ -116,11 +126,17 @@ GOOD = {"_label_cost": -1, "_label_probability": 0.5, "_label_Action": 1, "a": [
         ({"_label_probability": 0}, "line 2: _label_probability must be above 0"),
         ({"_label_cost": "1"}, "line 2: _label_cost is missing, or not a finite number"),
         ({"_label_Action": 3}, "line 2: _label_Action is not one of the 2 actions"),
-        ({"c": {"_multi": [{"id": "x"}, {"id": "x"}]}}, "line 2: two actions are called 'x'; --action-name says"),
+        (
+            {"c": {"_multi": [{"id": "x"}, {"id": "x"}]}},
+            "line 2: two actions are called 'x'; --action-name says",
+        ),
         ({"c": {"_multi": 3}}, "line 2: _multi is not a list of actions"),
         ({"c": None}, "line 2: has no context"),
         ({"_outcomes": []}, "line 2: holds several decisions at once"),
-        ({"c": {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}}, "line 2: features are nested more than 5 deep"),
+        (
+            {"c": {"a": {"b": {"c": {"d": {"e": {"f": 1}}}}}}},
+            "line 2: features are nested more than 5 deep",
+        ),
         ({"c": {"a": 1e300}}, "line 2: a is not a finite number"),
         ({"c": {"a": 10**400}}, "line 2: a is not a finite number"),
         ({"c": {"a": float("nan")}}, "line 2: a is not a finite number"),

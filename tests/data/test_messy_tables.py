@@ -43,7 +43,11 @@ def test_a_shops_clicks(tmp_path, clicks):
     found, header = columns_of(dataset), dataset.header
     assert header.encoder.text == ("search",)
     assert list(found) == ["price", "device", "member", "seen_at"]
-    assert (found["price"].kind, found["price"].log, found["price"].missing) == ("number", True, True)
+    assert (found["price"].kind, found["price"].log, found["price"].missing) == (
+        "number",
+        True,
+        True,
+    )
     assert found["device"].values == ("laptop", "phone", "tablet")
     assert (found["member"].kind, found["seen_at"].parts) == ("flag", ("weekday", "hour"))
     assert sorted(header.actions) == ["Büro", "Gärten", "Küche", "玩具"]
@@ -56,24 +60,37 @@ def test_a_shops_clicks(tmp_path, clicks):
         "column 1": "left out: counts the rows", "shop": "left out: always the same", "price": "1 not a number",
         "session": "left out: a different value in nearly every row", "visitor": "the client: 60 of them",
     }.items():  # fmt: skip
-        assert any(line.strip().startswith(column) and words in line for line in summary), (column, said[0])
+        assert any(line.strip().startswith(column) and words in line for line in summary), (
+            column,
+            said[0],
+        )
     assert preview_table(clicks, CLICKS) == said[0]
 
 
 def test_a_support_desks_tickets(tmp_path, tickets):
     dataset = imported(tickets, tmp_path / "out", TICKETS)
     found = columns_of(dataset)
-    assert (found["Minuten"].kind, found["Minuten"].log, found["Minuten"].missing) == ("number", False, True)
+    assert (found["Minuten"].kind, found["Minuten"].log, found["Minuten"].missing) == (
+        "number",
+        False,
+        True,
+    )
     assert 40 < found["Minuten"].mean < 50  # 45,3 is not 453
     assert found["erstellt"].parts == ("weekday", "hour", "year")
     assert found["Filiale"].values == ("00", "01", "02", "03")  # codes, not numbers
-    assert (set(dataset.header.actions), dataset.header.multilabel) == ({"billing", "login", "shipping"}, True)
+    assert (set(dataset.header.actions), dataset.header.multilabel) == (
+        {"billing", "login", "shipping"},
+        True,
+    )
     assert "für" in dataset.vocabulary()
 
 
 def test_text_and_columns_weigh_the_same_and_a_context_has_a_norm_of_about_one(tmp_path, tickets):
     dataset = imported(tickets, tmp_path / "out", TICKETS)
-    contexts, words = dataset.train.contexts(np.arange(dataset.train.num_examples)), dataset.header.encoder.words
+    contexts, words = (
+        dataset.train.contexts(np.arange(dataset.train.num_examples)),
+        dataset.header.encoder.words,
+    )
     squares = contexts.values.astype(np.float64) ** 2
     n = len(contexts)
     assert squares[contexts.ids < words].sum() / n == pytest.approx(0.5, abs=1e-6)
@@ -103,15 +120,24 @@ def test_every_decision_can_be_overridden(tmp_path, clicks):
 def test_numbers_alone_are_dense_and_scaled(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
-        {"who": np.arange(200) % 10, "x": rng.normal(1e6, 5, 200), "y": rng.random(200), "z": ["a", "b"] * 100}
+        {
+            "who": np.arange(200) % 10,
+            "x": rng.normal(1e6, 5, 200),
+            "y": rng.random(200),
+            "z": ["a", "b"] * 100,
+        }
     )
     dataset = imported(
-        frame, tmp_path / "dense", TableOptions(client="who", labels="z", features=["x,y"], test_fraction=0)
+        frame,
+        tmp_path / "dense",
+        TableOptions(client="who", labels="z", features=["x,y"], test_fraction=0),
     )
     assert dataset.header.kind == "dense"
     np.testing.assert_allclose(dataset.train.features.mean(axis=0), 0, atol=1e-5)
     np.testing.assert_allclose(dataset.train.features.std(axis=0), 1, atol=1e-5)
-    sparse = imported(frame, tmp_path / "sparse", TableOptions(client="who", labels="z", test_fraction=0))
+    sparse = imported(
+        frame, tmp_path / "sparse", TableOptions(client="who", labels="z", test_fraction=0)
+    )
     assert (sparse.header.kind, sparse.header.shape) == ("sparse", (2,))
     matrix = np.zeros((200, 2))
     rows = sparse.train.contexts(np.arange(200))
@@ -132,7 +158,12 @@ def test_numbers_alone_are_dense_and_scaled(tmp_path):
 )
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_encodings_and_delimiters_are_found(tmp_path, encoding, expected, delimiter):
-    rows = [["who", "was", "wert"], ["ä", '"Größe, groß; 3|4"', "1"], ["b", '"zwei\nZeilen"', "2"], ["c", "x", "1"]]
+    rows = [
+        ["who", "was", "wert"],
+        ["ä", '"Größe, groß; 3|4"', "1"],
+        ["b", '"zwei\nZeilen"', "2"],
+        ["c", "x", "1"],
+    ]
     path = tmp_path / "t.csv"
     path.write_bytes("".join(delimiter.join(row) + "\r\n" for row in rows).encode(encoding))
     found = find_dialect(path)
@@ -175,10 +206,19 @@ def test_frames_give_what_the_file_gives(tmp_path):
     expected = imported(arrow, tmp_path / "arrow", options)
     assert expected.header.multilabel
     assert expected.train.client_id(0) == "1"
-    frame = pd.DataFrame(columns).astype({"sex": "category"})  # whose users are floats, for the sake of the gap
-    for name, source in {"pandas": frame, "polars": pl.DataFrame(columns), "hugging": HuggingFace(arrow)}.items():
+    frame = pd.DataFrame(columns).astype(
+        {"sex": "category"}
+    )  # whose users are floats, for the sake of the gap
+    for name, source in {
+        "pandas": frame,
+        "polars": pl.DataFrame(columns),
+        "hugging": HuggingFace(arrow),
+    }.items():
         found = imported(source, tmp_path / name, options)
-        assert (found.header.encoder, found.header.actions) == (expected.header.encoder, expected.header.actions), name
+        assert (found.header.encoder, found.header.actions) == (
+            expected.header.encoder,
+            expected.header.actions,
+        ), name
         np.testing.assert_array_equal(found.train.features.values, expected.train.features.values)
     shuffled = frame.iloc[::-1]  # with an index that is no column
     assert imported(shuffled, tmp_path / "shuffled", options).header.shape == expected.header.shape
@@ -192,7 +232,11 @@ LABELS = {
     "bars": ({"l": ["a|b", "b", "c"]}, "l", ["a", "b", "c"]),
     "semicolons": ({"l": ["a; b", "b;c", "c;a"]}, "l", ["a", "b", "c"]),
     "commas": ({"l": ["a, b", "b,c", "a,c"]}, "l", ["a", "b", "c"]),
-    "names with commas": ({"l": ["Doe, Jane", "Roe, Jim", "Poe, Joe"]}, "l", ["Doe, Jane", "Poe, Joe", "Roe, Jim"]),
+    "names with commas": (
+        {"l": ["Doe, Jane", "Roe, Jim", "Poe, Joe"]},
+        "l",
+        ["Doe, Jane", "Poe, Joe", "Roe, Jim"],
+    ),
     "several": ({"l1": ["a", "b", ""], "l2": ["b", "", "c"]}, "l1,l2", ["a", "b", "c"]),
     "marks": ({"red": [1, 0, 1], "blue": ["no", "yes", "yes"]}, ["red", "blue"], ["blue", "red"]),
 }
@@ -202,7 +246,9 @@ LABELS = {
 def test_labels_of_one_column_of_several_and_with_a_separator(tmp_path, kind):
     columns, labels, actions = LABELS[kind]
     frame = pd.DataFrame({"who": ["u", "v", "w"], "x": [1.0, 2.0, 4.0], **columns})
-    dataset = imported(frame, tmp_path / "out", TableOptions(client="who", labels=labels, test_fraction=0))
+    dataset = imported(
+        frame, tmp_path / "out", TableOptions(client="who", labels=labels, test_fraction=0)
+    )
     assert list(dataset.header.actions) == actions
     assert dataset.header.multilabel == (kind != "names with commas")
     if kind == "commas":
@@ -213,18 +259,31 @@ def test_labels_of_one_column_of_several_and_with_a_separator(tmp_path, kind):
 def test_a_second_table_like_the_first(tmp_path, tickets):
     first = imported(tickets, tmp_path / "first", TICKETS)
     other = write_tickets(tmp_path / "more.csv", rows=200, seed=9)
-    text = other.read_text(encoding="latin-1").replace("hoch", "dringend").replace("billing", "unheard of")
+    text = (
+        other.read_text(encoding="latin-1")
+        .replace("hoch", "dringend")
+        .replace("billing", "unheard of")
+    )
     other.write_text(text, encoding="utf-8")
     options = TableOptions(client="Kunde", labels=["Queue", "Queue 2"], like=first.path)
     second = imported(other, tmp_path / "second", options)
     assert second.header.encoder == first.header.encoder
-    assert (second.header.actions, second.vocabulary()) == (first.header.actions, first.vocabulary())
+    assert (second.header.actions, second.vocabulary()) == (
+        first.header.actions,
+        first.vocabulary(),
+    )
     assert second.header.source["dropped_rows_of_other_labels"] > 10
     other.write_text("Kunde;Queue;Queue 2;Betreff\n1;billing;;x\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"more\.csv: no column 'Priorität'"):
         imported(other, tmp_path / "third", options)
-    text_only = imported(tickets, tmp_path / "words", TableOptions(client="Kunde", labels="Queue", text=["Betreff"]))
-    again = imported(tickets, tmp_path / "again", TableOptions(client="Kunde", labels="Queue", like=text_only.path))
+    text_only = imported(
+        tickets, tmp_path / "words", TableOptions(client="Kunde", labels="Queue", text=["Betreff"])
+    )
+    again = imported(
+        tickets,
+        tmp_path / "again",
+        TableOptions(client="Kunde", labels="Queue", like=text_only.path),
+    )
     assert again.vocabulary() == text_only.vocabulary()
     np.testing.assert_array_equal(again.train.features.ids, text_only.train.features.ids)
 
@@ -252,8 +311,12 @@ def test_a_second_log_like_the_first(tmp_path):
     assert first.test is not None  # something is always held out
     assert set(np.unique(first.train.log.rewards)) == {0.0, 1.0}
     contexts = second.train.contexts(np.arange(second.train.num_examples))
-    assert 1.0 < contexts.values[contexts.ids == 0].mean() * np.sqrt(2) < 3.0  # scaled by the first log's mean
-    with pytest.raises(DataError, match=r"column did \(4 of 6\), row \d+: no action called 'wait' among those of a"):
+    assert (
+        1.0 < contexts.values[contexts.ids == 0].mean() * np.sqrt(2) < 3.0
+    )  # scaled by the first log's mean
+    with pytest.raises(
+        DataError, match=r"column did \(4 of 6\), row \d+: no action called 'wait' among those of a"
+    ):
         import_logged(log(50, 0.0, ["wait"]), tmp_path / "c", like)
     assert "the action that was taken: 2 of them" in preview_logged(log(20), like)
 
@@ -267,7 +330,14 @@ def test_numbers_and_dates_in_the_ways_they_are_written(tmp_path):
             "swiss": ["1'200.5", "3", "4", "5", "6", "7"],
             "share": ["12.5 %", "3%", "40 %", "1%", "2%", "9%"],
             "day": ["12/31/2023", "1/2/2024", "2/29/2024", "3/4/2024", "5/6/2024", "7/8/2024"],
-            "clock": ["2024-01-01T10:00:00Z", "2024-01-01 11:30", "2024-06-01 1:05 PM", "2024-02-30", "", "2024-07-01"],
+            "clock": [
+                "2024-01-01T10:00:00Z",
+                "2024-01-01 11:30",
+                "2024-06-01 1:05 PM",
+                "2024-02-30",
+                "",
+                "2024-07-01",
+            ],
         }
     )
     options = TableOptions(client="who", labels="label", test_fraction=0, treat=["clock=date"])
@@ -285,16 +355,28 @@ def test_numbers_and_dates_in_the_ways_they_are_written(tmp_path):
     [
         (lambda encoder: encoder.update(words=1), "does not make contexts of this kind and shape"),
         (lambda encoder: encoder.update(dense=True), "words and text do not belong together"),
-        (lambda encoder: encoder["columns"].append({"name": "x", "kind": "number", "code": "evil"}), "something else"),
+        (
+            lambda encoder: encoder["columns"].append(
+                {"name": "x", "kind": "number", "code": "evil"}
+            ),
+            "something else",
+        ),
         (lambda encoder: encoder["columns"][0].update(deviation=1e999), "not a number to scale by"),
         (lambda encoder: encoder.update(columns="x"), "columns is not a list"),
     ],
 )
 def test_a_damaged_encoder_does_not_pass_the_door(tmp_path, change, match):
     frame = pd.DataFrame(
-        {"who": ["u"] * 4, "x": [1.0, 2, 3, 4], "note": ["a b c d"] * 3 + ["e f g"], "y": list("abab")}
+        {
+            "who": ["u"] * 4,
+            "x": [1.0, 2, 3, 4],
+            "note": ["a b c d"] * 3 + ["e f g"],
+            "y": list("abab"),
+        }
     )
-    dataset = imported(frame, tmp_path / "out", TableOptions(client="who", labels="y", test_fraction=0))
+    dataset = imported(
+        frame, tmp_path / "out", TableOptions(client="who", labels="y", test_fraction=0)
+    )
     path = dataset.path / "header.json"
     header = json.loads(path.read_text())
     change(header["encoder"])
@@ -305,6 +387,8 @@ def test_a_damaged_encoder_does_not_pass_the_door(tmp_path, change, match):
 
 
 def test_names_alone_are_taken_for_lists_of_one(tmp_path, clicks):
-    found = imported(clicks, tmp_path / "out", TableOptions(client="visitor", labels="clicked", text="search"))
+    found = imported(
+        clicks, tmp_path / "out", TableOptions(client="visitor", labels="clicked", text="search")
+    )
     assert found.header.encoder is None
     assert found.header.source["columns"] == ["search"]

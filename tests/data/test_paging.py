@@ -21,13 +21,20 @@ def dataset(tmp_path):
         for client in range(20):
             for _ in range(1 + client % 7):
                 words = np.sort(rng.choice(50, rng.integers(0, 5), replace=False))
-                out.add(f"c{client:02d}", (words, rng.random(len(words))), list(range(rng.integers(0, 3))))
+                out.add(
+                    f"c{client:02d}",
+                    (words, rng.random(len(words))),
+                    list(range(rng.integers(0, 3))),
+                )
         out.finish()
     return FederatedDataset.open(tmp_path / "d")
 
 
 def test_the_data_is_there_again_when_needed(dataset):
-    before = [np.array(a) for a in (dataset.train.features.ids, dataset.train.features.values, dataset.train.offsets)]
+    before = [
+        np.array(a)
+        for a in (dataset.train.features.ids, dataset.train.features.values, dataset.train.offsets)
+    ]
     assert datasets.give_back(dataset, limit=-1)
     after = [dataset.train.features.ids, dataset.train.features.values, dataset.train.offsets]
     for one, other in zip(before, after, strict=True):
@@ -44,7 +51,8 @@ def some_rows(split, seed):
     rng = np.random.default_rng(seed)
     clients = rng.permutation(split.num_clients)[:8]
     rows = [
-        rng.permutation(np.arange(*split.offsets[[client, client + 1]]))[: rng.integers(1, 8)] for client in clients
+        rng.permutation(np.arange(*split.offsets[[client, client + 1]]))[: rng.integers(1, 8)]
+        for client in clients
     ]
     rows[2] = rows[2][:0]
     return clients, np.cumsum([0, *map(len, rows)]), np.concatenate(rows)
@@ -57,12 +65,16 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
     mapped = split.examples(clients, bounds, rows)
     read = []
     monkeypatch.setattr(paging, "_LARGE", 0)
-    monkeypatch.setattr(datasets, "read_rows", lambda *given: read.append(given) or paging.read_rows(*given))
+    monkeypatch.setattr(
+        datasets, "read_rows", lambda *given: read.append(given) or paging.read_rows(*given)
+    )
     for one, other in zip(split.examples(clients, bounds, rows), mapped, strict=True):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert len(read) == 2
-    split.examples(clients, np.r_[0, np.ones(8, int)], split.offsets[clients[:1]])  # too few of all that they have
+    split.examples(
+        clients, np.r_[0, np.ones(8, int)], split.offsets[clients[:1]]
+    )  # too few of all that they have
     assert len(read) == 2
 
 

@@ -42,7 +42,9 @@ def test_emnist_keeps_pixels_labels_writers_and_split(tmp_path, emnist_file):
     expected = [image(client, number) for client in range(3) for number in range(3)]
     contexts = dataset.train.contexts(np.arange(9)).reshape(9, 784)
     np.testing.assert_allclose(contexts, np.array(expected, np.float32), atol=1e-6)
-    assert dataset.train.labels.ids.tolist() == [(c * 4 + n * 7) % 62 for c in range(3) for n in range(3)]
+    assert dataset.train.labels.ids.tolist() == [
+        (c * 4 + n * 7) % 62 for c in range(3) for n in range(3)
+    ]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
@@ -57,8 +59,14 @@ def test_pixels_that_are_no_bytes_are_kept_as_floats(tmp_path):
     odd = image(0, 0)
     odd[5] = 0.12345
     rows = emnist_rows()
-    rows[-2] = ("all_train", "f0002_02", encode(pixels=odd, label=[3]))  # late: the first part looked like bytes
-    path = write_sqlite(tmp_path / "e.sqlite", [*rows, ("all_test", "x", encode(pixels=odd, label=[1]))])
+    rows[-2] = (
+        "all_train",
+        "f0002_02",
+        encode(pixels=odd, label=[3]),
+    )  # late: the first part looked like bytes
+    path = write_sqlite(
+        tmp_path / "e.sqlite", [*rows, ("all_test", "x", encode(pixels=odd, label=[1]))]
+    )
     dataset = FederatedDataset.open(import_emnist(path, tmp_path / "out"))
     assert dataset.train.features.dtype == np.float32
     assert dataset.header.scale == 1.0
@@ -136,8 +144,13 @@ def test_missing_tables_columns_splits_and_rows_are_named(tmp_path):
     stackoverflow = write_sqlite(tmp_path / "so.sqlite", SENTENCES)
     with pytest.raises(DataError, match="no split 'all_train'; it has train"):
         import_emnist(stackoverflow, tmp_path / "out")
-    short = write_sqlite(tmp_path / "s.sqlite", emnist_rows(), [("a", "all_train", 99), ("a", "all_test", 3)])
-    with pytest.raises(DataError, match=r"incomplete: split all_train holds 9 examples, client_metadata promises 99"):
+    short = write_sqlite(
+        tmp_path / "s.sqlite", emnist_rows(), [("a", "all_train", 99), ("a", "all_test", 3)]
+    )
+    with pytest.raises(
+        DataError,
+        match=r"incomplete: split all_train holds 9 examples, client_metadata promises 99",
+    ):
         import_emnist(short, tmp_path / "out")
 
 
@@ -149,9 +162,14 @@ def stackoverflow_file(tmp_path):
 def test_stackoverflow_bags_tags_and_users(tmp_path, stackoverflow_file):
     words, tags = write_counts(tmp_path, WORDS, TAGS)
     options = StackOverflowOptions(vocabulary=4, actions=2)
-    dataset = FederatedDataset.open(import_stackoverflow(stackoverflow_file, tmp_path / "out", words, tags, options))
+    dataset = FederatedDataset.open(
+        import_stackoverflow(stackoverflow_file, tmp_path / "out", words, tags, options)
+    )
     assert dataset.vocabulary() == ["the", "how", "sort", "list"]
-    assert dataset.header.actions == ("java", "python")  # sorted by count, whatever the order in the file
+    assert dataset.header.actions == (
+        "java",
+        "python",
+    )  # sorted by count, whatever the order in the file
     assert dataset.header.multilabel
     assert dataset.header.action_counts == (1, 2)
     assert (dataset.train.num_clients, dataset.train.num_examples) == (2, 3)
@@ -168,7 +186,9 @@ def test_published_tag_counts_are_kept_and_part_of_the_fingerprint(tmp_path, sta
     def imported(name, counts):
         words, tags = write_counts(tmp_path, WORDS, counts)
         options = StackOverflowOptions(actions=2)
-        return FederatedDataset.open(import_stackoverflow(stackoverflow_file, tmp_path / name, words, tags, options))
+        return FederatedDataset.open(
+            import_stackoverflow(stackoverflow_file, tmp_path / name, words, tags, options)
+        )
 
     header = imported("out", TAGS).header
     assert header.published_counts == header.frequencies == (60, 40)
@@ -177,7 +197,9 @@ def test_published_tag_counts_are_kept_and_part_of_the_fingerprint(tmp_path, sta
 
 def test_without_published_counts_the_training_split_is_counted(tmp_path, stackoverflow_file):
     words, tags = write_counts(tmp_path, WORDS, TAGS)
-    path = import_stackoverflow(stackoverflow_file, tmp_path / "out", words, tags, StackOverflowOptions(actions=2))
+    path = import_stackoverflow(
+        stackoverflow_file, tmp_path / "out", words, tags, StackOverflowOptions(actions=2)
+    )
     fields = json.loads((path / "header.json").read_text())
     del fields["published_counts"]  # as in a folder that an earlier version has written
     (path / "header.json").write_text(json.dumps({**fields, "version": 1}))

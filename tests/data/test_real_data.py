@@ -18,7 +18,9 @@ def totals(dataset):
 
 
 def test_stack_overflow_questions(real_data_folder, tmp_path):
-    options = TableOptions(client="user_id", text=["title"], labels="tags", actions=50, drop_unlabelled=True)
+    options = TableOptions(
+        client="user_id", text=["title"], labels="tags", actions=50, drop_unlabelled=True
+    )
     path = import_table(real_data_folder / "stackoverflow_questions.csv", tmp_path / "out", options)
     dataset = FederatedDataset.open(path)
     assert totals(dataset) == (17_287, 2_291)
@@ -33,7 +35,9 @@ def test_stack_overflow_questions(real_data_folder, tmp_path):
 
 def test_handwriting(real_data_folder, tmp_path):
     options = ArrayOptions(features="images", labels="labels", clients="writers", invert=True)
-    dataset = FederatedDataset.open(import_arrays(real_data_folder / "handwriting62.npz", tmp_path / "out", options))
+    dataset = FederatedDataset.open(
+        import_arrays(real_data_folder / "handwriting62.npz", tmp_path / "out", options)
+    )
     assert totals(dataset) == (105_275, 317)
     assert dataset.header.actions == EMNIST_ACTIONS
     assert dataset.header.lower_case[10] == 36

@@ -9,7 +9,10 @@ from messy_tables import write_tickets
 from published import sentence, write_counts, write_sqlite
 
 SIZES, USERS, WORDS = (100_000, 300_000), 20_000, 30_000
-MOST, GROWTH = 500, 40  # megabytes; holding 200,000 sentences more as Python strings would take over 100
+MOST, GROWTH = (
+    500,
+    40,
+)  # megabytes; holding 200,000 sentences more as Python strings would take over 100
 MEASURE = """
 import sys
 from fedbandit.cli.app import main
@@ -40,20 +43,31 @@ def sentences(count):
         for row in range(10_000):
             user = f"user{(block * 10_000 + row) * USERS // count:06d}"
             words = [f"w{rank}" for rank in ranks[row]]
-            yield user, " ".join(words[:10]), " ".join(words[10:]), f"t{tags[row, 0]}|t{tags[row, 1]}"
+            yield (
+                user,
+                " ".join(words[:10]),
+                " ".join(words[10:]),
+                f"t{tags[row, 0]}|t{tags[row, 1]}",
+            )
 
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="peak memory is read from /proc"),
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="peak memory is read from /proc"
+    ),
 ]
 
 
 def published(folder, count):
-    rows = [("train", user, sentence(text, title, tags)) for user, text, title, tags in sentences(count)]
+    rows = [
+        ("train", user, sentence(text, title, tags)) for user, text, title, tags in sentences(count)
+    ]
     rows.append(("test", "user000000", rows[0][2]))
     path = write_sqlite(folder / "stackoverflow.sqlite", rows)
-    write_counts(folder, {f"w{i}": WORDS - i for i in range(WORDS)}, {f"t{i}": 100 - i for i in range(60)})
+    write_counts(
+        folder, {f"w{i}": WORDS - i for i in range(WORDS)}, {f"t{i}": 100 - i for i in range(60)}
+    )
     return "stackoverflow", path
 
 
@@ -66,7 +80,14 @@ def shuffled_table(folder, count):
 
 def messy_table(folder, count):
     """Every column is looked at, and text is found on the way: a pass more, and no more memory."""
-    return "table", write_tickets(folder / "t.csv", rows=count), "--client", "Kunde", "--labels", "Queue"
+    return (
+        "table",
+        write_tickets(folder / "t.csv", rows=count),
+        "--client",
+        "Kunde",
+        "--labels",
+        "Queue",
+    )
 
 
 @pytest.mark.parametrize("made", [published, shuffled_table, messy_table])

@@ -51,13 +51,17 @@ def test_text_and_tags(tmp_path, text_file):
     assert dataset.header.source["dropped_rows_without_client"] == 1
     assert dataset.header.source["dropped_rows_without_label"] == 1
     assert dataset.test is None
-    kept = TableOptions(client="user", labels="tags", text=["title"], test_fraction=0.0, drop_unlabelled=False)
+    kept = TableOptions(
+        client="user", labels="tags", text=["title"], test_fraction=0.0, drop_unlabelled=False
+    )
     dataset = FederatedDataset.open(import_table(text_file, tmp_path / "kept", kept))
     assert labels_of(dataset)[-1] == []
 
 
 def test_limits_and_dropping(tmp_path, text_file):
-    options = TableOptions(client="user", labels="tags", text=["title", "body"], vocabulary=2, actions=2)
+    options = TableOptions(
+        client="user", labels="tags", text=["title", "body"], vocabulary=2, actions=2
+    )
     dataset = FederatedDataset.open(import_table(text_file, tmp_path / "out", options))
     assert dataset.header.shape == (2,)
     assert dataset.header.actions == ("python", "java")
@@ -88,8 +92,12 @@ def test_features_labels_and_a_split_column(tmp_path, name):
         "label": [10, 9, 10, 9],
         "part": ["train", "TEST", "train", "test"],
     }
-    options = TableOptions(client="who", labels="label", features=["x_*"], split="part", scale="none")
-    dataset = FederatedDataset.open(import_table(save(tmp_path / name, columns), tmp_path / "out", options))
+    options = TableOptions(
+        client="who", labels="label", features=["x_*"], split="part", scale="none"
+    )
+    dataset = FederatedDataset.open(
+        import_table(save(tmp_path / name, columns), tmp_path / "out", options)
+    )
     assert dataset.header.kind == "dense"
     assert dataset.header.actions == ("10",)  # only training rows decide what is an action
     np.testing.assert_array_equal(dataset.train.features, np.array([[0.5, 1], [-2, 3]], np.float32))
@@ -131,11 +139,17 @@ def test_damaged_tables(tmp_path):
     (tmp_path / "c.csv").write_bytes(b"user,title,tags\n1,\xff\xfe,x\n")
     refused(tmp_path / "c.csv", out, r"c\.csv: not utf-8 near byte 0", encoding="utf-8")
     with pytest.raises(ConfigError, match="encoding: 'klingon' is none"):
-        import_table(tmp_path / "c.csv", out, TableOptions(client="user", labels="tags", encoding="klingon"))
+        import_table(
+            tmp_path / "c.csv", out, TableOptions(client="user", labels="tags", encoding="klingon")
+        )
     (tmp_path / "c3.csv").write_text('user,title,"a\nb"\n1,x,y\n')
     refused(tmp_path / "c3.csv", out, r"c3\.csv: no column 'tags'; known: user, title, a b$")
-    parquet = save(tmp_path / "c4.parquet", {**TEXTS, "title": ["a title that is wrong"] * 5}).read_bytes()
-    (tmp_path / "c4.parquet").write_bytes(parquet.replace(b"a title that is wrong", b"a title that is \xffrong"))
+    parquet = save(
+        tmp_path / "c4.parquet", {**TEXTS, "title": ["a title that is wrong"] * 5}
+    ).read_bytes()
+    (tmp_path / "c4.parquet").write_bytes(
+        parquet.replace(b"a title that is wrong", b"a title that is \xffrong")
+    )
     refused(tmp_path / "c4.parquet", out, r"c4\.parquet: column")
     (tmp_path / "d.csv").write_text("user,title,tags,title\n1,x,y,z\n")
     refused(tmp_path / "d.csv", out, "more than one column is called 'title': columns 2 and 4")
@@ -147,7 +161,13 @@ def test_damaged_tables(tmp_path):
     save(tmp_path / "g.csv", {**TEXTS, "user": [""] * 5})
     refused(tmp_path / "g.csv", out, "no client has a training example")
     (tmp_path / "h.csv").write_text("user,x,tags\n1,big,a\n1,small,a\n1,0.5,a\n")
-    refused(tmp_path / "h.csv", out, r"h\.csv: column x \(2 of 3\): 1 of 3 cells are numbers", text=[], features=["x"])
+    refused(
+        tmp_path / "h.csv",
+        out,
+        r"h\.csv: column x \(2 of 3\): 1 of 3 cells are numbers",
+        text=[],
+        features=["x"],
+    )
 
 
 def test_rows_are_counted_as_the_reader_of_the_file_counts_them(tmp_path):
@@ -167,7 +187,9 @@ def test_parquet_columns_of_other_kinds_are_named(tmp_path):
     save(path, {"user": ["1"] * 2, "tags": ["a"] * 2, "title": [["list"], ["s"]]})
     refused(path, out, r"t\.parquet: column title \(3 of 3\): expected text")
     save(path, {"user": [0.5, 1.0], "tags": ["a"] * 2, "title": ["x"] * 2})
-    refused(path, out, r"column user \(1 of 3\), rows 1 to 2: holds 0.5, where text or whole numbers")
+    refused(
+        path, out, r"column user \(1 of 3\), rows 1 to 2: holds 0.5, where text or whole numbers"
+    )
 
 
 @pytest.mark.parametrize(
@@ -215,14 +237,20 @@ def test_logged_feedback(tmp_path, name):
     assert log.actions.tolist() == [0, 2, 1]
     np.testing.assert_allclose(log.rewards, [-1.5, 2.0, 0.0])
     np.testing.assert_allclose(log.propensities, [1.0, 1e-3, 0.25], rtol=1e-6)
-    assert [log.available.slice(i, i + 1).ids.tolist() for i in range(3)] == [[0, 1, 2], [0, 2], [0, 1]]
+    assert [log.available.slice(i, i + 1).ids.tolist() for i in range(3)] == [
+        [0, 1, 2],
+        [0, 2],
+        [0, 1],
+    ]
     assert dataset.train.contexts(np.arange(3)).ravel().tolist() == [2.0, 3.0, 1.0]
     without = FederatedDataset.open(import_logged(path, tmp_path / "out2", LoggedOptions(**LOGGED)))
     assert without.train.log.available is None
 
 
 def test_logged_text_and_numbered_actions(tmp_path):
-    path = save(tmp_path / "t.csv", {**LOG, "what": ["0", "4", "2"], "said": ["hi there", "hi", "bye"]})
+    path = save(
+        tmp_path / "t.csv", {**LOG, "what": ["0", "4", "2"], "said": ["hi there", "hi", "bye"]}
+    )
     options = LoggedOptions(**{**LOGGED, "features": [], "text": ["said"], "actions": 6})
     dataset = FederatedDataset.open(import_logged(path, tmp_path / "out", options))
     assert dataset.header.actions == tuple("012345")
@@ -237,9 +265,17 @@ def test_logged_text_and_numbered_actions(tmp_path):
         ("p", [0.5, 0.5, 1.5], r"column p \(\d of 6\), row 3: a propensity must be above 0"),
         ("p", [1e-60, 0.5, 0.5], r"column p \(\d of 6\), row 1: a propensity must be above 0"),
         ("p", [0.5, None, 0.5], r"column p \(\d of 6\), row 2: missing, or not a finite number"),
-        ("r", [0.5, float("inf"), 0.5], r"column r \(\d of 6\), row 2: missing, or not a finite number"),
+        (
+            "r",
+            [0.5, float("inf"), 0.5],
+            r"column r \(\d of 6\), row 2: missing, or not a finite number",
+        ),
         ("what", ["go", "", "go"], r"column what \(\d of 6\), row 2: the action is missing"),
-        ("could", ["go", "go", "wait"], r"column could \(\d of 6\), row 1: the action that was taken is not among"),
+        (
+            "could",
+            ["go", "go", "wait"],
+            r"column could \(\d of 6\), row 1: the action that was taken is not among",
+        ),
     ],
 )
 def test_bad_logs_are_refused(tmp_path, column, values, match):

@@ -34,11 +34,15 @@ def test_a_bag_is_counts_over_their_norm(sentences):
     for row, sentence in enumerate(sentences):
         counts = Counter(word for word in sentence if word in WORDS)
         total = sum(counts.values())
-        shares = {WORDS.index(word): n / total for word, n in counts.items()}  # counts over their sum, then L2
+        shares = {
+            WORDS.index(word): n / total for word, n in counts.items()
+        }  # counts over their sum, then L2
         norm = math.sqrt(sum(share**2 for share in shares.values()))
         bag = bags.slice(row, row + 1)
         assert bag.ids.tolist() == sorted(shares)
-        np.testing.assert_allclose(bag.values, [shares[i] / norm for i in sorted(shares)], rtol=1e-6)
+        np.testing.assert_allclose(
+            bag.values, [shares[i] / norm for i in sorted(shares)], rtol=1e-6
+        )
 
 
 @given(ROWS, st.data())
@@ -46,12 +50,16 @@ def test_ragged_take_and_slice_are_list_indexing(rows, data):
     ragged = Ragged.from_rows(rows)
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10)) if rows else []
     taken = ragged.take(np.array(chosen, np.int64))
-    assert [taken.slice(i, i + 1).ids.tolist() for i in range(len(taken))] == [rows[i] for i in chosen]
+    assert [taken.slice(i, i + 1).ids.tolist() for i in range(len(taken))] == [
+        rows[i] for i in chosen
+    ]
     start = data.draw(st.integers(0, len(rows)))
     stop = data.draw(st.integers(start, len(rows)))
     part = ragged.slice(start, stop)
     assert part.ids.tolist() == [value for row in rows[start:stop] for value in row]
-    assert part.row_of_entry().tolist() == [i for i, row in enumerate(rows[start:stop]) for _ in row]
+    assert part.row_of_entry().tolist() == [
+        i for i, row in enumerate(rows[start:stop]) for _ in row
+    ]
 
 
 def test_tokenise_keeps_the_names_programmers_use():
@@ -99,7 +107,9 @@ def test_holding_out_by_client_is_all_or_nothing_and_fixed():
     np.testing.assert_array_equal(first, again)
     assert 0.08 < first.mean() < 0.12
     # The split is part of published results: these may never change.
-    assert [client for client, is_test in zip(clients, first, strict=True) if is_test][:3] == FIRST_HELD_OUT
+    assert [client for client, is_test in zip(clients, first, strict=True) if is_test][
+        :3
+    ] == FIRST_HELD_OUT
 
 
 FIRST_HELD_OUT = ["user1", "user3", "user10"]

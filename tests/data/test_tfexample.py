@@ -14,7 +14,9 @@ from fedbandit.data.formats.binary import NotAnExample, parse_example
 FLOAT = st.floats(width=32, allow_nan=False)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 VALUES = st.one_of(
-    st.lists(st.binary(max_size=200), max_size=5), st.lists(FLOAT, max_size=300), st.lists(INT64, max_size=20)
+    st.lists(st.binary(max_size=200), max_size=5),
+    st.lists(FLOAT, max_size=300),
+    st.lists(INT64, max_size=20),
 )
 
 
@@ -85,7 +87,9 @@ def test_types_are_those_of_the_lists():
     assert parsed["name"] == [b"a"]
 
 
-@pytest.mark.parametrize("data", [b"\x0b", b"\xff" * 12, b"\x0a\x05ab", b"\x00\x01", b"\x0a\x04\x0a\x02\x0a\x09"])
+@pytest.mark.parametrize(
+    "data", [b"\x0b", b"\xff" * 12, b"\x0a\x05ab", b"\x00\x01", b"\x0a\x04\x0a\x02\x0a\x09"]
+)
 def test_garbage_is_refused(data):
     with pytest.raises(NotAnExample):
         parse_example(data)

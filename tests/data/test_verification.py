@@ -42,7 +42,9 @@ def readings(monkeypatch):
     """How often a folder was read in full."""
     done = []
     real = verification.verify
-    monkeypatch.setattr(verification, "verify", lambda door, *more: (done.append(door.folder), real(door, *more)))
+    monkeypatch.setattr(
+        verification, "verify", lambda door, *more: (done.append(door.folder), real(door, *more))
+    )
     return done
 
 
@@ -73,7 +75,9 @@ def test_a_flipped_bit_in_any_file_is_noticed(folder):
 def test_labels_exchanged_for_other_labels_are_noticed(folder):
     path = folder / "train" / "label_ids.npy"
     np.save(path, (np.load(path) + 1) % 5)
-    with pytest.raises(DataError, match=r"label_ids\.npy: its checksum is not the one that was written"):
+    with pytest.raises(
+        DataError, match=r"label_ids\.npy: its checksum is not the one that was written"
+    ):
         FederatedDataset.open(folder)
 
 
@@ -96,7 +100,9 @@ def test_a_file_that_is_gone_is_missed(tmp_path, name):
         FederatedDataset.open(folder)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"sha256": 3}', '{"sha256": {"header.json": 3}}', "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", '{"sha256": 3}', '{"sha256": {"header.json": 3}}', "{", "[" * 100_000]
+)
 def test_damaged_checksums_are_one_line(folder, content):
     (folder / "checksums.json").write_text(content)
     with pytest.raises(DataError, match=r"checksums\.json: "):
@@ -124,7 +130,9 @@ def test_a_folder_of_0_1_is_stamped_too(folder, stamps, readings):
     assert len(readings) == 1
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"stamp": 1, "files": 7}', '{"stamp": 1, "files": {}}', "\0"])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"stamp": 1, "files": 7}', '{"stamp": 1, "files": {}}', "\0"]
+)
 def test_a_damaged_stamp_means_reading_again(folder, stamps, readings, content):
     FederatedDataset.open(folder)
     next(stamps.iterdir()).write_text(content)
@@ -168,7 +176,11 @@ def test_small_blocks_find_the_same_places(tmp_path, monkeypatch):
     folder = as_written_by_0_1(make(tmp_path / "d", "sparse"))
     monkeypatch.setattr(verification, "_BLOCK", 16)
     FederatedDataset.open(folder)
-    for name, entry, value in (("feature_offsets", 2, 0), ("clients", 8, b"c07"), ("feature_ids", 100, 30)):
+    for name, entry, value in (
+        ("feature_offsets", 2, 0),
+        ("clients", 8, b"c07"),
+        ("feature_ids", 100, 30),
+    ):
         path = folder / "train" / f"{name}.npy"
         whole = path.read_bytes()
         array = np.load(path)
@@ -193,7 +205,9 @@ def test_a_file_that_changes_while_it_is_opened_is_refused(folder, monkeypatch):
 
 
 def config(rounds=4):
-    return Config.build({"scenario": "scratch", "rounds": rounds, "clients_per_round": 8, "deploy_every": 2})
+    return Config.build(
+        {"scenario": "scratch", "rounds": rounds, "clients_per_round": 8, "deploy_every": 2}
+    )
 
 
 def change_time(path):
@@ -252,26 +266,44 @@ for metrics in module.simulate(config, FederatedDataset.open(sys.argv[1]), callb
 @pytest.mark.parametrize("when", ["in a round", "between rounds"])
 def test_a_run_ends_when_a_file_is_truncated_under_it(folder, when):
     done = subprocess.run(
-        [sys.executable, "-c", TRUNCATE, folder, when], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", TRUNCATE, folder, when],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 1, done.stderr
-    assert done.stdout == ("a round 1\n" if when == "between rounds" else "")  # nothing of a damaged round is kept
+    assert done.stdout == (
+        "a round 1\n" if when == "between rounds" else ""
+    )  # nothing of a damaged round is kept
     assert "DataError: " in done.stderr.splitlines()[-1]
     assert "feature_ids.npy: was cut from" in done.stderr.splitlines()[-1]
 
 
-def test_pretraining_ends_when_a_file_changes_under_it_and_keeps_nothing(folder, monkeypatch, tmp_path):
+def test_pretraining_ends_when_a_file_changes_under_it_and_keeps_nothing(
+    folder, monkeypatch, tmp_path
+):
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
-    short = {"scenario": "init", "pretraining": {"rounds": 3, "clients": 4}, "clients_per_round": 2, "threads": 1}
+    short = {
+        "scenario": "init",
+        "pretraining": {"rounds": 3, "clients": 4},
+        "clients_per_round": 2,
+        "threads": 1,
+    }
     experiment = build_experiment(Config.build(short), FederatedDataset.open(folder))
     with closing(ThreadEngine(1)) as engine:
         rounds = iter(Pretraining(experiment, engine, keep_seconds=0.0))
         next(rounds)
-        kept = sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pretrained").iterdir())
+        kept = sorted(
+            path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pretrained").iterdir()
+        )
         change_time(folder / "train" / "label_ids.npy")
         with pytest.raises(DataError, match=r"label_ids\.npy: was changed while it was in use"):
             next(rounds)
-    assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pretrained").iterdir()) == kept
+    assert (
+        sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache" / "pretrained").iterdir())
+        == kept
+    )
 
 
 def test_data_in_memory_has_no_files_to_look_at(folder):

@@ -36,7 +36,12 @@ def test_examples_come_back_by_client_in_their_order(tmp_path_factory, examples,
         with sparse_writer(out) as writer:
             for client, words, labels, split in examples:
                 ids, values = [w for w, _ in words], [v for _, v in words]
-                writer.add(client, (np.array(ids, np.int32), np.array(values, np.float32)), labels, split=split)
+                writer.add(
+                    client,
+                    (np.array(ids, np.int32), np.array(values, np.float32)),
+                    labels,
+                    split=split,
+                )
             writer.finish()
     finally:
         spool._BLOCK_BYTES = before
@@ -64,7 +69,13 @@ def test_many_batches_of_dense_features_come_back(tmp_path):
     clients = np.array([f"c{i}" for i in rng.integers(0, 7, 500)])
     pixels, labels = rng.integers(0, 256, (500, 3, 3), np.uint8), rng.integers(0, 4, 500)
     with DatasetWriter(
-        tmp_path / "d", name="d", kind="dense", shape=(3, 3), actions="wxyz", dtype=np.uint8, scale=1 / 255
+        tmp_path / "d",
+        name="d",
+        kind="dense",
+        shape=(3, 3),
+        actions="wxyz",
+        dtype=np.uint8,
+        scale=1 / 255,
     ) as writer:
         for start in range(0, 500, 33):
             part = slice(start, start + 33)
@@ -79,9 +90,16 @@ def test_many_batches_of_dense_features_come_back(tmp_path):
 
 
 def test_logged_feedback_comes_back_with_availability_that_appears_late(tmp_path):
-    with DatasetWriter(tmp_path / "d", name="d", kind="dense", shape=(1,), actions="wxyz", logged=True) as writer:
+    with DatasetWriter(
+        tmp_path / "d", name="d", kind="dense", shape=(1,), actions="wxyz", logged=True
+    ) as writer:
         writer.add("b", np.array([1.0]), action=2, reward=0.5, propensity=0.25)
-        log = Log(np.array([1, 3]), np.array([1.0, -1.0]), np.array([0.5, 1.0]), Ragged.from_rows([[1, 2], [3]]))
+        log = Log(
+            np.array([1, 3]),
+            np.array([1.0, -1.0]),
+            np.array([0.5, 1.0]),
+            Ragged.from_rows([[1, 2], [3]]),
+        )
         writer.add_many(["b", "a"], np.array([[2.0], [3.0]]), Ragged.from_rows([[], []]), log=log)
         writer.finish()
     dataset = FederatedDataset.open(tmp_path / "d")
@@ -89,14 +107,20 @@ def test_logged_feedback_comes_back_with_availability_that_appears_late(tmp_path
     assert log.actions.tolist() == [3, 2, 1]
     assert log.rewards.tolist() == [-1.0, 0.5, 1.0]
     assert log.propensities.tolist() == [1.0, 0.25, 0.5]
-    assert [log.available.slice(i, i + 1).ids.tolist() for i in range(3)] == [[3], [0, 1, 2, 3], [1, 2]]
+    assert [log.available.slice(i, i + 1).ids.tolist() for i in range(3)] == [
+        [3],
+        [0, 1, 2, 3],
+        [1, 2],
+    ]
     assert dataset.header.action_counts == (0, 1, 1, 1)
 
 
 def test_the_fingerprint_tells_contents_apart(tmp_path):
     prints = set()
     for number, (value, order) in enumerate([(1.0, "ab"), (1.0, "ba"), (2.0, "ab")]):
-        with DatasetWriter(tmp_path / str(number), name="d", kind="dense", shape=(1,), actions="xy") as writer:
+        with DatasetWriter(
+            tmp_path / str(number), name="d", kind="dense", shape=(1,), actions="xy"
+        ) as writer:
             for client in order:
                 writer.add(client, np.array([value]), [0])
             prints.add(json.loads((writer.finish() / "header.json").read_text())["fingerprint"])
@@ -115,7 +139,9 @@ def test_the_fingerprint_tells_contents_apart(tmp_path):
     ],
 )
 def test_bad_examples_are_refused_and_nothing_is_left(tmp_path, client, features, labels, message):
-    with DatasetWriter(tmp_path / "deep" / "d", name="d", kind="dense", shape=(1,), actions="xy") as writer:
+    with DatasetWriter(
+        tmp_path / "deep" / "d", name="d", kind="dense", shape=(1,), actions="xy"
+    ) as writer:
         writer.add(client, np.array(features), labels)
         with pytest.raises(DataError, match=message):
             writer.finish()

@@ -27,7 +27,9 @@ def make(folder, kind, clients=12, each=4):
     rng = np.random.default_rng(3)
     more = {"shape": (WORDS,)} if kind == "sparse" else {"shape": (3, 2)}
     more |= {"kind": "sparse" if kind == "sparse" else "dense", "logged": kind == "logged"}
-    with DatasetWriter(folder, name="d", actions="abcde", multilabel=kind != "logged", **more) as writer:
+    with DatasetWriter(
+        folder, name="d", actions="abcde", multilabel=kind != "logged", **more
+    ) as writer:
         for client in range(clients):
             for row in range(each):
                 words = np.sort(rng.choice(WORDS, 5, replace=False))
@@ -43,7 +45,9 @@ def make(folder, kind, clients=12, each=4):
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
-    return {kind: as_written_by_0_1(make(folder / kind, kind)) for kind in ("sparse", "dense", "logged")}
+    return {
+        kind: as_written_by_0_1(make(folder / kind, kind)) for kind in ("sparse", "dense", "logged")
+    }
 
 
 def change(name, edit):
@@ -96,15 +100,35 @@ def replaced_by(name, data):
 
 # What was done -> the kind of data set, the edit, and what the one line must say.
 CRAFTED = {
-    "word id of 2e9": ("sparse", put("feature_ids", 7, 2_000_000_000), "feature_ids.npy, entry 7: 2000000000"),
-    "word id of -5e6": ("sparse", put("feature_ids", 7, -5_000_000), "feature_ids.npy, entry 7: -5000000"),
-    "word id of -1": ("sparse", put("feature_ids", 0, -1), "feature_ids.npy, entry 0: -1 is outside 0..29"),
+    "word id of 2e9": (
+        "sparse",
+        put("feature_ids", 7, 2_000_000_000),
+        "feature_ids.npy, entry 7: 2000000000",
+    ),
+    "word id of -5e6": (
+        "sparse",
+        put("feature_ids", 7, -5_000_000),
+        "feature_ids.npy, entry 7: -5000000",
+    ),
+    "word id of -1": (
+        "sparse",
+        put("feature_ids", 0, -1),
+        "feature_ids.npy, entry 0: -1 is outside 0..29",
+    ),
     "word id past the vocabulary": ("sparse", put("feature_ids", -1, WORDS), "30 is outside 0..29"),
     "label of 2e9": ("sparse", put("label_ids", 3, 2_000_000_000), "label_ids.npy, entry 3"),
-    "label past the actions": ("sparse", put("label_ids", 3, ACTIONS), "label_ids.npy, entry 3: 5 is outside 0..4"),
+    "label past the actions": (
+        "sparse",
+        put("label_ids", 3, ACTIONS),
+        "label_ids.npy, entry 3: 5 is outside 0..4",
+    ),
     "label -1": ("dense", put("label_ids", 3, -1), "label_ids.npy, entry 3: -1"),
     "label offsets beyond": ("sparse", put("label_offsets", 5, 10**9), "label_offsets.npy, entry"),
-    "label offsets negative": ("sparse", put("label_offsets", 5, -(10**9)), "label_offsets.npy, entry 5"),
+    "label offsets negative": (
+        "sparse",
+        put("label_offsets", 5, -(10**9)),
+        "label_offsets.npy, entry 5",
+    ),
     "label offsets from 1": ("sparse", put("label_offsets", 0, 1), "label_offsets.npy, entry 0"),
     "last label offset": ("sparse", put("label_offsets", -1, 10**9), "label_ids.npy: has shape"),
     "feature offsets descend": (
@@ -119,41 +143,129 @@ CRAFTED = {
     ),
     "client offsets beyond": ("sparse", put("offsets", 4, 10**12), "train/offsets.npy, entry"),
     "offsets negative at the end": ("sparse", put("offsets", -1, -5), "train/offsets.npy"),
-    "shorter values": ("sparse", change("feature_values", lambda a: a[:-20]), "feature_values.npy: has shape"),
-    "longer ids": ("sparse", change("feature_ids", lambda a: np.append(a, a[:1])), "feature_ids.npy: has shape"),
+    "shorter values": (
+        "sparse",
+        change("feature_values", lambda a: a[:-20]),
+        "feature_values.npy: has shape",
+    ),
+    "longer ids": (
+        "sparse",
+        change("feature_ids", lambda a: np.append(a, a[:1])),
+        "feature_ids.npy: has shape",
+    ),
     "empty offsets": ("sparse", change("offsets", lambda a: a[:0]), "offsets.npy: has shape"),
     "fewer clients": ("sparse", change("clients", lambda a: a[:-1]), "offsets.npy: has shape"),
     "a smaller vocabulary": ("sparse", header(shape=[10]), "feature_ids.npy, entry"),
     "a smaller shape": ("dense", header(shape=[3, 1]), "features.npy: has shape"),
-    "fewer actions": ("sparse", header(actions=["a", "b"], action_counts=[1, 1]), "label_ids.npy, entry"),
-    "ids as int64": ("sparse", change("feature_ids", lambda a: a.astype(np.int64)), "feature_ids.npy: holds int64"),
-    "ids as floats": ("sparse", change("label_ids", lambda a: a.astype(np.float32)), "label_ids.npy: holds float32"),
-    "offsets as int32": ("sparse", change("offsets", lambda a: a.astype(np.int32)), "offsets.npy: holds int32"),
-    "values as float64": ("sparse", change("feature_values", lambda a: a.astype(np.float64)), "holds float64"),
-    "other byte order": ("sparse", change("feature_ids", lambda a: a.astype(">i4")), "feature_ids.npy: holds >i4"),
-    "features as float64": ("dense", change("features", lambda a: a.astype(np.float64)), "features.npy: holds float64"),
-    "features by columns": ("dense", change("features", np.asfortranarray), "features.npy: is stored by columns"),
+    "fewer actions": (
+        "sparse",
+        header(actions=["a", "b"], action_counts=[1, 1]),
+        "label_ids.npy, entry",
+    ),
+    "ids as int64": (
+        "sparse",
+        change("feature_ids", lambda a: a.astype(np.int64)),
+        "feature_ids.npy: holds int64",
+    ),
+    "ids as floats": (
+        "sparse",
+        change("label_ids", lambda a: a.astype(np.float32)),
+        "label_ids.npy: holds float32",
+    ),
+    "offsets as int32": (
+        "sparse",
+        change("offsets", lambda a: a.astype(np.int32)),
+        "offsets.npy: holds int32",
+    ),
+    "values as float64": (
+        "sparse",
+        change("feature_values", lambda a: a.astype(np.float64)),
+        "holds float64",
+    ),
+    "other byte order": (
+        "sparse",
+        change("feature_ids", lambda a: a.astype(">i4")),
+        "feature_ids.npy: holds >i4",
+    ),
+    "features as float64": (
+        "dense",
+        change("features", lambda a: a.astype(np.float64)),
+        "features.npy: holds float64",
+    ),
+    "features by columns": (
+        "dense",
+        change("features", np.asfortranarray),
+        "features.npy: is stored by columns",
+    ),
     "ids in two dimensions": (
         "sparse",
         change("feature_ids", lambda a: a.reshape(-1, 5)),
         "feature_ids.npy: has shape",
     ),
-    "a single number": ("sparse", change("offsets", lambda a: np.array(3)), "offsets.npy: has shape"),
-    "clients as numbers": ("sparse", change("clients", lambda a: np.arange(len(a))), "clients.npy: holds int64"),
-    "clients not sorted": ("sparse", change("clients", lambda a: a[::-1].copy()), "clients.npy, entry 1"),
+    "a single number": (
+        "sparse",
+        change("offsets", lambda a: np.array(3)),
+        "offsets.npy: has shape",
+    ),
+    "clients as numbers": (
+        "sparse",
+        change("clients", lambda a: np.arange(len(a))),
+        "clients.npy: holds int64",
+    ),
+    "clients not sorted": (
+        "sparse",
+        change("clients", lambda a: a[::-1].copy()),
+        "clients.npy, entry 1",
+    ),
     "a client twice": ("sparse", put("clients", 1, b"c00"), "clients.npy, entry 1"),
     "a client without an id": ("sparse", put("clients", 0, b""), "clients.npy, entry 0"),
-    "client ids that are not text": ("sparse", put("clients", 11, b"\xff1"), "clients.npy, entry 11"),
-    "Python objects": ("sparse", change("label_ids", lambda a: a.astype(object)), "label_ids.npy: holds object"),
-    "NaN values": ("sparse", put("feature_values", 9, np.nan), "feature_values.npy, entry 9: nan is not finite"),
-    "infinite values": ("sparse", put("feature_values", 9, np.inf), "feature_values.npy, entry 9: inf is not finite"),
-    "NaN features": ("dense", put("features", (4, 1, 1), np.nan), "features.npy, row 4: nan is not finite"),
-    "infinite features": ("dense", put("features", (47, 2, 1), -np.inf), "features.npy, row 47: -inf is not finite"),
-    "action outside": ("logged", put("actions", 2, ACTIONS), "actions.npy, entry 2: 5 is outside 0..4"),
+    "client ids that are not text": (
+        "sparse",
+        put("clients", 11, b"\xff1"),
+        "clients.npy, entry 11",
+    ),
+    "Python objects": (
+        "sparse",
+        change("label_ids", lambda a: a.astype(object)),
+        "label_ids.npy: holds object",
+    ),
+    "NaN values": (
+        "sparse",
+        put("feature_values", 9, np.nan),
+        "feature_values.npy, entry 9: nan is not finite",
+    ),
+    "infinite values": (
+        "sparse",
+        put("feature_values", 9, np.inf),
+        "feature_values.npy, entry 9: inf is not finite",
+    ),
+    "NaN features": (
+        "dense",
+        put("features", (4, 1, 1), np.nan),
+        "features.npy, row 4: nan is not finite",
+    ),
+    "infinite features": (
+        "dense",
+        put("features", (47, 2, 1), -np.inf),
+        "features.npy, row 47: -inf is not finite",
+    ),
+    "action outside": (
+        "logged",
+        put("actions", 2, ACTIONS),
+        "actions.npy, entry 2: 5 is outside 0..4",
+    ),
     "action of 1e9": ("logged", put("actions", 2, 10**9), "actions.npy, entry 2"),
     "reward NaN": ("logged", put("rewards", 2, np.nan), "rewards.npy, entry 2: nan is not finite"),
-    "propensity 0": ("logged", put("propensities", 2, 0.0), "propensities.npy, entry 2: 0.0 is outside (0, 1]"),
-    "propensity 1.5": ("logged", put("propensities", 2, 1.5), "propensities.npy, entry 2: 1.5 is outside (0, 1]"),
+    "propensity 0": (
+        "logged",
+        put("propensities", 2, 0.0),
+        "propensities.npy, entry 2: 0.0 is outside (0, 1]",
+    ),
+    "propensity 1.5": (
+        "logged",
+        put("propensities", 2, 1.5),
+        "propensities.npy, entry 2: 1.5 is outside (0, 1]",
+    ),
     "propensity NaN": ("logged", put("propensities", 2, np.nan), "propensities.npy, entry 2"),
     "available outside": ("logged", put("available_ids", 6, 99), "available_ids.npy, entry 6: 99"),
     "availability of fewer rows": (
@@ -167,18 +279,36 @@ CRAFTED = {
         raw("label_ids", b"'shape': (72,), }", b"'shape': (2**62,)}"),
         "label_ids.npy: dam",
     ),
-    "a large shape": ("sparse", raw("label_ids", b"'shape': (72,), }    ", b"'shape': (9999999,)} "), "label_ids.npy"),
-    "a negative shape": ("sparse", raw("label_ids", b"'shape': (72,)", b"'shape': (-2,)"), "label_ids.npy"),
+    "a large shape": (
+        "sparse",
+        raw("label_ids", b"'shape': (72,), }    ", b"'shape': (9999999,)} "),
+        "label_ids.npy",
+    ),
+    "a negative shape": (
+        "sparse",
+        raw("label_ids", b"'shape': (72,)", b"'shape': (-2,)"),
+        "label_ids.npy",
+    ),
     "a damaged dtype": ("sparse", raw("label_ids", b"'<i4'", b"'<q9'"), "label_ids.npy: damaged"),
     "a dtype without size": ("sparse", raw("clients", b"'|S3'", b"'|S0'"), "clients.npy: holds"),
-    "a header that is no header": ("sparse", raw("label_ids", b"{'descr'", b"{{{{{{{("), "label_ids.npy: damaged"),
+    "a header that is no header": (
+        "sparse",
+        raw("label_ids", b"{'descr'", b"{{{{{{{("),
+        "label_ids.npy: damaged",
+    ),
     "no magic": ("sparse", raw("label_ids", b"\x93NUMPY", b"\x93NUMPI"), "label_ids.npy: damaged"),
-    "an archive": ("sparse", replaced_by("label_ids", b"PK\x03\x04" + bytes(100)), "label_ids.npy: damaged"),
+    "an archive": (
+        "sparse",
+        replaced_by("label_ids", b"PK\x03\x04" + bytes(100)),
+        "label_ids.npy: damaged",
+    ),
     "an empty file": ("sparse", replaced_by("label_ids", b""), "label_ids.npy: damaged"),
     "a truncated file": ("sparse", cut("feature_values", 8), "feature_values.npy: truncated"),
     "a file with more at its end": (
         "sparse",
-        lambda f: (f / "train" / "offsets.npy").write_bytes((f / "train" / "offsets.npy").read_bytes() + bytes(8)),
+        lambda f: (f / "train" / "offsets.npy").write_bytes(
+            (f / "train" / "offsets.npy").read_bytes() + bytes(8)
+        ),
         "train/offsets.npy: has 8 bytes too many",
     ),
     "a folder in place of a file": (
@@ -196,14 +326,22 @@ CRAFTED = {
     "shape of floats": ("dense", header(shape=[3.0, 2]), "header.json: shape"),
     "two sides for sparse text": ("sparse", header(shape=[30, 2]), "header.json: shape"),
     "another kind": ("sparse", header(kind="audio"), "header.json: kind"),
-    "dense as sparse": ("dense", header(kind="sparse", shape=[30]), "feature_offsets.npy is missing"),
+    "dense as sparse": (
+        "dense",
+        header(kind="sparse", shape=[30]),
+        "feature_offsets.npy is missing",
+    ),
     "actions as text": ("sparse", header(actions="abcde"), "header.json: actions"),
     "actions as numbers": ("sparse", header(actions=[1, 2, 3, 4, 5]), "header.json: actions"),
     "no actions": ("sparse", header(actions=[], action_counts=[]), "header.json: actions"),
     "counts of other actions": ("sparse", header(action_counts=[1]), "header.json: action_counts"),
     "counts as text": ("sparse", header(action_counts=["1"] * 5), "header.json: action_counts"),
     "negative counts": ("sparse", header(action_counts=[-1] * 5), "header.json: action_counts"),
-    "published counts of others": ("sparse", header(published_counts=[1, 2]), "header.json: published_counts"),
+    "published counts of others": (
+        "sparse",
+        header(published_counts=[1, 2]),
+        "header.json: published_counts",
+    ),
     "case map outside": ("sparse", header(lower_case=[[0, 99]]), "header.json: lower_case"),
     "case map as numbers": ("sparse", header(lower_case=[1, 2]), "header.json: lower_case"),
     "scale NaN": ("dense", header(scale=float("nan")), "header.json: scale"),
@@ -212,7 +350,11 @@ CRAFTED = {
     "logged as text": ("dense", header(logged="no"), "header.json: logged"),
     "name as number": ("dense", header(name=7), "header.json: name"),
     "an unknown field": ("dense", header(surprise=7), "header.json: surprise"),
-    "a deep header": ("dense", lambda f: (f / "header.json").write_text("[" * 200_000), "header.json: unreadable"),
+    "a deep header": (
+        "dense",
+        lambda f: (f / "header.json").write_text("[" * 200_000),
+        "header.json: unreadable",
+    ),
     "a header that is no text": (
         "dense",
         lambda f: (f / "header.json").write_bytes(b"\xff\xfe{"),
@@ -268,7 +410,9 @@ def test_whole_folders_still_open(originals):
 
 def test_what_the_door_would_refuse_is_not_written(tmp_path):
     with pytest.raises(DataError, match="float32 or uint8, not float64"):
-        DatasetWriter(tmp_path / "d", name="d", kind="dense", shape=(1,), actions="ab", dtype=np.float64)
+        DatasetWriter(
+            tmp_path / "d", name="d", kind="dense", shape=(1,), actions="ab", dtype=np.float64
+        )
     assert not list(tmp_path.iterdir())
 
 

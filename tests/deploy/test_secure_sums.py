@@ -55,7 +55,9 @@ def test_sums_come_back_within_the_bound(devices):
     assert found.devices == devices
     exact = np.sum([part.update.astype(np.float64) for part in parts], axis=0)
     assert np.abs(found.update - exact).max() < update_error(devices, clip_norm)
-    assert abs(found.reward_sum - sum(part.reward_sum for part in parts)) < reward_error(devices, BOUNDS)
+    assert abs(found.reward_sum - sum(part.reward_sum for part in parts)) < reward_error(
+        devices, BOUNDS
+    )
     assert why_impossible(found, devices, clip_norm, BOUNDS) is None
 
 
@@ -65,7 +67,9 @@ def test_so_many_devices_at_their_limits_fit_and_no_more(devices, right):
     limit = Figures(np.array([1.0, 0.0]), 1, 1000, 2000.0, 1000.0)
     levels = devices * encode(limit, 1.0, BOUNDS, rng) % MODULUS
     found = decode(levels, devices, 1.0, BOUNDS)
-    assert found.update[0] == pytest.approx(devices, rel=2e-6)  # clipped to a little less, so it fits in any case
+    assert found.update[0] == pytest.approx(
+        devices, rel=2e-6
+    )  # clipped to a little less, so it fits in any case
     assert (found.reward_sum == devices * 2000.0) is right
 
 
@@ -79,7 +83,13 @@ def test_rounding_has_no_bias():
 def test_a_point_of_the_grid_stays_and_what_lies_between_two_becomes_one_of_them():
     rng = np.random.default_rng(4)
     points = np.array([-RANGE, -STEP, 0.0, STEP, RANGE])
-    assert to_grid(points, rng).tolist() == [0, LEVELS // 2 - 1, LEVELS // 2, LEVELS // 2 + 1, LEVELS]
+    assert to_grid(points, rng).tolist() == [
+        0,
+        LEVELS // 2 - 1,
+        LEVELS // 2,
+        LEVELS // 2 + 1,
+        LEVELS,
+    ]
     between = to_grid(np.full(1000, 0.25 * STEP), rng) - LEVELS // 2
     assert set(between) == {0, 1}
     assert abs(between.mean() - 0.25) < 5 * np.sqrt(0.25 * 0.75 / 1000)
@@ -140,7 +150,9 @@ def test_a_private_sum_is_whole_steps_and_nothing_in_it_is_refused():
     each = [encode(part, 0.7, BOUNDS, rng) for part in parts]
     found = decode_private(sum(each) % MODULUS, 7, BOUNDS)
     usual = decode(sum(each) % MODULUS, 7, 0.7, BOUNDS)
-    np.testing.assert_allclose(centred(found.update) * STEP * 0.7, usual.update, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        centred(found.update) * STEP * 0.7, usual.update, rtol=1e-9, atol=1e-12
+    )
     assert found.devices == 5
     assert (found.unclipped, found.events) == (usual.unclipped, usual.events)
     assert found.reward_sum == pytest.approx(usual.reward_sum)
@@ -168,6 +180,12 @@ def centred(steps):
     ],
 )
 def test_impossible_sums(changed, reason):
-    sound = {"update": np.zeros(4), "unclipped": 2, "events": 10, "reward_sum": 5.0, "propensity_sum": 3.0}
+    sound = {
+        "update": np.zeros(4),
+        "unclipped": 2,
+        "events": 10,
+        "reward_sum": 5.0,
+        "propensity_sum": 3.0,
+    }
     assert why_impossible(Figures(**sound, devices=5), 5, 1.0, BOUNDS) is None
     assert reason in why_impossible(Figures(**{**sound, "devices": 5, **changed}), 5, 1.0, BOUNDS)

@@ -12,19 +12,26 @@ from fedbandit.engines import ThreadEngine
 from fedbandit.simulation.simulate import simulate
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the warnings are of Ray's own making
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),
+]  # the warnings are of Ray's own making
 
 from ray.cluster_utils import Cluster  # noqa: E402 - needs ray
 
 from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
 
 # Enough clients for several chunks a round, so that both nodes have work and the loss of one is noticed.
-CONFIG = Config.build({"scenario": "scratch", "rounds": 5, "deploy_every": 2, "clients_per_round": 250})
+CONFIG = Config.build(
+    {"scenario": "scratch", "rounds": 5, "deploy_every": 2, "clients_per_round": 250}
+)
 
 
 @pytest.fixture
 def two_nodes():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     yield cluster, second
@@ -43,7 +50,9 @@ def test_two_nodes_and_then_one(two_nodes, tmp_path):
         assert engine.workers == 2
         ray.get(list(engine._pool.starting))
         node = lambda worker: __import__("ray").get_runtime_context().get_node_id()  # noqa: E731 - sent by value
-        places = {ray.get(worker.__ray_call__.remote(node)) for worker in engine._pool.starting.values()}
+        places = {
+            ray.get(worker.__ray_call__.remote(node)) for worker in engine._pool.starting.values()
+        }
         assert len(places) == 2
         rounds = iter(simulate(CONFIG, dataset, engine=engine))
         seen = [json.dumps(next(rounds)) for _ in range(2)]

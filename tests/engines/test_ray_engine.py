@@ -31,13 +31,25 @@ pytestmark = [
 
 from fedbandit.engines.ray import RayEngine  # noqa: E402 - needs ray
 
-TEXT = {"scenario": "init-shift", "rounds": 6, "deploy_every": 2, "clients_per_round": 20, "evaluate_every": 3}
+TEXT = {
+    "scenario": "init-shift",
+    "rounds": 6,
+    "deploy_every": 2,
+    "clients_per_round": 20,
+    "evaluate_every": 3,
+}
 TEXT |= {"pretraining": {"rounds": 2, "clients": 30}, "seed": 3}
 POPULATION = TEXT | {
     "mode": "population",
     "population": {"events_per_period": 8, "cache_size": 24, "pull_probability": 0.5},
 }
-IMAGES = {"scenario": "scratch", "rounds": 3, "deploy_every": 2, "clients_per_round": 12, "model": {"name": "mlp"}}
+IMAGES = {
+    "scenario": "scratch",
+    "rounds": 3,
+    "deploy_every": 2,
+    "clients_per_round": 12,
+    "model": {"name": "mlp"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +63,19 @@ def images(tmp_path_factory):
     rng = np.random.default_rng(0)
     sizes = rng.integers(5, 60, 40)
     labels = rng.integers(0, 6, int(sizes.sum()))
-    features = (np.eye(6)[labels] @ rng.random((6, 36)) + 0.3 * rng.random((len(labels), 36))).astype(np.float32)
+    features = (
+        np.eye(6)[labels] @ rng.random((6, 36)) + 0.3 * rng.random((len(labels), 36))
+    ).astype(np.float32)
     clients = np.repeat([f"c{i:03d}" for i in range(40)], sizes)
     out = tmp_path_factory.mktemp("data") / "images"
-    with DatasetWriter(out, name="images", kind="dense", shape=(6, 6), actions=map(str, range(6))) as writer:
-        writer.add_many(clients, features.reshape(-1, 6, 6), Ragged.from_rows([[int(label)] for label in labels]))
+    with DatasetWriter(
+        out, name="images", kind="dense", shape=(6, 6), actions=map(str, range(6))
+    ) as writer:
+        writer.add_many(
+            clients,
+            features.reshape(-1, 6, 6),
+            Ragged.from_rows([[int(label)] for label in labels]),
+        )
         return FederatedDataset.open(writer.finish())
 
 
@@ -72,7 +92,13 @@ def own_parts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def local(own_parts):
     """One cluster for the tests that need no other: two workers on this machine."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     yield
     ray.shutdown()
 
@@ -101,11 +127,26 @@ FEDPROX = IMAGES | {"algorithm": {"name": "fedprox", "mu": 0.5}}
 SCAFFOLD = TEXT | {"algorithm": {"name": "scaffold"}}
 QUANTIZED = TEXT | {"compression": {"name": "quantize", "bits": 4}}
 SPARSE = IMAGES | {"compression": {"name": "top-k", "fraction": 0.1}}
-HEADS = TEXT | {"model": {"name": "linear-heads", "heads": 3}, "policy": {"name": "falcon-schedule"}}
+HEADS = TEXT | {
+    "model": {"name": "linear-heads", "heads": 3},
+    "policy": {"name": "falcon-schedule"},
+}
 FROZEN = IMAGES | {"model": {"name": "mlp", "freeze": ["dense1"]}}
 ROBUST = TEXT | {"aggregation": {"name": "trimmed-mean", "trim": 0.2}}
-EVERY = [(TEXT, "text"), (POPULATION, "text"), (IMAGES, "images"), (FEDPROX, "images"), (SCAFFOLD, "text")]
-EVERY += [(QUANTIZED, "text"), (SPARSE, "images"), (HEADS, "text"), (FROZEN, "images"), (ROBUST, "text")]
+EVERY = [
+    (TEXT, "text"),
+    (POPULATION, "text"),
+    (IMAGES, "images"),
+    (FEDPROX, "images"),
+    (SCAFFOLD, "text"),
+]
+EVERY += [
+    (QUANTIZED, "text"),
+    (SPARSE, "images"),
+    (HEADS, "text"),
+    (FROZEN, "images"),
+    (ROBUST, "text"),
+]
 
 
 @pytest.mark.parametrize(("values", "data"), EVERY)
@@ -138,7 +179,9 @@ class Killing:
 
 
 @pytest.mark.parametrize(("values", "data"), [(TEXT, "text"), (IMAGES, "images")])
-def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(local, values, data, request, monkeypatch, tmp_path):
+def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(
+    local, values, data, request, monkeypatch, tmp_path
+):
     config, dataset = Config.build(values), request.getfixturevalue(data)
     expected = on_threads(config, dataset, monkeypatch, tmp_path)
     fresh_cache(monkeypatch, tmp_path / "ray")
@@ -158,7 +201,9 @@ def test_what_travels_is_weights_once_a_round_and_a_sum_per_chunk(local, images)
         size, phase = simulation.state.weights.nbytes, simulation.experiment.bandit
         chunks = sum(len(phase.work.chunks(phase.cohorts.draw(number))) for number in (1, 2, 3))
         list(simulation)
-        assert engine.traffic.weights == (3 + 2) * size  # three rounds, and versions 0 and 1 as they are deployed
+        assert (
+            engine.traffic.weights == (3 + 2) * size
+        )  # three rounds, and versions 0 and 1 as they are deployed
         assert engine.traffic.sums == chunks * size
     finally:
         engine.close()
@@ -186,7 +231,9 @@ def test_a_worker_that_finds_other_data_says_so(local, images):
 
 
 def test_one_engine_computes_each_configuration_it_is_given(local, images, monkeypatch, tmp_path):
-    slow, fast = (Config.build(IMAGES | {"client": {"learning_rate": rate}}) for rate in (0.01, 0.5))
+    slow, fast = (
+        Config.build(IMAGES | {"client": {"learning_rate": rate}}) for rate in (0.01, 0.5)
+    )
     expected = [on_threads(config, images, monkeypatch, tmp_path) for config in (slow, fast)]
     assert expected[0] != expected[1]
     engine = RayEngine()
@@ -200,11 +247,18 @@ def test_a_recipe_that_makes_other_work_is_refused(local, images):
     config = Config.build(IMAGES)
     phase = build_experiment(config, images).bandit
     others = replace(phase.work.learner.settings, learning_rate=7.0)
-    changed = replace(phase, work=replace(phase.work, learner=replace(phase.work.learner, settings=others)))
+    changed = replace(
+        phase, work=replace(phase.work, learner=replace(phase.work.learner, settings=others))
+    )
     engine = RayEngine()
     try:
         with pytest.raises(ValueError, match="other work"):
-            run_round(changed, phase.start(build_experiment(config, images).initial_weights()), engine, Stopwatch())
+            run_round(
+                changed,
+                phase.start(build_experiment(config, images).initial_weights()),
+                engine,
+                Stopwatch(),
+            )
     finally:
         engine.close()
 
@@ -228,7 +282,9 @@ def write_part(folder, action):
     sources._executed.pop("part_on_ray", None)
 
 
-def test_workers_execute_an_edited_part_as_it_is_now(local, own_parts, images, monkeypatch, tmp_path):
+def test_workers_execute_an_edited_part_as_it_is_now(
+    local, own_parts, images, monkeypatch, tmp_path
+):
     config = Config.build(IMAGES | {"policy": {"name": "part_on_ray:Mine"}})
     expected = []
     for action in (1, 2):
@@ -241,7 +297,9 @@ def test_workers_execute_an_edited_part_as_it_is_now(local, own_parts, images, m
             write_part(own_parts, action)
             assert metrics_of(config, images, engine) == expected[action - 1]
         simulation = simulate(config, images, engine=engine)
-        (own_parts / "part_on_ray.py").write_text(PART.format(action=3))  # the driver has executed another file
+        (own_parts / "part_on_ray.py").write_text(
+            PART.format(action=3)
+        )  # the driver has executed another file
         for worker in engine._pool.ready:  # they have the right one
             ray.kill(worker)
         engine._pool.ready.clear()

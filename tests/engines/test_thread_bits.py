@@ -22,7 +22,9 @@ class InPlace:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_threads_of_a_pool_compute_as_the_main_thread_does(threads):
     """Torch keeps its number of intra-op threads per thread; with another number matrix products round differently."""
-    config = Config.build({"scenario": "scratch", "rounds": 3, "clients_per_round": 12, "model": {"name": "mlp"}})
+    config = Config.build(
+        {"scenario": "scratch", "rounds": 3, "clients_per_round": 12, "model": {"name": "mlp"}}
+    )
     dataset = random_images(clients=30, shape=(6, 6))
     weights = []
     for engine in (InPlace(), ThreadEngine(threads)):

@@ -65,7 +65,9 @@ def test_the_same_model_is_not_worse_than_itself():
 def test_the_gain_is_estimated_without_bias(estimator):
     experiment = build_experiment(_config(), WORLD.dataset)
     work = experiment.bandit.work
-    rewards = lambda rows: experiment.bandit.scenario.stage(1).rewards.matrix(work.split.labels.take(rows))  # noqa: E731
+
+    def rewards(rows):
+        return experiment.bandit.scenario.stage(1).rewards.matrix(work.split.labels.take(rows))
 
     def value(model):
         scores = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
@@ -73,7 +75,9 @@ def test_the_gain_is_estimated_without_bias(estimator):
 
     truth = value(GOOD) - value(BAD)
     gate = Gate(range(120), seed=0, estimator=estimator, clients=110)
-    gains = [_judge(gate, BAD, GOOD, round_number=period).gain for period in range(1, 5)]  # fresh draws each round
+    gains = [
+        _judge(gate, BAD, GOOD, round_number=period).gain for period in range(1, 5)
+    ]  # fresh draws each round
     error = _judge(gate, BAD, GOOD).standard_error / np.sqrt(len(gains))
     assert abs(np.mean(gains) - truth) < 3 * error
 
@@ -100,7 +104,9 @@ def test_a_refused_model_leaves_the_old_weights_under_the_new_number(tmp_path):
     experiment = build_experiment(config, WORLD.dataset)
     # Start from the truth and train with a rate that ruins it: nothing may be deployed.
     work = experiment.bandit.work
-    spoiled = replace(work.algorithm, optimizer=replace(work.algorithm.optimizer, learning_rate=1.0))
+    spoiled = replace(
+        work.algorithm, optimizer=replace(work.algorithm.optimizer, learning_rate=1.0)
+    )
     phase = replace(experiment.bandit, work=replace(work, algorithm=spoiled))
     state, engine = phase.start(GOOD), ThreadEngine(1)
     seen = []
@@ -115,21 +121,30 @@ def test_a_refused_model_leaves_the_old_weights_under_the_new_number(tmp_path):
     assert (state.weights != GOOD).any()
     assert seen[-1]["model_version"] == 1
     save_state(state, tmp_path / "state.safetensors")
-    np.testing.assert_array_equal(load_state(tmp_path / "state.safetensors").deployed[2].weights, GOOD)
+    np.testing.assert_array_equal(
+        load_state(tmp_path / "state.safetensors").deployed[2].weights, GOOD
+    )
 
 
 def test_population_mode_keeps_every_version_that_clients_may_hold():
     config = _config(
         mode="population",
         gate={"confidence": 0.9999, "clients": 3},  # next to nothing passes
-        population={"events_per_period": 10, "cache_size": 20, "pull_probability": 0.5, "longest_lag": 2},
+        population={
+            "events_per_period": 10,
+            "cache_size": 20,
+            "pull_probability": 0.5,
+            "longest_lag": 2,
+        },
     )
     simulation = simulate(config, WORLD.dataset)
     rounds = list(simulation)
     assert [metrics["gate"]["passes"] for metrics in rounds if "gate" in metrics].count(False) >= 3
     newest = max(simulation.state.deployed)
     assert newest == 4
-    assert sorted(simulation.state.deployed) == list(range(min(simulation.state.deployed), newest + 1))
+    assert sorted(simulation.state.deployed) == list(
+        range(min(simulation.state.deployed), newest + 1)
+    )
 
 
 def test_without_a_gate_nothing_changes_and_an_idle_gate_changes_no_result():
@@ -144,7 +159,13 @@ def test_without_a_gate_nothing_changes_and_an_idle_gate_changes_no_result():
     [
         ({"policy": {"name": "greedy"}}, "never explores"),
         ({"policy": {"name": "epsilon-greedy", "epsilon": 0}}, "never explores"),
-        ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "clipping": {"norm": 0.1}}, "epsilon"),
+        (
+            {
+                "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
+                "clipping": {"norm": 0.1},
+            },
+            "epsilon",
+        ),
     ],
 )
 def test_gates_that_cannot_work_are_refused(values, message):

@@ -11,7 +11,12 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
 from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.evaluation.ope.reward_models import action_means, choose_columns, linear_rewards, linear_sums
+from fedbandit.evaluation.ope.reward_models import (
+    action_means,
+    choose_columns,
+    linear_rewards,
+    linear_sums,
+)
 from fedbandit.ope import Bootstrap, DirectMethod, DoublyRobust, Range, estimate
 from fedbandit.policies import Uniform
 from fedbandit.studies.evaluate import EvaluationRequest, _rewards
@@ -37,7 +42,9 @@ def _log(seed, hidden=False, sparse=False):
     means = np.stack([0.2 + 0.5 * x[:, 0], np.full(n, 0.5), 0.1 + 0.6 * x[:, 1]], axis=1)
     logging = np.where(means > 0.45, 0.5, 0.15)
     logging /= logging.sum(axis=1, keepdims=True)
-    actions = (rng.random(n)[:, None] > np.cumsum(logging, axis=1)).sum(axis=1).clip(max=ACTIONS - 1)
+    actions = (
+        (rng.random(n)[:, None] > np.cumsum(logging, axis=1)).sum(axis=1).clip(max=ACTIONS - 1)
+    )
     rewards = (rng.random(n) < means[np.arange(n), actions]).astype(float)
     propensities = logging[np.arange(n), actions]
     shown = rng.random((n, 2)).astype(np.float32) if hidden else x
@@ -77,13 +84,17 @@ def _rare_rewards(seed):
     rng = np.random.default_rng(seed)
     n, features, logging = 2000, 6, np.array([0.6, 0.1, 0.1, 0.1, 0.1])
     x = rng.standard_normal((n, features))
-    means = 1 / (1 + np.exp(4 - x @ np.random.default_rng(100).standard_normal((features, len(logging)))))
+    means = 1 / (
+        1 + np.exp(4 - x @ np.random.default_rng(100).standard_normal((features, len(logging))))
+    )
     actions = rng.choice(len(logging), n, p=logging)
     rewards = (rng.random(n) < means[np.arange(n), actions]).astype(float)
     no_labels = Ragged(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
     log = Log(actions.astype(np.int32), rewards, logging[actions])
     ids = np.array([f"{c:03d}".encode() for c in range(100)])
-    return Split(ids, np.arange(101) * 20, x.astype(np.float32), no_labels, log=log), float(means.mean())
+    return Split(ids, np.arange(101) * 20, x.astype(np.float32), no_labels, log=log), float(
+        means.mean()
+    )
 
 
 def test_doubly_robust_stays_unbiased_where_the_bound_needs_predictions_in_a_range():
@@ -95,7 +106,9 @@ def test_doubly_robust_stays_unbiased_where_the_bound_needs_predictions_in_a_ran
         cut += int((model(np.arange(split.num_examples)) < 0).sum())
         records = records_of(split, Uniform(), 5, rewards=model, within=(0.0, 1.0))
         assert records.predicted.min() >= 0
-        found = estimate(records, {"dr": DoublyRobust()}, bootstrap=Bootstrap(1), within=Range(0, 1, 0.1))
+        found = estimate(
+            records, {"dr": DoublyRobust()}, bootstrap=Bootstrap(1), within=Range(0, 1, 0.1)
+        )
         errors.append(found["dr"].value - truth)
     assert cut > 0.1 * DRAWS * 2000 * 5
     assert abs(np.mean(errors)) < 3 * np.std(errors, ddof=1) / np.sqrt(DRAWS)
@@ -127,7 +140,9 @@ def test_clients_sums_add_up_to_the_model_of_all():
 
     def sums(rows):
         log = split.log
-        return linear_sums(columns, split.contexts(rows), log.actions[rows], log.rewards[rows], ACTIONS)
+        return linear_sums(
+            columns, split.contexts(rows), log.actions[rows], log.rewards[rows], ACTIONS
+        )
 
     each = [sums(np.arange(split.offsets[c], split.offsets[c + 1])) for c in range(CLIENTS)]
     whole = sums(np.arange(split.num_examples))
@@ -137,7 +152,9 @@ def test_clients_sums_add_up_to_the_model_of_all():
 
 def test_sparse_contexts_give_the_same_model_as_dense_ones():
     rows = np.arange(200)
-    dense, sparse = (linear_rewards(_log(1, sparse=sparse), ACTIONS)(rows) for sparse in (False, True))
+    dense, sparse = (
+        linear_rewards(_log(1, sparse=sparse), ACTIONS)(rows) for sparse in (False, True)
+    )
     np.testing.assert_allclose(dense, sparse, rtol=1e-6)
 
 
@@ -146,7 +163,9 @@ def test_a_client_is_predicted_from_others_alone():
     split = _log(2)
     before = linear_rewards(split, ACTIONS)(np.arange(split.num_examples))
     split.log.rewards[:EVENTS] += 5.0  # of client 0
-    change = np.abs(linear_rewards(split, ACTIONS)(np.arange(split.num_examples)) - before).max(axis=1)
+    change = np.abs(linear_rewards(split, ACTIONS)(np.arange(split.num_examples)) - before).max(
+        axis=1
+    )
     half = np.repeat(np.arange(CLIENTS) % 2, EVENTS)
     assert change[half == 0].max() == 0
     assert change[half == 1].min() > 0
@@ -156,11 +175,16 @@ def test_it_is_the_default_where_there_are_contexts():
     split = _log(3)
     rows = np.arange(50)
     assert np.array_equal(
-        _rewards(split, None, ACTIONS, EvaluationRequest())(rows), linear_rewards(split, ACTIONS)(rows)
+        _rewards(split, None, ACTIONS, EvaluationRequest())(rows),
+        linear_rewards(split, ACTIONS)(rows),
     )
-    bare = Split(split.client_ids, split.offsets, np.empty((split.num_examples, 0), np.float32), split.labels)
+    bare = Split(
+        split.client_ids, split.offsets, np.empty((split.num_examples, 0), np.float32), split.labels
+    )
     bare = Split(bare.client_ids, bare.offsets, bare.features, bare.labels, log=split.log)
-    assert np.array_equal(_rewards(bare, None, ACTIONS, EvaluationRequest())(rows), action_means(bare, ACTIONS)(rows))
+    assert np.array_equal(
+        _rewards(bare, None, ACTIONS, EvaluationRequest())(rows), action_means(bare, ACTIONS)(rows)
+    )
     with pytest.raises(ConfigError, match="linear needs contexts"):
         _rewards(bare, None, ACTIONS, EvaluationRequest(reward_model="linear"))
 
@@ -168,7 +192,11 @@ def test_it_is_the_default_where_there_are_contexts():
 def test_wide_contexts_are_cut_to_what_varies():
     rng = np.random.default_rng(0)
     split = _log(4)
-    wide = rng.random((split.num_examples, 600)).astype(np.float32) * np.linspace(0, 1, 600, dtype=np.float32)
-    columns = choose_columns(Split(split.client_ids, split.offsets, wide, split.labels, log=split.log), 200)
+    wide = rng.random((split.num_examples, 600)).astype(np.float32) * np.linspace(
+        0, 1, 600, dtype=np.float32
+    )
+    columns = choose_columns(
+        Split(split.client_ids, split.offsets, wide, split.labels, log=split.log), 200
+    )
     assert len(columns.chosen) == 101  # 200 actions: about two million numbers in all
     assert columns.chosen.min() > 400

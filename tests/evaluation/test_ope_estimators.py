@@ -23,7 +23,9 @@ WRONG_MODEL = np.random.default_rng(7).uniform(0, 1, (CONTEXTS, ACTIONS))
 
 def _values(estimator, weighting=Plain(), draws=DRAWS, **log):  # noqa: B008
     found = [
-        estimate(WORLD.log(seed, **log), {"e": estimator}, weighting=weighting, bootstrap=Bootstrap(2))["e"].value
+        estimate(
+            WORLD.log(seed, **log), {"e": estimator}, weighting=weighting, bootstrap=Bootstrap(2)
+        )["e"].value
         for seed in range(draws)
     ]
     return np.array(found)
@@ -40,7 +42,10 @@ def _bias(values):
         (IPS(), {}),
         (DirectMethod(), {"model": WORLD.means}),
         (DoublyRobust(), {"model": WRONG_MODEL}),
-        (DoublyRobust(), {"model": WORLD.means, "claimed": np.full((CONTEXTS, ACTIONS), 1 / ACTIONS)}),
+        (
+            DoublyRobust(),
+            {"model": WORLD.means, "claimed": np.full((CONTEXTS, ACTIONS), 1 / ACTIONS)},
+        ),
     ],
     ids=["ips", "dm with the right model", "dr with a wrong model", "dr with wrong propensities"],
 )
@@ -87,7 +92,12 @@ def test_ips_errs_downwards_where_the_log_never_takes_an_action():
     logging[:, 0] = 0
     logging /= logging.sum(axis=1, keepdims=True)
     blind = type(WORLD)(WORLD.means, logging, WORLD.target)
-    values = np.array([estimate(blind.log(s), {"e": IPS()}, bootstrap=Bootstrap(2))["e"].value for s in range(DRAWS)])
+    values = np.array(
+        [
+            estimate(blind.log(s), {"e": IPS()}, bootstrap=Bootstrap(2))["e"].value
+            for s in range(DRAWS)
+        ]
+    )
     missed = (WORLD.target[:, 0] * WORLD.means[:, 0]).mean()
     bias, error = _bias(values)
     assert bias < -3 * error

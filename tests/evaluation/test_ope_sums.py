@@ -40,11 +40,20 @@ def least_expected(draws: int, coverage: float = 0.95) -> float:
 def test_clients_sums_added_up_are_the_sums_of_the_log(name):
     records = WORLD.log(3, clients=17, model=MODEL)
     whole = sums_of(records, BUILT_IN[name], Clipped(4), Bootstrap(40, seed=5))
-    apart = added([sums_of(records.client(c), BUILT_IN[name], Clipped(4), Bootstrap(40, seed=5)) for c in range(17)])
+    apart = added(
+        [
+            sums_of(records.client(c), BUILT_IN[name], Clipped(4), Bootstrap(40, seed=5))
+            for c in range(17)
+        ]
+    )
     assert apart.extremes == whole.extremes
     for field in set(vars(whole)) - {"extremes"}:
-        np.testing.assert_allclose(getattr(apart, field), getattr(whole, field), rtol=1e-9, atol=1e-9)
-    assert combine(apart, BUILT_IN[name]).value == pytest.approx(combine(whole, BUILT_IN[name]).value)
+        np.testing.assert_allclose(
+            getattr(apart, field), getattr(whole, field), rtol=1e-9, atol=1e-9
+        )
+    assert combine(apart, BUILT_IN[name]).value == pytest.approx(
+        combine(whole, BUILT_IN[name]).value
+    )
 
 
 def test_a_client_without_events_changes_nothing_but_the_count():
@@ -99,7 +108,9 @@ def test_empirical_bernstein_covers_the_truth_and_is_the_wider_one():
     for seed in range(60):
         records = WORLD.log(seed, clients=1000, events=1, model=MODEL)
         every = {"ips": IPS(), "snips": SelfNormalisedIPS(), "dr": BUILT_IN["dr"]}
-        bounds = estimate(records, every, interval="bernstein", within=Range(0, 1, floor), bootstrap=Bootstrap(0))
+        bounds = estimate(
+            records, every, interval="bernstein", within=Range(0, 1, floor), bootstrap=Bootstrap(0)
+        )
         hits += all(found.interval.contains(WORLD.truth) for found in bounds.values())
         plain = estimate(records, {"ips": IPS()}, bootstrap=Bootstrap(200))["ips"].interval
         assert bounds["ips"].interval.high - bounds["ips"].interval.low > plain.high - plain.low
@@ -118,7 +129,9 @@ def test_the_range_of_rewards_counts():
     records = WORLD.log(0, clients=400, events=5)
     widths = []
     for low, high in ((0, 1), (-10, 10)):
-        ends = estimate(records, {"e": IPS()}, interval="bernstein", within=Range(low, high))["e"].interval
+        ends = estimate(records, {"e": IPS()}, interval="bernstein", within=Range(low, high))[
+            "e"
+        ].interval
         assert low <= ends.low < ends.high <= high
         widths.append(ends.high - ends.low)
     assert widths[1] > 5 * widths[0]
@@ -141,7 +154,9 @@ def test_where_no_reward_was_matched_the_value_is_not_said_to_be_nil(estimator):
     found = estimate(_nothing_matched(1.0), {"e": estimator})["e"]
     assert found.value == 0
     assert found.interval.low == 0
-    assert 0.01 < found.interval.high < 0.1  # 150 matched events without a reward: the rule of three, for two sides
+    assert (
+        0.01 < found.interval.high < 0.1
+    )  # 150 matched events without a reward: the rule of three, for two sides
     assert not found.interval.refusal
 
 
@@ -152,7 +167,9 @@ def test_where_nothing_can_be_said_nothing_is():
     told = estimate(_nothing_matched(0.0), {"e": IPS()}, within=Range(0, 1))["e"].interval
     assert not told.refusal
     assert 0 < told.high < 0.1
-    few = estimate(WORLD.log(0, clients=2, events=2), {"e": IPS()}, within=Range(0, 1, 0.05))["e"].interval
+    few = estimate(WORLD.log(0, clients=2, events=2), {"e": IPS()}, within=Range(0, 1, 0.05))[
+        "e"
+    ].interval
     assert "too small" in few.refusal
     assert (few.low, few.high) == (0, 1)
     model = estimate(WORLD.log(0, model=MODEL), {"e": BUILT_IN["dm"]})["e"].interval
@@ -164,7 +181,9 @@ QUICK = 80  # draws; the table in docs/off-policy.md has 2,000
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_intervals_cover_on_every_kind_of_log(kind):
-    for name, found in covered(replace(kind, estimators=_some(kind)), QUICK, replicates=200).items():
+    for name, found in covered(
+        replace(kind, estimators=_some(kind)), QUICK, replicates=200
+    ).items():
         given = QUICK * (1 - found.refused)
         assert found.refused > 0.9 or found.coverage >= least_expected(round(given)), name
 
@@ -177,14 +196,21 @@ def _some(kind):
 
 def test_the_sums_of_the_study_are_those_of_the_estimators():
     kind = Kind("one", clients=30, sizes="geometric")
-    records, counts = kind.records(np.random.default_rng(0), 2), draws_of(np.arange(30), Bootstrap(50))
+    records, counts = (
+        kind.records(np.random.default_rng(0), 2),
+        draws_of(np.arange(30), Bootstrap(50)),
+    )
     bounds = records.bounds[:31]
     first = {name: getattr(records, name)[: bounds[-1]] for name in COLUMNS}
-    alone = sums_of(Records(np.arange(30), bounds, **first), DoublyRobust(), bootstrap=Bootstrap(50))
+    alone = sums_of(
+        Records(np.arange(30), bounds, **first), DoublyRobust(), bootstrap=Bootstrap(50)
+    )
     study = _sums(kind, records, DoublyRobust(), counts, 2)[0]
     assert study.extremes == alone.extremes
     for field in set(vars(alone)) - {"extremes"}:
-        np.testing.assert_allclose(getattr(study, field), getattr(alone, field), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            getattr(study, field), getattr(alone, field), rtol=1e-9, atol=1e-9
+        )
 
 
 COLUMNS = ("rewards", "propensities", "target", "predicted", "expected")
@@ -198,7 +224,10 @@ def test_what_clipping_and_switching_leave_out_widens_the_interval():
     for name in every:
         assert "left out" in cut[name].interval.method
         assert cut[name].interval.contains(WORLD.truth)
-    assert cut["switch"].interval.high - cut["switch"].interval.low > plain["switch"].interval.high - WORLD.truth
+    assert (
+        cut["switch"].interval.high - cut["switch"].interval.low
+        > plain["switch"].interval.high - WORLD.truth
+    )
     assert cut["ips"].value < plain["ips"].value
 
 
@@ -212,12 +241,19 @@ def test_switch_is_doubly_robust_below_its_limit_and_the_model_above():
 
 def test_cross_validation_over_clients_shuns_a_wrong_model_and_uses_a_right_one():
     every = {name: BUILT_IN[name] for name in ("ips", "snips", "dm", "dr")}
-    wrong = [choose_estimator(WORLD.log(s, clients=200, model=1 - WORLD.means), every) for s in range(20)]
+    wrong = [
+        choose_estimator(WORLD.log(s, clients=200, model=1 - WORLD.means), every) for s in range(20)
+    ]
     assert "dm" not in wrong
     beside = {"ips": IPS(), "dm": BUILT_IN["dm"]}
-    right = [choose_estimator(WORLD.log(s, clients=60, events=5, model=WORLD.means), beside) for s in range(20)]
+    right = [
+        choose_estimator(WORLD.log(s, clients=60, events=5, model=WORLD.means), beside)
+        for s in range(20)
+    ]
     assert set(right) <= {"ips", "dm"}
-    assert choose_estimator(WORLD.log(0, clients=10), {"ips": IPS()}) is None  # too few clients to hold any out
+    assert (
+        choose_estimator(WORLD.log(0, clients=10), {"ips": IPS()}) is None
+    )  # too few clients to hold any out
 
 
 def test_overlap_is_warned_of():
@@ -229,13 +265,19 @@ def test_overlap_is_warned_of():
     clipped = estimate(WORLD.log(0), {"e": IPS()}, weighting=Clipped(0.5))["e"]
     assert any("clipping" in text for text in clipped.warnings)
     records = WORLD.log(0)
-    nothing = Records(records.clients, records.bounds, records.rewards, records.propensities, 0 * records.target)
+    nothing = Records(
+        records.clients, records.bounds, records.rewards, records.propensities, 0 * records.target
+    )
     assert "says nothing" in estimate(nothing, {"e": IPS()})["e"].warnings[0]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"propensities": 0.0}, "propensities"), ({"rewards": np.nan}, "rewards"), ({"target": 1.5}, "target")],
+    [
+        ({"propensities": 0.0}, "propensities"),
+        ({"rewards": np.nan}, "rewards"),
+        ({"target": 1.5}, "target"),
+    ],
 )
 def test_impossible_logs_are_refused(change, message):
     records = WORLD.log(0)

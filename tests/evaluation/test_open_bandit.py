@@ -22,11 +22,23 @@ def open_bandit(tmp_path_factory) -> Path:
     if given := os.environ.get("FEDBANDIT_OBD"):
         return Path(given) / "obp"
     folder = tmp_path_factory.mktemp("obp")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "obp==0.4.1", "-d", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "obp==0.4.1",
+        "-d",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        pytest.skip("the obp 0.4.1 wheel, which holds the Open Bandit Dataset, could not be downloaded")
+        pytest.skip(
+            "the obp 0.4.1 wheel, which holds the Open Bandit Dataset, could not be downloaded"
+        )
     with zipfile.ZipFile(wheels[0]) as wheel:
         wheel.extractall(folder)
     return folder / "obp"
@@ -54,7 +66,9 @@ def _bernoulli_ts(folder, campaign, draws=40_000):
     alpha, beta = _prior(folder, campaign)
     samples = np.random.default_rng(0).beta(alpha, beta, (draws, len(alpha)))
     ranked = np.argsort(-samples, axis=1)[:, :POSITIONS]
-    counts = [np.bincount(ranked[:, position], minlength=len(alpha)) for position in range(POSITIONS)]
+    counts = [
+        np.bincount(ranked[:, position], minlength=len(alpha)) for position in range(POSITIONS)
+    ]
     return np.stack(counts, axis=1) / draws
 
 
@@ -62,10 +76,13 @@ def _bernoulli_ts(folder, campaign, draws=40_000):
 @pytest.mark.parametrize("campaign", CAMPAIGNS)
 def test_estimates_from_random_logs_agree_with_the_policy_itself(open_bandit, campaign):
     items, positions, clicks, propensities = (
-        _column(open_bandit, "random", campaign, name) for name in ("item_id", "position", "click", "propensity_score")
+        _column(open_bandit, "random", campaign, name)
+        for name in ("item_id", "position", "click", "propensity_score")
     )
     policy = _bernoulli_ts(open_bandit, campaign)
-    overall = np.bincount(items, clicks, minlength=len(policy)) / np.bincount(items, minlength=len(policy))
+    overall = np.bincount(items, clicks, minlength=len(policy)) / np.bincount(
+        items, minlength=len(policy)
+    )
     n = len(clicks)
     records = Records(
         clients=np.arange(n),  # the data names no users: every impression stands for itself
@@ -81,7 +98,9 @@ def test_estimates_from_random_logs_agree_with_the_policy_itself(open_bandit, ca
     mean, error = on_policy.mean(), on_policy.std() / np.sqrt(n)
     for name, one in found.items():
         interval = one.interval
-        print(f"{campaign} {name} {one.value:.5f} [{interval.low:.5f}, {interval.high:.5f}] on-policy {mean:.5f}")
+        print(
+            f"{campaign} {name} {one.value:.5f} [{interval.low:.5f}, {interval.high:.5f}] on-policy {mean:.5f}"
+        )
         assert interval.contains(mean), name
         assert abs(one.value - mean) < 3 * np.hypot(error, one.standard_error), name
         assert not any("propensities are wrong" in text for text in one.warnings)

@@ -25,12 +25,18 @@ def test_rewards_follow_the_truth():
     standard = np.sqrt((means * (1 - means)).sum(axis=0)) / len(rows)
     assert (np.abs(residual.mean(axis=0)) < 3 * standard).all()
     x = features_of(split.contexts(rows))
-    assert np.abs(x.T @ residual / len(rows)).max() < 3 * 0.5 / np.sqrt(len(rows))  # nothing linear is left over
+    assert np.abs(x.T @ residual / len(rows)).max() < 3 * 0.5 / np.sqrt(
+        len(rows)
+    )  # nothing linear is left over
 
 
 def test_clients_differ():
     split = WORLD.dataset.train
-    best = WORLD.mean_rewards(np.arange(split.num_examples)).argmax(axis=1).reshape(split.num_clients, -1)
+    best = (
+        WORLD.mean_rewards(np.arange(split.num_examples))
+        .argmax(axis=1)
+        .reshape(split.num_clients, -1)
+    )
     shares = np.stack([(best == action).mean(axis=1) for action in range(3)])
     assert shares.std(axis=1).max() > 0.2
 

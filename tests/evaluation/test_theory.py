@@ -39,7 +39,9 @@ def test_per_event_bounds_by_hand():
     assert falcon_per_event(setting, 100, 5) == pytest.approx(sqrt(4 * error))
 
 
-@pytest.mark.parametrize("bound", [epsilon_greedy_per_event, falcon_per_event, federated_regret, centralised_regret])
+@pytest.mark.parametrize(
+    "bound", [epsilon_greedy_per_event, falcon_per_event, federated_regret, centralised_regret]
+)
 def test_a_bound_needs_samples_and_periods(bound):
     for samples, periods in ((0, 5), (100, 0), (-1, 5)):
         with pytest.raises(ValueError, match="at least 1"):
@@ -49,8 +51,12 @@ def test_a_bound_needs_samples_and_periods(bound):
 def test_optimization_error_costs_the_same_in_both():
     worse = Setting(actions=4, epsilon=0.1, log_class=20.0, delta=0.05, optimization_error=0.02)
     price = sqrt(80 * 0.02) * 100 * 30
-    assert federated_regret(worse, 100, 30) - federated_regret(SETTING, 100, 30) == pytest.approx(price)
-    assert centralised_regret(worse, 100, 30) - centralised_regret(SETTING, 100, 30) == pytest.approx(price)
+    assert federated_regret(worse, 100, 30) - federated_regret(SETTING, 100, 30) == pytest.approx(
+        price
+    )
+    assert centralised_regret(worse, 100, 30) - centralised_regret(
+        SETTING, 100, 30
+    ) == pytest.approx(price)
 
 
 def test_one_period_is_vacuous_while_the_centralised_bound_still_falls():
@@ -65,7 +71,9 @@ def test_one_period_is_vacuous_while_the_centralised_bound_still_falls():
 
 def test_delay_costs_a_factor_that_shrinks_with_more_periods_where_the_bounds_say_something():
     n = 10**6
-    ratios = [federated_regret(SETTING, n, i) / centralised_regret(SETTING, n, i) for i in (2, 8, 64, 512)]
+    ratios = [
+        federated_regret(SETTING, n, i) / centralised_regret(SETTING, n, i) for i in (2, 8, 64, 512)
+    ]
     assert all(earlier > later for earlier, later in pairwise(ratios))
     assert 1 <= ratios[-1] < 1.05
 
@@ -78,22 +86,30 @@ def test_where_both_say_nothing_the_printed_bounds_may_cross():
 
 def test_longer_periods_never_help():
     events = 7_200_000
-    regrets = [federated_regret(SETTING, n, events // n) for n in (60_000, 120_000, 720_000, 3_600_000, 7_200_000)]
+    regrets = [
+        federated_regret(SETTING, n, events // n)
+        for n in (60_000, 120_000, 720_000, 3_600_000, 7_200_000)
+    ]
     assert regrets == sorted(regrets)
     longest = longest_useful_period(SETTING, 10**6)
     assert longest is not None
-    assert not is_vacuous(federated_regret(SETTING, longest, 10**6 // longest), longest, 10**6 // longest)
+    assert not is_vacuous(
+        federated_regret(SETTING, longest, 10**6 // longest), longest, 10**6 // longest
+    )
     assert is_vacuous(federated_regret(SETTING, 10**6, 1), 10**6, 1)
 
 
 def test_long_sums_agree_with_short_ones():
     for count in (999_999, 1_000_000, 1_000_001, 1_000_002):
-        assert inverse_roots(count + 1) - inverse_roots(count) == pytest.approx(1 / sqrt(count + 1), rel=1e-5)
+        assert inverse_roots(count + 1) - inverse_roots(count) == pytest.approx(
+            1 / sqrt(count + 1), rel=1e-5
+        )
     assert inverse_roots(0) == 0
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"actions": 1}, {"epsilon": 0}, {"log_class": -1}, {"delta": 1}, {"optimization_error": -0.1}]
+    "wrong",
+    [{"actions": 1}, {"epsilon": 0}, {"log_class": -1}, {"delta": 1}, {"optimization_error": -0.1}],
 )
 def test_settings_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

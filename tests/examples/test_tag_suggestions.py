@@ -34,11 +34,15 @@ def served(tmp_path):
     found = []
     for number in range(3):
         agent = Agent(
-            tmp_path / f"device-{number}", retention=Retention(max_events=200), uniform=random.Random(number).random
+            tmp_path / f"device-{number}",
+            retention=Retention(max_events=200),
+            uniform=random.Random(number).random,
         )
         service = make_service(agent)
         threading.Thread(target=service.serve_forever, daemon=True).start()
-        found.append((agent, service, f"http://127.0.0.1:{service.server_address[1]}", User(number)))
+        found.append(
+            (agent, service, f"http://127.0.0.1:{service.server_address[1]}", User(number))
+        )
     yield found
     for agent, service, _, _ in found:
         service.shutdown()
@@ -48,20 +52,26 @@ def served(tmp_path):
 
 def test_suggestions_get_better_from_model_to_model(tmp_path, served):
     deployment = read_deployment(write_files(tmp_path, rounds=8, devices=3))
-    server = coordinator(deployment, Network({i: Participant(agent) for i, (agent, *_) in enumerate(served)}))
+    server = coordinator(
+        deployment, Network({i: Participant(agent) for i, (agent, *_) in enumerate(served)})
+    )
     for agent, *_ in served:
         agent.install(deployment.device_model(Version(deployment.initial), 0))
     chance = random.Random(1)
     shares = []
     for _ in range(4):
-        used = [write_once(address, user, chance) for _, _, address, user in served for _ in range(40)]
+        used = [
+            write_once(address, user, chance) for _, _, address, user in served for _ in range(40)
+        ]
         shares.append(sum(used) / len(used))
         server.run(attempts=2)
     used = [write_once(address, user, chance) for _, _, address, user in served for _ in range(40)]
     assert shares[0] < 0.4
     assert sum(used) / len(used) > shares[0] + 0.2
     page = render(deployment.folder)
-    assert page.count("<rect") == 3  # models 0, 1 and 2 made the choices whose rewards have been reported
+    assert (
+        page.count("<rect") == 3
+    )  # models 0, 1 and 2 made the choices whose rewards have been reported
     assert "round          8" in page
 
 
@@ -75,8 +85,12 @@ def test_the_service_before_there_is_a_model_and_with_bad_requests(tmp_path, ser
     agent.install(deployment.device_model(Version(deployment.initial), 0))
     suggestion = post(address, "/suggest", {"text": "a new song for my guitar"})
     assert suggestion["tag"] in TAGS
-    assert post(address, "/feedback", {"event": suggestion["event"], "used": True}) == {"outcome": "recorded"}
-    assert post(address, "/feedback", {"event": suggestion["event"], "used": False}) == {"outcome": "duplicate"}
+    assert post(address, "/feedback", {"event": suggestion["event"], "used": True}) == {
+        "outcome": "recorded"
+    }
+    assert post(address, "/feedback", {"event": suggestion["event"], "used": False}) == {
+        "outcome": "duplicate"
+    }
     for path, content in (("/suggest", {}), ("/elsewhere", {"text": "a"})):
         with pytest.raises(urllib.error.HTTPError) as refused:
             post(address, path, content)
@@ -92,7 +106,14 @@ def test_the_page_before_the_first_round(tmp_path):
 @pytest.mark.slow
 def test_one_command_runs_all_of_it_and_ctrl_c_ends_it(tmp_path):
     pytest.importorskip("flwr")
-    command = [sys.executable, str(EXAMPLE / "run.py"), "--out", str(tmp_path / "out"), "--devices", "2"]
+    command = [
+        sys.executable,
+        str(EXAMPLE / "run.py"),
+        "--out",
+        str(tmp_path / "out"),
+        "--devices",
+        "2",
+    ]
     # Who starts these tests in the background may ignore Ctrl-C, and children inherit that.
     hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=hear)

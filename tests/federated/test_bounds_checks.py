@@ -16,9 +16,13 @@ def test_no_kernel_leaves_its_arrays(tmp_path):
     environment = {
         **os.environ,
         "NUMBA_BOUNDSCHECK": "1",
-        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),  # what was compiled without checks must not be found
+        "NUMBA_CACHE_DIR": str(
+            tmp_path / "numba"
+        ),  # what was compiled without checks must not be found
         "FEDBANDIT_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": os.pathsep.join([*(place for place in sys.path if place), str(TESTS / "data")]),
+        "PYTHONPATH": os.pathsep.join(
+            [*(place for place in sys.path if place), str(TESTS / "data")]
+        ),
     }
     command = [sys.executable, str(TESTS / "helpers" / "bounds_checked.py"), str(tmp_path / "work")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)

@@ -33,7 +33,9 @@ def work_and_broadcast(dataset, clip_norm, **settings):
     experiment = build_experiment(config(**{"client__learning_rate": 5.0, **settings}), dataset)
     weights = experiment.initial_weights()
     stage = experiment.bandit.scenario.stage(1)
-    return experiment.bandit.work, Broadcast(1, {"weights": weights}, {0: Version(weights)}, clip_norm, stage.rewards)
+    return experiment.bandit.work, Broadcast(
+        1, {"weights": weights}, {0: Version(weights)}, clip_norm, stage.rewards
+    )
 
 
 def dense_sum(result, like):
@@ -45,15 +47,21 @@ def dense_sum(result, like):
 @pytest.mark.parametrize("objective", ["regression", "weighted-regression"])
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.1, 1.0])
 @pytest.mark.parametrize(("data", "model"), [(text, "linear"), (images, "linear"), (images, "mlp")])
-def test_leaving_one_client_out_changes_the_sum_by_at_most_the_clip(data, model, clip_norm, objective):
+def test_leaving_one_client_out_changes_the_sum_by_at_most_the_clip(
+    data, model, clip_norm, objective
+):
     dataset = data()
-    work, broadcast = work_and_broadcast(dataset, clip_norm, model__name=model, objective__name=objective)
+    work, broadcast = work_and_broadcast(
+        dataset, clip_norm, model__name=model, objective__name=objective
+    )
     clients = np.arange(dataset.train.num_clients)
     everybody = work(clients, broadcast)
     total = dense_sum(everybody, broadcast.received["weights"])
     assert (everybody.norms > clip_norm).any()
     for left_out in clients:
-        others = dense_sum(work(np.delete(clients, left_out), broadcast), broadcast.received["weights"])
+        others = dense_sum(
+            work(np.delete(clients, left_out), broadcast), broadcast.received["weights"]
+        )
         expected = min(everybody.norms[left_out], clip_norm)
         assert np.linalg.norm(total - others) == pytest.approx(expected, abs=1e-9)
 
@@ -66,7 +74,9 @@ def test_one_clients_update_is_never_longer_than_the_clip(clip):
     work, broadcast = WORK, replace(BROADCAST, clip_norm=clip)
     for client in (0, 3, 5):
         result = work(np.array([client]), broadcast)
-        assert np.linalg.norm(dense_sum(result, broadcast.received["weights"])) <= clip * (1 + 1e-12)
+        assert np.linalg.norm(dense_sum(result, broadcast.received["weights"])) <= clip * (
+            1 + 1e-12
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

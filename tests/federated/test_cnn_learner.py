@@ -21,7 +21,9 @@ def test_any_shape_of_image(shape):
     assert_same_training("cnn", shape, Regression())
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str
+)
 def test_any_batch_size(settings):
     assert_same_training("cnn", (8, 8), Regression(), **settings)
 
@@ -31,12 +33,17 @@ def test_any_batch_size(settings):
 @pytest.mark.parametrize("count", [0, 1, 300])
 def test_scores_like_the_model(shape, count, dtype, tolerance):
     fast, autograd, weights_as = learners("cnn", shape, Regression())
-    weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, *shape)).astype(np.float32)
+    weights, contexts = (
+        weights_as(dtype),
+        np.random.default_rng(2).random((count, *shape)).astype(np.float32),
+    )
     scores = fast.predict(weights, contexts).mean
     assert scores.shape == (count, ACTIONS)
     assert scores.dtype == weights.dtype
     if count:
-        np.testing.assert_allclose(scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(
+            scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance
+        )
 
 
 def test_the_first_step_in_single_precision():
@@ -75,15 +82,25 @@ def test_tiles_give_the_convolution(windows):
     h, w = 2 * windows[0], 2 * windows[1]
     padded = np.zeros((3, rows, columns, winograd.NARROW))
     padded[:, 2 : h + 2, 2 : w + 2] = rng.normal(size=(3, h, w, winograd.NARROW))
-    kernel, bias = rng.normal(size=(5, 5, winograd.NARROW, winograd.WIDE)), rng.normal(size=winograd.WIDE)
+    kernel, bias = (
+        rng.normal(size=(5, 5, winograd.NARROW, winograd.WIDE)),
+        rng.normal(size=winograd.WIDE),
+    )
     tiles = np.empty((winograd.TILE, 3 * down * across, winograd.NARROW))
     winograd.inputs_to_tiles(padded, tiles)
-    products = tiles @ (winograd.KERNEL_TO_TILE @ kernel.reshape(25, -1)).reshape(winograd.TILE, *kernel.shape[2:])
-    found, chosen = np.empty((3, *windows, winograd.WIDE)), np.empty((3, *windows, winograd.WIDE), np.int32)
+    products = tiles @ (winograd.KERNEL_TO_TILE @ kernel.reshape(25, -1)).reshape(
+        winograd.TILE, *kernel.shape[2:]
+    )
+    found, chosen = (
+        np.empty((3, *windows, winograd.WIDE)),
+        np.empty((3, *windows, winograd.WIDE), np.int32),
+    )
     winograd.pool_tiles(products, bias, found, chosen)
 
     x = torch.from_numpy(padded[:, : h + 4, : w + 4]).permute(0, 3, 1, 2)
-    convolved = torch.conv2d(x, torch.from_numpy(kernel).permute(3, 2, 0, 1), torch.from_numpy(bias))
+    convolved = torch.conv2d(
+        x, torch.from_numpy(kernel).permute(3, 2, 0, 1), torch.from_numpy(bias)
+    )
     expected = torch.relu(torch.max_pool2d(convolved, 2)).permute(0, 2, 3, 1).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
     assert set(np.unique(chosen)) == {0, 1, 2, 3}

@@ -19,7 +19,9 @@ def test_trains_like_automatic_differentiation(model, objective):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str
+)
 def test_any_batch_size_and_a_pull(model, settings):
     assert_same_training(model, (11,), Regression(), pull=0.3, **settings)
 
@@ -29,13 +31,18 @@ def test_any_batch_size_and_a_pull(model, settings):
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_scores_like_the_model(model, count, dtype, tolerance):
     fast, autograd, weights_as = learners(model, (4, 3), Regression())
-    weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, 4, 3)).astype(np.float32)
+    weights, contexts = (
+        weights_as(dtype),
+        np.random.default_rng(2).random((count, 4, 3)).astype(np.float32),
+    )
     contexts[:1] = 0  # has no direction
     scores = fast.predict(weights, contexts).mean
     assert scores.dtype == weights.dtype
     if count:
         assert scores.shape == (count, ACTIONS)
-        np.testing.assert_allclose(scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(
+            scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -53,7 +60,9 @@ def test_an_mlp_on_sparse_features_trains_like_automatic_differentiation(objecti
     assert_same_training("mlp", (30,), objective, kind="sparse")
 
 
-@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"batch_size": 1}, {"batch_size": 5, "epochs": 3}, {"batch_size": 64}], ids=str
+)
 def test_an_mlp_on_sparse_features_with_any_batch_size_and_a_pull(settings):
     assert_same_training("mlp", (30,), Regression(), pull=0.3, kind="sparse", **settings)
 
@@ -62,10 +71,17 @@ def test_an_mlp_on_sparse_features_with_any_batch_size_and_a_pull(settings):
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_an_mlp_scores_sparse_features_as_dense_ones(count, dtype, tolerance):
     fast, autograd, weights_as = learners("mlp", (12,), Regression(), "sparse")
-    weights, contexts = weights_as(dtype), np.random.default_rng(2).random((count, 12)).astype(np.float32)
+    weights, contexts = (
+        weights_as(dtype),
+        np.random.default_rng(2).random((count, 12)).astype(np.float32),
+    )
     contexts[:1], contexts[contexts < 0.7] = 0, 0  # rows without any feature, too
     scores = fast.predict(weights, sparse(contexts)).mean
     if count:
         same, *_ = learners("mlp", (12,), Regression())
-        np.testing.assert_allclose(scores, same.predict(weights, contexts).mean, rtol=0, atol=tolerance)
-        np.testing.assert_allclose(scores, autograd.predict(weights, sparse(contexts)).mean, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(
+            scores, same.predict(weights, contexts).mean, rtol=0, atol=tolerance
+        )
+        np.testing.assert_allclose(
+            scores, autograd.predict(weights, sparse(contexts)).mean, rtol=0, atol=tolerance
+        )

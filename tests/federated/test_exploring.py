@@ -9,9 +9,25 @@ from hypothesis import strategies as st
 from fedbandit.core import kernels, plain
 from fedbandit.core.prediction import Prediction
 from fedbandit.federated.exploring import drawn_at_once
-from fedbandit.policies import EpsilonGreedy, Falcon, FalconSchedule, Floored, Greedy, Softmax, Uniform
+from fedbandit.policies import (
+    EpsilonGreedy,
+    Falcon,
+    FalconSchedule,
+    Floored,
+    Greedy,
+    Softmax,
+    Uniform,
+)
 
-RULES = [Softmax(0.05), Softmax(1e-30), Falcon(10, 5000), Falcon(1, 0), Greedy(), EpsilonGreedy(0.05), EpsilonGreedy(0)]
+RULES = [
+    Softmax(0.05),
+    Softmax(1e-30),
+    Falcon(10, 5000),
+    Falcon(1, 0),
+    Greedy(),
+    EpsilonGreedy(0.05),
+    EpsilonGreedy(0),
+]
 
 
 def assert_same(rule, scores, uniforms):
@@ -33,7 +49,9 @@ def assert_same(rule, scores, uniforms):
 )
 def test_the_same_draws(dtype, rule, rows, actions, spread, seed):
     rng = np.random.default_rng(seed)
-    scores = (spread * rng.standard_normal((rows, actions))).round(int(rng.integers(1, 9))).astype(dtype)
+    scores = (
+        (spread * rng.standard_normal((rows, actions))).round(int(rng.integers(1, 9))).astype(dtype)
+    )
     assert_same(rule, scores, rng.random(rows))
 
 
@@ -82,4 +100,6 @@ def test_labels_among_the_best_are_those_of_a_stable_sort(loops, actions, top, s
 def test_a_score_that_is_not_a_number_is_not_among_the_best(loops):
     scores = np.array([[np.nan, 1.0, 0.0]])
     one = np.array([0, 1])
-    assert [loops.labels_among_best(scores, one, np.array([label], np.int32), 1) for label in range(3)] == [0, 1, 0]
+    assert [
+        loops.labels_among_best(scores, one, np.array([label], np.int32), 1) for label in range(3)
+    ] == [0, 1, 0]

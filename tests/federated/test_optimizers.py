@@ -101,7 +101,10 @@ def test_no_update_is_no_move(name):
         (lambda: Adam(float("inf")), "learning_rate must be positive"),
         (lambda: Adam(0.1, beta_2=1.0), "beta_2 must be"),
         (lambda: Adam(0.1, epsilon=0.0), "epsilon must be positive"),
-        (lambda: Adagrad(0.1, initial_accumulator=-1.0), "initial_accumulator must not be negative"),
+        (
+            lambda: Adagrad(0.1, initial_accumulator=-1.0),
+            "initial_accumulator must not be negative",
+        ),
         (lambda: Yogi(0.1, beta_1=-0.1), "beta_1 must be"),
     ],
 )

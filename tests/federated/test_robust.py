@@ -9,7 +9,15 @@ from core_samples import config, images, played, text
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from network_builders import Network, a_deployment, coordinator, devices, settle, values, with_update
+from network_builders import (
+    Network,
+    a_deployment,
+    coordinator,
+    devices,
+    settle,
+    values,
+    with_update,
+)
 
 from fedbandit.algorithms import FedAvg, RoundFacts
 from fedbandit.building.experiment import build_experiment
@@ -22,7 +30,11 @@ from fedbandit.runs.run import execute
 
 TRIMMED = {"aggregation__name": "trimmed-mean", "aggregation__trim": 0.2}
 MEDIAN = {"aggregation__name": "median"}
-ROWS = arrays(np.float64, st.tuples(st.integers(1, 12), st.integers(1, 4)), elements=st.floats(-1e6, 1e6, width=32))
+ROWS = arrays(
+    np.float64,
+    st.tuples(st.integers(1, 12), st.integers(1, 4)),
+    elements=st.floats(-1e6, 1e6, width=32),
+)
 
 
 @given(ROWS, st.floats(0.01, 0.49))
@@ -31,7 +43,9 @@ def test_the_rules_are_what_they_say(updates, trim):
     out = rule.dropped(len(updates))
     assert out >= min(1, (len(updates) - 1) // 2)
     for column, found in zip(updates.T, rule.combine(updates), strict=True):
-        np.testing.assert_allclose(found, np.mean(sorted(column)[out : len(column) - out]), rtol=1e-12, atol=1e-9)
+        np.testing.assert_allclose(
+            found, np.mean(sorted(column)[out : len(column) - out]), rtol=1e-12, atol=1e-9
+        )
     np.testing.assert_array_equal(Median().combine(updates), np.median(updates, axis=0))
 
 
@@ -46,10 +60,16 @@ def moved(aggregation, honest: np.ndarray, hostile: np.ndarray, clip_norm: float
     """The model after a round from zero, with one hostile update among honest ones, as the server computes it."""
     clipped = [u * clip_factor(float(np.linalg.norm(u)), clip_norm) for u in (*honest, hostile)]
     like = np.zeros(honest.shape[1])
-    total = aggregation.combined(clipped, like) if isinstance(aggregation, Robust) else np.sum(clipped, axis=0)
+    total = (
+        aggregation.combined(clipped, like)
+        if isinstance(aggregation, Robust)
+        else np.sum(clipped, axis=0)
+    )
     server = Server(FedAvg(Sgd(1.0)), FixedClipping(clip_norm), aggregation)
     count = len(clipped)
-    return server.step(RoundFacts(1, count, count), {"weights": like}, clip_norm, {"weights": total}, count, 0).weights
+    return server.step(
+        RoundFacts(1, count, count), {"weights": like}, clip_norm, {"weights": total}, count, 0
+    ).weights
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 1e6])
@@ -83,7 +103,12 @@ def test_one_hostile_device_moves_the_model_no_further_than_honest_ones_differ(r
 @pytest.mark.parametrize("chosen", [TRIMMED, MEDIAN], ids=["trimmed mean", "median"])
 @pytest.mark.parametrize("data", [text, images], ids=["text", "images"])
 def test_a_round_steps_with_what_the_rule_makes_of_single_updates(chosen, data):
-    settings = {"server__optimizer": "sgd", "server__learning_rate": 0.5, "clipping__norm": 0.2, "rounds": 1}
+    settings = {
+        "server__optimizer": "sgd",
+        "server__learning_rate": 0.5,
+        "clipping__norm": 0.2,
+        "rounds": 1,
+    }
     _, simulation = played(config(**chosen, **settings), data())
     phase = build_experiment(config(**settings), data()).bandit
     state = phase.start(simulation.experiment.initial_weights())
@@ -160,9 +185,17 @@ class AddsUp(FedAvg):
         ({"aggregation__name": "krum"}, "aggregation.name: unknown name 'krum'"),
         ({**TRIMMED, "aggregation__trim": 0.5}, "aggregation.trim"),
         ({**TRIMMED, "aggregation__trims": 1}, "aggregation.trims: unknown key"),
-        ({**MEDIAN, "aggregation__memory_limit": 1000}, "aggregation.memory_limit: median holds every update"),
         (
-            {**MEDIAN, "privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "clipping__norm": 1.0},
+            {**MEDIAN, "aggregation__memory_limit": 1000},
+            "aggregation.memory_limit: median holds every update",
+        ),
+        (
+            {
+                **MEDIAN,
+                "privacy__mechanism": "dp-fedavg",
+                "privacy__noise_multiplier": 1.0,
+                "clipping__norm": 1.0,
+            },
             "aggregation.name: median needs single updates; privacy.mechanism",
         ),
         ({"aggregation__name": "test_robust:TooShort"}, "TooShort.combine made"),
@@ -219,6 +252,11 @@ def test_a_deployment_that_sees_sums_only_refuses_it(tmp_path):
     secure = {"secure_aggregation": True, "min_reports": 3}
     with pytest.raises(ConfigError, match="the server sees sums only"):
         a_deployment(tmp_path, {**values(**secure), "aggregation": {"name": "median"}})
-    private = {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "clients_per_round": 10}
+    private = {
+        "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
+        "clients_per_round": 10,
+    }
     with pytest.raises(ConfigError, match="median needs single updates"):
-        a_deployment(tmp_path, {**values(population=100), **private, "aggregation": {"name": "median"}})
+        a_deployment(
+            tmp_path, {**values(population=100), **private, "aggregation": {"name": "median"}}
+        )

@@ -34,7 +34,9 @@ def test_sound_updates_have_a_norm():
 
 
 def summed(*updates, clip_norm):
-    return clipped_sum([(update, norm_or_reason(update, LIKE)) for update in updates], LIKE, clip_norm)
+    return clipped_sum(
+        [(update, norm_or_reason(update, LIKE)) for update in updates], LIKE, clip_norm
+    )
 
 
 def test_sound_updates_are_clipped_and_added():

@@ -89,7 +89,10 @@ def test_every_flipped_bit_is_noticed(written, tmp_path):
     for position in [*range(0, 400, 7), *range(400, len(written), 997), len(written) - 1]:
         damaged = bytearray(written)
         damaged[position] ^= 1 << position % 8
-        if damaged[position : position + 1].isspace() and written[position : position + 1].isspace():
+        if (
+            damaged[position : position + 1].isspace()
+            and written[position : position + 1].isspace()
+        ):
             continue
         path.write_bytes(damaged)
         with pytest.raises(DamagedState, match="damaged checkpoint"):
@@ -143,7 +146,9 @@ def test_a_file_of_this_layout_without_a_checksum_is_read(written, tmp_path):
         lambda s, t: t.update({"deployed/-1": t["weights"]}),
     ],
 )
-def test_wrong_types_shapes_and_numbers_are_refused_though_the_checksum_is_right(change, written, tmp_path):
+def test_wrong_types_shapes_and_numbers_are_refused_though_the_checksum_is_right(
+    change, written, tmp_path
+):
     path = tmp_path / "state.safetensors"
     path.write_bytes(repacked(written, change))
     with pytest.raises(DamagedState, match="damaged checkpoint"):

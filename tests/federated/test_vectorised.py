@@ -37,7 +37,10 @@ OBJECTIVES = [
 MODELS = {
     "text-linear": {"name": "linear"},
     "text-linear-heads": {"name": "linear-heads", "heads": 3},
-    "text-mlp": {"name": "mlp", "hidden": 40},  # as many units as words: the two must not be confused
+    "text-mlp": {
+        "name": "mlp",
+        "hidden": 40,
+    },  # as many units as words: the two must not be confused
     "images-linear": {"name": "linear"},
     "images-linear-heads": {"name": "linear-heads", "heads": 3},
     "images-mlp": {"name": "mlp"},
@@ -82,15 +85,22 @@ class Pair:
         self.whole = self.trained = trainable.initial(1, np.dtype("float64"))
         freezing = Freezing.of(trainable.layout, [freeze]) if freeze else None
         settings = ClientSettings(learning_rate=0.05, batch_size=4, epochs=2)
-        self.learners = [trainable.learner(objective, settings, device, freezing) for device in ("cpu", DEVICE)]
+        self.learners = [
+            trainable.learner(objective, settings, device, freezing) for device in ("cpu", DEVICE)
+        ]
         if freezing is not None:
             self.trained = freezing.pick(self.whole)
             self.learners = [learner.over(self.whole) for learner in self.learners]
         self.events = _events(dataset, trainable.model.heads)
-        assert [isinstance(learner, VectorisedLearner) for learner in self.learners] == [False, True]
+        assert [isinstance(learner, VectorisedLearner) for learner in self.learners] == [
+            False,
+            True,
+        ]
 
     def check_predictions(self):
-        expected, found = (learner.predict(self.whole, self.events.contexts) for learner in self.learners)
+        expected, found = (
+            learner.predict(self.whole, self.events.contexts) for learner in self.learners
+        )
         np.testing.assert_allclose(found.mean, expected.mean, rtol=0, atol=1e-12)
         assert (found.heads is None) == (expected.heads is None)
         if found.heads is not None:
@@ -112,7 +122,10 @@ class Pair:
 
     def check_updates(self, pull=0.0, drift=None):
         each = [
-            [None if one is None else one.copy() for one in learner.updates(self.trained, self.events, pull, drift)]
+            [
+                None if one is None else one.copy()
+                for one in learner.updates(self.trained, self.events, pull, drift)
+            ]
             for learner in self.learners  # an update is used at once
         ]
         assert len(each[0]) == len(each[1]) == self.events.num_clients
@@ -126,7 +139,10 @@ class Pair:
     @property
     def drift(self):
         rng = np.random.default_rng(5)
-        added = [None if client % 3 == 0 else 0.1 * rng.standard_normal(len(self.trained)) for client in range(50)]
+        added = [
+            None if client % 3 == 0 else 0.1 * rng.standard_normal(len(self.trained))
+            for client in range(50)
+        ]
         return added.__getitem__
 
 
@@ -141,7 +157,9 @@ def test_agrees_with_the_thread_engine(name, objective):
 @pytest.mark.parametrize("drifting", [False, True], ids=["", "drift"])
 @pytest.mark.parametrize("pull", [0.0, 0.3])
 @pytest.mark.parametrize("name", MODELS)
-def test_single_updates_agree_as_every_algorithm_and_compression_asks_for_them(name, pull, drifting):
+def test_single_updates_agree_as_every_algorithm_and_compression_asks_for_them(
+    name, pull, drifting
+):
     """FedProx pulls, SCAFFOLD drifts, and compression and robust rules see one client's update at a time."""
     pair = Pair(name, Regression())
     pair.check_updates(pull, pair.drift if drifting else None)
@@ -149,7 +167,9 @@ def test_single_updates_agree_as_every_algorithm_and_compression_asks_for_them(n
         pair.check_sums(pull)
 
 
-@pytest.mark.parametrize("objective", [WeightedRegression(scale=0.1), FullInformation()], ids=["chosen", "all"])
+@pytest.mark.parametrize(
+    "objective", [WeightedRegression(scale=0.1), FullInformation()], ids=["chosen", "all"]
+)
 @pytest.mark.parametrize(("name", "freeze"), FREEZES)
 def test_agrees_where_parameters_are_frozen(name, freeze, objective):
     pair = Pair(name, objective, freeze)
@@ -159,7 +179,9 @@ def test_agrees_where_parameters_are_frozen(name, freeze, objective):
     pair.check_updates(0.3, pair.drift)
 
 
-@pytest.mark.parametrize("counted", [True, False], ids=["one count an event", "no counts for heads"])
+@pytest.mark.parametrize(
+    "counted", [True, False], ids=["one count an event", "no counts for heads"]
+)
 def test_events_count_as_the_log_says(counted):
     """A log has a count for each head of an ensemble, as in the other tests; or one for each event, or none."""
     pair = Pair("text-linear" if counted else "text-linear-heads", Regression())
@@ -182,7 +204,9 @@ def test_a_word_twice_in_a_context_counts_twice(name):
 def test_contexts_without_words_and_logs_without_events(name):
     pair = Pair(name, Regression())
     n = len(pair.events)
-    pair.events = replace(pair.events, contexts=Ragged(np.zeros(n + 1, np.int64), *(np.zeros(0, t) for t in "if")))
+    pair.events = replace(
+        pair.events, contexts=Ragged(np.zeros(n + 1, np.int64), *(np.zeros(0, t) for t in "if"))
+    )
     pair.check_predictions()
     pair.check_updates()
     empty = pair.events.of_client(2)
@@ -296,8 +320,16 @@ OWN_MODEL = Model(init=lambda seed: {"bias": np.zeros(6)}, scores=_own_scores)
 @pytest.mark.parametrize(
     ("key", "part", "said"),
     [
-        ("objective__name", "Absolute", f"objective.name: on device {DEVICE} only the built-in objectives work"),
-        ("model__name", "OWN_MODEL", f"model.name: on device {DEVICE} only the built-in models take sparse features"),
+        (
+            "objective__name",
+            "Absolute",
+            f"objective.name: on device {DEVICE} only the built-in objectives work",
+        ),
+        (
+            "model__name",
+            "OWN_MODEL",
+            f"model.name: on device {DEVICE} only the built-in models take sparse features",
+        ),
     ],
 )
 def test_what_has_no_learner_for_a_device_is_refused_before_the_run(key, part, said):
@@ -309,7 +341,8 @@ def test_what_has_no_learner_for_a_device_is_refused_before_the_run(key, part, s
 
 def test_a_model_of_ones_own_on_dense_features_runs_on_a_device():
     runs = [
-        played(config(model__name=f"{__name__}:OWN_MODEL", device=device), images())[1] for device in ("cpu", DEVICE)
+        played(config(model__name=f"{__name__}:OWN_MODEL", device=device), images())[1]
+        for device in ("cpu", DEVICE)
     ]
     assert isinstance(runs[1].experiment.bandit.work.learner, VectorisedLearner)
     assert runs[0].state.weights.any()

@@ -23,7 +23,9 @@ EVERYBODY = np.arange(SPLIT.num_clients)
 def log_of(visits, index):
     """The visits of one client of a chunk, as rows that can be compared."""
     part = slice(visits.bounds[index], visits.bounds[index + 1])
-    return np.stack([visits.rows, visits.clients, visits.times, visits.positions, visits.versions], axis=1)[part]
+    return np.stack(
+        [visits.rows, visits.clients, visits.times, visits.positions, visits.versions], axis=1
+    )[part]
 
 
 # --- simple mode ---
@@ -76,11 +78,16 @@ def test_every_example_comes_first_as_often_as_the_next():
     """Chi-squared over the first example met in 5,000 rounds; above the bound once in a thousand seeds."""
     client, rounds = int(np.argmax(SIZES)), 5000
     first = np.concatenate(
-        [SimpleVisits(5, 10, 1).visits(SPLIT, np.array([client]), t).rows for t in range(1, rounds + 1)]
+        [
+            SimpleVisits(5, 10, 1).visits(SPLIT, np.array([client]), t).rows
+            for t in range(1, rounds + 1)
+        ]
     )
     counts = np.bincount(first - SPLIT.offsets[client], minlength=SIZES[client])
     expected, freedom = rounds / SIZES[client], SIZES[client] - 1
-    bound = freedom + 3.1 * np.sqrt(2 * freedom) + 6  # at or above the 99.9% quantile for 5 to 100 degrees of freedom
+    bound = (
+        freedom + 3.1 * np.sqrt(2 * freedom) + 6
+    )  # at or above the 99.9% quantile for 5 to 100 degrees of freedom
     assert ((counts - expected) ** 2 / expected).sum() < bound
 
 
@@ -108,13 +115,17 @@ def test_drawn_twice_in_one_period_a_client_has_the_same_log():
 
 
 def test_drawn_twice_in_one_period_a_client_logs_the_same_actions_and_rewards():
-    chosen = config(mode="population", population__pull_probability=0.5, population__events_per_period=5)
+    chosen = config(
+        mode="population", population__pull_probability=0.5, population__events_per_period=5
+    )
     experiment = build_experiment(chosen, text())
     work, rewards = experiment.bandit.work, experiment.bandit.scenario.stage(1).rewards
     rng = np.random.default_rng(0)
     versions = {v: Version(rng.normal(size=experiment.layout.size)) for v in range(3)}
     received = {"weights": versions[0].weights}
-    first, second = (work.act(EVERYBODY, Broadcast(t, received, versions, 1.0, rewards)) for t in (5, 6))
+    first, second = (
+        work.act(EVERYBODY, Broadcast(t, received, versions, 1.0, rewards)) for t in (5, 6)
+    )
     for name in ("bounds", "actions", "rewards", "propensities", "versions", "fresh"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     assert len(set(first.versions.tolist())) > 1
@@ -145,7 +156,9 @@ def test_an_event_stays_as_it_was_while_it_is_cached():
     for client in (0, 5):
         seen = {}
         for t in range(1, 41, 4):
-            for row, owner, time, position, version in log_of(plan.visits(SPLIT, np.array([client]), t), 0).tolist():
+            for row, owner, time, position, version in log_of(
+                plan.visits(SPLIT, np.array([client]), t), 0
+            ).tolist():
                 assert seen.setdefault((owner, time, position), (row, version)) == (row, version)
 
 
@@ -168,7 +181,10 @@ def test_with_uncertain_pulls_models_of_several_ages_are_in_use(longest_lag):
 
 def test_models_are_pulled_as_often_as_asked():
     """The share of clients with the newest model, over many periods: within four standard errors."""
-    plan, chunk = population(pull_probability=0.3, events_per_period=1, cache_size=1, longest_lag=50), EVERYBODY
+    plan, chunk = (
+        population(pull_probability=0.3, events_per_period=1, cache_size=1, longest_lag=50),
+        EVERYBODY,
+    )
     newest = []
     for t in range(401, 1601, 4):
         visits = plan.visits(SPLIT, chunk, t)
@@ -192,7 +208,10 @@ def test_the_oldest_version_that_may_be_asked_for_is_kept_for_all_later_rounds()
     plan = population(pull_probability=0.2, longest_lag=3)
     for t in range(1, 80):
         oldest = plan.oldest_version(t)
-        assert all(plan.visits(SPLIT, EVERYBODY, later).versions.min() >= oldest for later in (t, t + 1, t + 4, t + 9))
+        assert all(
+            plan.visits(SPLIT, EVERYBODY, later).versions.min() >= oldest
+            for later in (t, t + 1, t + 4, t + 9)
+        )
 
 
 def test_no_clients_and_clients_without_examples():

@@ -57,7 +57,9 @@ def once():
 
 
 def buffered(rounds, separation, buffers):
-    loss = buffered_toeplitz.LossFn.build_min_sep(rounds, "mean", separation, -(-rounds // separation))
+    loss = buffered_toeplitz.LossFn.build_min_sep(
+        rounds, "mean", separation, -(-rounds // separation)
+    )
     _, found = buffered_toeplitz.optimize_loss(loss, num_buffers=buffers)
     return float(np.sqrt(found))
 
@@ -75,7 +77,10 @@ if __name__ == "__main__":
             "noise multiplier of one release": once(),
             "prefix error of blt": [[*case, buffered(*case)] for case in BUFFERED],
             "prefix error of banded": [[*case, banded(*case)] for case in BANDED],
-            "one run": [[*case, float(auditing._epsilon_one_run(0.0, *case, MISTAKE, DELTA))] for case in ONE_RUN],
+            "one run": [
+                [*case, float(auditing._epsilon_one_run(0.0, *case, MISTAKE, DELTA))]
+                for case in ONE_RUN
+            ],
         },
         sys.stdout,
         indent=1,

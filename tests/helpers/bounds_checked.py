@@ -32,7 +32,9 @@ def compiled() -> dict[str, int]:
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             own = isinstance(value, Dispatcher) and value.py_func.__module__ == module.name
-            if own and value.targetoptions.get("inline") != "always":  # those are compiled as a part of others
+            if (
+                own and value.targetoptions.get("inline") != "always"
+            ):  # those are compiled as a part of others
                 found[f"{module.name}.{name}"] = len(value.signatures)
     return found
 
@@ -40,14 +42,29 @@ def compiled() -> dict[str, int]:
 def work(folder: Path) -> None:
     """Small runs that between them call everything."""
     words = FederatedDataset.open(topics.generate(folder / "topics", users=40, words=1000))
-    letters = FederatedDataset.open(glyphs.generate(folder / "glyphs", writers=12, mean_examples=10))
+    letters = FederatedDataset.open(
+        glyphs.generate(folder / "glyphs", writers=12, mean_examples=10)
+    )
     for dtype in ("float32", "float64"):
         played(config(dtype=dtype, rounds=2, scenario="init-shift", evaluate_every=1), words)
         for model in ("cnn", "linear", "mlp"):
-            played(config(dtype=dtype, rounds=2, model__name=model, clients_per_round=3, evaluate_every=2), letters)
+            played(
+                config(
+                    dtype=dtype, rounds=2, model__name=model, clients_per_round=3, evaluate_every=2
+                ),
+                letters,
+            )
     for more in (
-        {"mode": "population", "population__events_per_period": 4, "population__pull_probability": 0.5},
-        {"client__max_examples": 3, "server__optimizer": "yogi", "objective__name": "weighted-regression"},
+        {
+            "mode": "population",
+            "population__events_per_period": 4,
+            "population__pull_probability": 0.5,
+        },
+        {
+            "client__max_examples": 3,
+            "server__optimizer": "yogi",
+            "objective__name": "weighted-regression",
+        },
         {"model__name": "linear-heads", "model__heads": 2},
         {"model__name": "mlp", "model__hidden": 40},
         {"algorithm__name": "scaffold"},
@@ -61,7 +78,13 @@ def work(folder: Path) -> None:
     played(config(rounds=1, scenario="init", objective__name="cross-entropy"), words)
     split = words.train
     for part in (split.features, split.labels):
-        read_rows(part, split.offsets[:-1], split.offsets[1:], split.offsets, np.arange(split.num_examples))
+        read_rows(
+            part,
+            split.offsets[:-1],
+            split.offsets[1:],
+            split.offsets,
+            np.arange(split.num_examples),
+        )
     (folder / "t.csv").write_text(
         "user,title,tags\n" + "".join(f"u{i % 9},a word{i % 5},t{i % 3}\n" for i in range(60))
     )
@@ -70,7 +93,9 @@ def work(folder: Path) -> None:
     for kind in ("sparse", "dense", "logged"):
         FederatedDataset.open(make(folder / kind, kind), verify=True)
     experiment = build_experiment(config(), random_text())
-    held_out_metrics(experiment.bandit.work.learner, experiment.initial_weights(), random_text().train, True)
+    held_out_metrics(
+        experiment.bandit.work.learner, experiment.initial_weights(), random_text().train, True
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,12 @@ def chromium(profile: Path, width: str) -> Iterator[object]:
     page = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
         columns, rows = WIDTHS[width]
-        metrics = {"width": columns, "height": rows, "deviceScaleFactor": 1, "mobile": width == "phone"}
+        metrics = {
+            "width": columns,
+            "height": rows,
+            "deviceScaleFactor": 1,
+            "mobile": width == "phone",
+        }
         page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         page.execute_cdp_cmd("Network.enable", {})
         page.get("about:blank")
@@ -50,7 +55,11 @@ def chromium(profile: Path, width: str) -> Iterator[object]:
 def requested(page: object) -> list[str]:
     """Every address the page has asked for since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
-    return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [
+        m["params"]["request"]["url"]
+        for m in messages
+        if m["method"] == "Network.requestWillBeSent"
+    ]
 
 
 def complaints(page: object) -> list[str]:
@@ -60,7 +69,9 @@ def complaints(page: object) -> list[str]:
 
 def sideways_scroll(page: object) -> int:
     """By how many pixels the page is wider than the window."""
-    return page.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    return page.execute_script(
+        "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
 
 
 def dark(page: object, wanted: bool = True) -> None:
@@ -102,5 +113,7 @@ def full_screenshot(page: object, path: Path) -> None:
     """The whole page as a picture, for somebody to look at."""
     import base64
 
-    shot = page.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"})
+    shot = page.execute_cdp_cmd(
+        "Page.captureScreenshot", {"captureBeyondViewport": True, "format": "png"}
+    )
     path.write_bytes(base64.b64decode(shot["data"]))

@@ -38,7 +38,9 @@ def dataset_in_memory(
     return FederatedDataset(header, Split(ids, offsets, features, labels))
 
 
-def random_text(seed: int = 0, clients: int = 12, words: int = 40, num_actions: int = 6) -> FederatedDataset:
+def random_text(
+    seed: int = 0, clients: int = 12, words: int = 40, num_actions: int = 6
+) -> FederatedDataset:
     """Sparse rows with repeated words across a client, several labels or none, and one client without examples."""
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 40, clients)

@@ -10,7 +10,9 @@ from pathlib import Path
 COMMAND = [sys.executable, "-m", "fedbandit"]
 
 
-def fedbandit(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def fedbandit(
+    *arguments: object, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `fedbandit ...` to its end."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
@@ -40,7 +42,9 @@ def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     raise AssertionError("main() always exits")
 
 
-def fails_with_one_line(result: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+def fails_with_one_line(
+    result: subprocess.CompletedProcess[str], *words: str, code: int = 2
+) -> None:
     """The call must end with the code, print nothing but one error line, and that line must hold the words."""
     assert result.returncode == code, result.stderr
     lines = [line for line in result.stderr.splitlines() if line.strip()]

@@ -19,7 +19,9 @@ def text(seed: int = 0) -> FederatedDataset:
 
 def images(seed: int = 0, cased: bool = True) -> FederatedDataset:
     """Dense contexts of 4x4; the last client has no examples."""
-    dataset = _with_fingerprint(_with_an_empty_client(random_images(seed, clients=11)), f"images {seed} {cased}")
+    dataset = _with_fingerprint(
+        _with_an_empty_client(random_images(seed, clients=11)), f"images {seed} {cased}"
+    )
     return dataset if cased else replace(dataset, header=replace(dataset.header, lower_case={}))
 
 
@@ -38,7 +40,9 @@ def config(**settings: object) -> Config:
         "policy": {"name": "softmax", "beta": 0.2},
         "pretraining": {"rounds": 3, "clients": 6},
     }
-    return Config.build(base).with_values({key.replace("__", "."): value for key, value in settings.items()})
+    return Config.build(base).with_values(
+        {key.replace("__", "."): value for key, value in settings.items()}
+    )
 
 
 def weights_of(simulation: Simulation) -> dict[str, np.ndarray]:
@@ -54,21 +58,28 @@ def played(config: Config, dataset: FederatedDataset, **parts) -> tuple[list[dic
     return rounds, simulation
 
 
-def easy(clients: int = 30, per_client: int = 20, num_actions: int = 4, noise: float = 0.05) -> FederatedDataset:
+def easy(
+    clients: int = 30, per_client: int = 20, num_actions: int = 4, noise: float = 0.05
+) -> FederatedDataset:
     """Contexts near one corner per action: a linear model can learn them without error."""
     rng = np.random.default_rng(7)
     labels = rng.integers(0, num_actions, clients * per_client)
-    features = (np.eye(num_actions)[labels] + noise * rng.standard_normal((len(labels), num_actions))).astype(
-        np.float32
-    )
+    features = (
+        np.eye(num_actions)[labels] + noise * rng.standard_normal((len(labels), num_actions))
+    ).astype(np.float32)
     offsets = np.arange(clients + 1) * per_client
-    return _with_fingerprint(dataset_in_memory(features, [[int(a)] for a in labels], offsets, num_actions), "easy")
+    return _with_fingerprint(
+        dataset_in_memory(features, [[int(a)] for a in labels], offsets, num_actions), "easy"
+    )
 
 
 def _with_an_empty_client(dataset: FederatedDataset) -> FederatedDataset:
     split = dataset.train
     ids = np.append(split.client_ids, np.array([b"empty"]))
-    return replace(dataset, train=replace(split, client_ids=ids, offsets=np.append(split.offsets, split.offsets[-1])))
+    return replace(
+        dataset,
+        train=replace(split, client_ids=ids, offsets=np.append(split.offsets, split.offsets[-1])),
+    )
 
 
 def _with_fingerprint(dataset: FederatedDataset, fingerprint: str) -> FederatedDataset:

@@ -11,7 +11,9 @@ from fedbandit.deploy.device.log_file import Reading
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "c++")
 
 
-def text_model(version: int = 1, *, actions: int = 4, seed: int = 0, policy=None, vocabulary=WORDS) -> DeviceModel:
+def text_model(
+    version: int = 1, *, actions: int = 4, seed: int = 0, policy=None, vocabulary=WORDS
+) -> DeviceModel:
     rng = np.random.default_rng(seed)
     return DeviceModel(
         version=version,
@@ -27,7 +29,9 @@ def text_model(version: int = 1, *, actions: int = 4, seed: int = 0, policy=None
     )
 
 
-def dense_model(version: int = 1, *, shape: tuple[int, ...] = (2, 3), actions: int = 4, seed: int = 0) -> DeviceModel:
+def dense_model(
+    version: int = 1, *, shape: tuple[int, ...] = (2, 3), actions: int = 4, seed: int = 0
+) -> DeviceModel:
     rng = np.random.default_rng(seed)
     return DeviceModel(
         version=version,
@@ -67,5 +71,7 @@ class HandClock:
         self.steady, self.boot = 1.0, f"boot {self.boots}"
 
 
-def a_record(version: int = 1, action: int = 0, propensity: float = 0.5, value: float = 1.0) -> Record:
+def a_record(
+    version: int = 1, action: int = 0, propensity: float = 0.5, value: float = 1.0
+) -> Record:
     return Record(version, "space", action, propensity, None, None, np.float32([value]).tobytes())

@@ -21,14 +21,20 @@ def files_of_importers(folder: Path) -> None:
     dump = folder / "beer.stackexchange.com"
     dump.mkdir()
     rows = [
-        f'<row Id="{i}" PostTypeId="1" OwnerUserId="{i % 3}" Title="hops {i}" Tags="|ale|" Body="" />' for i in range(9)
+        f'<row Id="{i}" PostTypeId="1" OwnerUserId="{i % 3}" Title="hops {i}" Tags="|ale|" Body="" />'
+        for i in range(9)
     ]
     (dump / "Posts.xml").write_text(f"<posts>{''.join(rows)}</posts>", encoding="utf-8")
     _tables(folder)
     _decisions(folder)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 28, 28), np.uint8)
-    np.savez(folder / "handwriting.npz", images=images, labels=np.arange(40) % 10, writers=np.arange(40) % 5)
+    np.savez(
+        folder / "handwriting.npz",
+        images=images,
+        labels=np.arange(40) % 10,
+        writers=np.arange(40) % 5,
+    )
 
 
 def _leaf(folder: Path) -> None:
@@ -43,11 +49,25 @@ def _tables(folder: Path) -> None:
     people = [f"p{i % 5}" for i in range(40)]
     numbers = {f"x_{k}": np.random.default_rng(k).random(40) for k in range(3)}
     choices = [("left", "right")[i % 2] for i in range(40)]
-    questions = {"user_id": people, "title": [f"how to do thing {i}" for i in range(40)], "tags": ["a|b", "b"] * 20}
+    questions = {
+        "user_id": people,
+        "title": [f"how to do thing {i}" for i in range(40)],
+        "tags": ["a|b", "b"] * 20,
+    }
     csv.write_csv(pa.table(questions), folder / "questions.csv")
-    parquet.write_table(pa.table({"device": people, **numbers, "choice": choices}), folder / "clicks.parquet")
-    log = {"user": people, **numbers, "shown": choices, "clicked": np.arange(40) % 2.0, "p": np.full(40, 0.5)}
-    parquet.write_table(pa.table({**log, "candidates": ["left|right"] * 40}), folder / "log.parquet")
+    parquet.write_table(
+        pa.table({"device": people, **numbers, "choice": choices}), folder / "clicks.parquet"
+    )
+    log = {
+        "user": people,
+        **numbers,
+        "shown": choices,
+        "clicked": np.arange(40) % 2.0,
+        "p": np.full(40, 0.5),
+    }
+    parquet.write_table(
+        pa.table({**log, "candidates": ["left|right"] * 40}), folder / "log.parquet"
+    )
 
 
 def state_of_a_server(folder: Path) -> None:
@@ -72,8 +92,13 @@ def state_of_a_server(folder: Path) -> None:
 def _decisions(folder: Path) -> None:
     write_decisions(folder / "decisions.dsjson", rows=60)
     (folder / "campaign").mkdir()
-    lines = [",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user-item_affinity_0"]
-    lines += [f"{i},2019-11-24 00:00:00,{i % 3},{i % 2 + 1},{i % 2},0.3,u{i % 5},v{i % 4},0.0" for i in range(60)]
+    lines = [
+        ",timestamp,item_id,position,click,propensity_score,user_feature_0,user_feature_1,user-item_affinity_0"
+    ]
+    lines += [
+        f"{i},2019-11-24 00:00:00,{i % 3},{i % 2 + 1},{i % 2},0.3,u{i % 5},v{i % 4},0.0"
+        for i in range(60)
+    ]
     (folder / "campaign" / "all.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

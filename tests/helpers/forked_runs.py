@@ -26,7 +26,13 @@ def _run(folder: str) -> str:
         dataset = FederatedDataset.open(folder)
         client = {"learning_rate": 0.1}
         config = Config.build(
-            {"scenario": "scratch", "rounds": 2, "clients_per_round": 8, "deploy_every": 1, "client": client}
+            {
+                "scenario": "scratch",
+                "rounds": 2,
+                "clients_per_round": 8,
+                "deploy_every": 1,
+                "client": client,
+            }
         )
         return f"ran {[metrics['reward'] for metrics in simulate(config, dataset)]}"
     except BaseException as error:  # this process has nothing else to tell

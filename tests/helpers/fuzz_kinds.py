@@ -43,7 +43,9 @@ class Kind:
     checked: bool = False  # another result than that of the undamaged files is a failure
     spoil: Callable[..., bytes] = spoiled
     spared: tuple[str, ...] = ()  # files that are not damaged
-    by_field: tuple[str, ...] = ()  # files whose bytes are somebody else's to check: only what they say is changed
+    by_field: tuple[
+        str, ...
+    ] = ()  # files whose bytes are somebody else's to check: only what they say is changed
 
     def damaged(self, rng: Any) -> dict[str, bytes]:
         """The files with one of them spoiled."""
@@ -52,7 +54,11 @@ class Kind:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def put(files: dict[str, bytes], folder: Path) -> Path:
@@ -75,7 +81,9 @@ def write_dataset(folder: Path, kind: str) -> Path:
     rng = np.random.default_rng(3)
     more: dict[str, Any] = {"shape": (WORDS,)} if kind == "sparse" else {"shape": (3, 2)}
     more |= {"kind": "sparse" if kind == "sparse" else "dense", "logged": kind == "logged"}
-    with DatasetWriter(folder, name="d", actions="abcde", multilabel=kind != "logged", **more) as writer:
+    with DatasetWriter(
+        folder, name="d", actions="abcde", multilabel=kind != "logged", **more
+    ) as writer:
         for client in range(12):
             for row in range(4):
                 words = np.sort(rng.choice(WORDS, 5, replace=False))
@@ -85,7 +93,12 @@ def write_dataset(folder: Path, kind: str) -> Path:
                     writer.add(f"c{client:02d}", x, available=range(ACTIONS), **log)
                 else:
                     labels = rng.choice(ACTIONS, 1 + row % 2, replace=False)
-                    writer.add(f"c{client:02d}", x, labels, split="test" if client % 5 == 0 and row == 3 else "train")
+                    writer.add(
+                        f"c{client:02d}",
+                        x,
+                        labels,
+                        split="test" if client % 5 == 0 and row == 3 else "train",
+                    )
         return writer.finish()
 
 
@@ -97,7 +110,9 @@ def run_rounds(folder: Path) -> Any:
     if dataset.header.logged:
         return str([float(dataset.train.log.rewards.sum()), float(np.sum(dataset.train.features))])
     settings = {"scenario": "scratch", "rounds": 2, "clients_per_round": 8, "deploy_every": 1}
-    config = Config.build({**settings, "threads": 1, "evaluate_every": 1, "client": {"learning_rate": 0.1}})
+    config = Config.build(
+        {**settings, "threads": 1, "evaluate_every": 1, "client": {"learning_rate": 0.1}}
+    )
     return str(list(simulate(config, dataset)))
 
 
@@ -112,7 +127,10 @@ def as_written_by_0_1(folder: Path) -> Path:
 def data_sets() -> Iterator[tuple[str, Kind]]:
     for kind in ("sparse", "dense", "logged"):
         with scratch() as folder:
-            yield f"data set, {kind}", Kind(contents(write_dataset(folder / "d", kind)), run_rounds, checked=True)
+            yield (
+                f"data set, {kind}",
+                Kind(contents(write_dataset(folder / "d", kind)), run_rounds, checked=True),
+            )
         with scratch() as folder:
             old = as_written_by_0_1(write_dataset(folder / "d", kind))
             yield f"data set of 0.1, {kind}", Kind(contents(old), run_rounds)
@@ -147,7 +165,9 @@ def read_everywhere(folder: Path) -> Any:
 
     watcher = Watcher(folder)
     for _ in range(2):
-        assert any(row["name"] == "good" for row in watcher.now()["runs"]), "the good run is not shown"
+        assert any(row["name"] == "good" for row in watcher.now()["runs"]), (
+            "the good run is not shown"
+        )
     write_report([folder], folder / "report.html")
     results = Results.open(folder)
     results.summary()
@@ -163,8 +183,14 @@ def runs() -> Iterator[tuple[str, Kind]]:
             execute(config, folder / "r", dataset=the_dataset(), until=3)
             execute(config, folder / "r", dataset=the_dataset(), until=4)
             if name == "scaffold":
-                sqlite3.connect(folder / "r" / "memory.sqlite").execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            files = {n: d for n, d in contents(folder / "r").items() if not n.endswith((".lock", "-shm", "-wal"))}
+                sqlite3.connect(folder / "r" / "memory.sqlite").execute(
+                    "PRAGMA wal_checkpoint(TRUNCATE)"
+                )
+            files = {
+                n: d
+                for n, d in contents(folder / "r").items()
+                if not n.endswith((".lock", "-shm", "-wal"))
+            }
         # Lines of metrics and timings have no checksum; what is computed from now on does not depend on them.
         yield f"stopped run, {name}", Kind(files, resumed(config), checked=True)
         checkpoint = max(n for n in files if n.startswith("checkpoints"))
@@ -172,16 +198,36 @@ def runs() -> Iterator[tuple[str, Kind]]:
         def load(folder: Path, checkpoint: str = checkpoint) -> Any:
             state = load_state(folder / checkpoint)
             kept = [array for _, array in sorted(state.kept.items())]
-            parts = [state.weights, *kept, *(version.weights for _, version in sorted(state.deployed.items()))]
+            parts = [
+                state.weights,
+                *kept,
+                *(version.weights for _, version in sorted(state.deployed.items())),
+            ]
             digest = hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
-            return digest, state.round, state.clip_norm, state.reward_total, state.events, state.extra
+            return (
+                digest,
+                state.round,
+                state.clip_norm,
+                state.reward_total,
+                state.events,
+                state.extra,
+            )
 
         yield f"checkpoint, {name}", Kind({checkpoint: files[checkpoint]}, load, checked=True)
-        yield f"checkpoint signed anew, {name}", Kind({checkpoint: files[checkpoint]}, load, spoil=signed)
+        yield (
+            f"checkpoint signed anew, {name}",
+            Kind({checkpoint: files[checkpoint]}, load, spoil=signed),
+        )
     with scratch() as folder:
         for name in ("bad", "good"):
-            execute(small_config(rounds=5, seed=len(name), threads=1), folder / name, dataset=the_dataset())
-        files = {n: d for n, d in contents(folder).items() if not n.endswith((".lock", ".safetensors"))}
+            execute(
+                small_config(rounds=5, seed=len(name), threads=1),
+                folder / name,
+                dataset=the_dataset(),
+            )
+        files = {
+            n: d for n, d in contents(folder).items() if not n.endswith((".lock", ".safetensors"))
+        }
         spared = tuple(n for n in files if n.startswith("good"))
     yield "finished run", Kind(files, read_everywhere, spared=spared)
 
@@ -213,7 +259,9 @@ def check_sound(said: dict[str, Any], sent: dict[str, np.ndarray]) -> None:
 
 
 def request_of(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    return json.loads((folder / "request.json").read_bytes()), {"weights": np.load(folder / "weights.npy")}
+    return json.loads((folder / "request.json").read_bytes()), {
+        "weights": np.load(folder / "weights.npy")
+    }
 
 
 def a_device(folder: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
@@ -251,7 +299,10 @@ def device_kinds() -> Iterator[tuple[str, Kind]]:
     for what, names in (("device log", ["events.sqlite"]), ("device card", ["device.json"])):
         yield what, Kind(files, used_agent, spared=tuple(n for n in own if n not in names))
     models = [n for n in own if n.startswith("models/")]
-    yield "models on a device", Kind(files, used_agent, spared=tuple(n for n in own if n not in models))
+    yield (
+        "models on a device",
+        Kind(files, used_agent, spared=tuple(n for n in own if n not in models)),
+    )
 
     def installed(folder: Path) -> Any:
         payload = (folder / "model.safetensors").read_bytes()
@@ -282,7 +333,10 @@ def device_kinds() -> Iterator[tuple[str, Kind]]:
         there = {f"device/{n}": d for n, d in files.items() if n not in message}
         arrays = {f"{n}.npy": to_npy(a) for n, a in request.arrays.items()}
         told = {"facts.json": json.dumps(dict(request.facts)).encode(), **arrays, **there}
-        yield f"server's message, {kind}", Kind(told, answers(kind), spared=tuple(there), by_field=tuple(told))
+        yield (
+            f"server's message, {kind}",
+            Kind(told, answers(kind), spared=tuple(there), by_field=tuple(told)),
+        )
 
 
 def report_kinds() -> Iterator[tuple[str, Kind]]:
@@ -293,7 +347,10 @@ def report_kinds() -> Iterator[tuple[str, Kind]]:
     settle(deployment, network.participants)
     coordinator(deployment, network).attempt()
     reply = next(r for r in network.received if "trained" in r.facts)
-    facts = {"facts.json": json.dumps(dict(reply.facts)).encode(), "update.npy": to_npy(reply.arrays["update"])}
+    facts = {
+        "facts.json": json.dumps(dict(reply.facts)).encode(),
+        "update.npy": to_npy(reply.arrays["update"]),
+    }
     for participant in network.participants.values():
         participant.agent.close()
     before = root / "before"
@@ -342,14 +399,22 @@ def flower_kinds() -> Iterator[tuple[str, Kind]]:
         text = (folder / "facts.json").read_bytes().decode("utf-8", "replace")
         said = json.loads((folder / "array.json").read_bytes())
         try:  # Flower's own types refuse some of it, before we see it
-            array = Array(said["dtype"], tuple(said["shape"]), said["stype"], (folder / "data").read_bytes())
-            content = RecordDict({"facts": ConfigRecord({"json": text}), "arrays": ArrayRecord({"update": array})})
+            array = Array(
+                said["dtype"], tuple(said["shape"]), said["stype"], (folder / "data").read_bytes()
+            )
+            content = RecordDict(
+                {"facts": ConfigRecord({"json": text}), "arrays": ArrayRecord({"update": array})}
+            )
         except Exception as error:
-            raise DataError(str(error).splitlines()[0] if str(error) else "refused by Flower") from None
+            raise DataError(
+                str(error).splitlines()[0] if str(error) else "refused by Flower"
+            ) from None
         from_records(content)
 
     array = Array(np.arange(24, dtype=np.float32))
-    told = json.dumps({"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype}).encode()
+    told = json.dumps(
+        {"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype}
+    ).encode()
     files = {"facts.json": b'{"token": "t"}', "array.json": told, "data": array.data}
     yield "Flower's records", Kind(files, use, by_field=("array.json",))
 
@@ -363,7 +428,9 @@ def config_kinds() -> Iterator[tuple[str, Kind]]:
 
         build_experiment(Config.build(read_toml(folder / "config.toml")), the_dataset())
 
-    config = small_config(clipping__norm=1.0, drift__at=[3], gate__confidence=0.9, population__cache_size=10)
+    config = small_config(
+        clipping__norm=1.0, drift__at=[3], gate__confidence=0.9, population__cache_size=10
+    )
     yield "configuration", Kind({"config.toml": config.to_toml().encode()}, built)
 
     def deployed(folder: Path) -> Any:
@@ -375,7 +442,10 @@ def config_kinds() -> Iterator[tuple[str, Kind]]:
 
     given = values(vocabulary="words.txt", population=100)
     del given["deployment"]["shape"]
-    files = {"deployment.toml": tomli_w.dumps(given).encode(), "words.txt": b"the\ncat\nsat\non\na\nmat\n"}
+    files = {
+        "deployment.toml": tomli_w.dumps(given).encode(),
+        "words.txt": b"the\ncat\nsat\non\na\nmat\n",
+    }
     yield "deployment", Kind(files, deployed)
 
 
@@ -386,7 +456,9 @@ def imported(function: Callable[..., Any], name: str, *arguments: Any) -> Callab
     def use(folder: Path) -> Any:
         with scratch() as out:
             with importing(out / "d"):
-                function(folder / name, out / "d", *(a(folder) if callable(a) else a for a in arguments))
+                function(
+                    folder / name, out / "d", *(a(folder) if callable(a) else a for a in arguments)
+                )
             run_rounds_of_any(out / "d")
 
     return use
@@ -394,7 +466,11 @@ def imported(function: Callable[..., Any], name: str, *arguments: Any) -> Callab
 
 def run_rounds_of_any(folder: Path) -> None:
     dataset = FederatedDataset.open(folder, verify=True)
-    if not dataset.header.logged and dataset.train.num_clients >= 8 and dataset.header.kind == "sparse":
+    if (
+        not dataset.header.logged
+        and dataset.train.num_clients >= 8
+        and dataset.header.kind == "sparse"
+    ):
         run_rounds(folder)
 
 
@@ -417,18 +493,32 @@ def source_kinds() -> Iterator[tuple[str, Kind]]:
         plain, packed = path.read_bytes(), pack(path).read_bytes()
     use = imported(import_emnist, "emnist_all.sqlite")
     yield "EMNIST", Kind({"emnist_all.sqlite": plain}, use)
-    yield "EMNIST, packed", Kind({"e.sqlite.lzma": packed}, imported(import_emnist, "e.sqlite.lzma"))
+    yield (
+        "EMNIST, packed",
+        Kind({"e.sqlite.lzma": packed}, imported(import_emnist, "e.sqlite.lzma")),
+    )
     rows = [
-        ("test" if user % 4 == 0 and row == 0 else "train", f"{user:04d}", sentence(f"word{row} cat", "a title", tags))
+        (
+            "test" if user % 4 == 0 and row == 0 else "train",
+            f"{user:04d}",
+            sentence(f"word{row} cat", "a title", tags),
+        )
         for user in range(10)
         for row, tags in enumerate(("python|java", "c++", "java"))
     ]
     with scratch() as folder:
         write_sqlite(folder / "stackoverflow.sqlite", rows)
-        write_counts(folder, {"word0": 9, "word1": 8, "cat": 5, "title": 3}, {"java": 9, "python": 7, "c++": 3})
+        write_counts(
+            folder,
+            {"word0": 9, "word1": 8, "cat": 5, "title": 3},
+            {"java": 9, "python": 7, "c++": 3},
+        )
         files = contents(folder)
     options = StackOverflowOptions(vocabulary=4, actions=3)
-    counts = [lambda folder: folder / "stackoverflow.word_count", lambda folder: folder / "stackoverflow.tag_count"]
+    counts = [
+        lambda folder: folder / "stackoverflow.word_count",
+        lambda folder: folder / "stackoverflow.tag_count",
+    ]
     use = imported(import_stackoverflow, "stackoverflow.sqlite", *counts, options)
     yield "Stack Overflow", Kind(files, use)
     user = {"x": (images[:3].reshape(3, 36) / 255).tolist(), "y": [1, 2, 3]}
@@ -443,16 +533,27 @@ def source_kinds() -> Iterator[tuple[str, Kind]]:
     )
     text = f'<?xml version="1.0" encoding="utf-8"?>\n<posts>\n{posts}\n</posts>'.encode()
     options = StackExchangeOptions(vocabulary=10, actions=3)
-    yield "Stack Exchange", Kind({"Posts.xml": text}, imported(import_stackexchange, "Posts.xml", options))
+    yield (
+        "Stack Exchange",
+        Kind({"Posts.xml": text}, imported(import_stackexchange, "Posts.xml", options)),
+    )
     yield from _tables(TableOptions, import_table, LoggedOptions, import_logged)
 
 
-def _tables(options: Any, import_table: Any, logged_options: Any, import_logged: Any) -> Iterator[tuple[str, Kind]]:
+def _tables(
+    options: Any, import_table: Any, logged_options: Any, import_logged: Any
+) -> Iterator[tuple[str, Kind]]:
     import pandas as pd
 
     rng = np.random.default_rng(2)
     users = [f"u{i % 10}" for i in range(40)]
-    table = pd.DataFrame({"user": users, "title": [f"word{i % 7} noise" for i in range(40)], "tags": ["a|b", "b"] * 20})
+    table = pd.DataFrame(
+        {
+            "user": users,
+            "title": [f"word{i % 7} noise" for i in range(40)],
+            "tags": ["a|b", "b"] * 20,
+        }
+    )
     logged = pd.DataFrame(
         {
             "user": users,
@@ -463,15 +564,25 @@ def _tables(options: Any, import_table: Any, logged_options: Any, import_logged:
         }
     )
     text = options(client="user", labels="tags", text=["title"], vocabulary=9, actions=2)
-    log = logged_options(client="user", action="action", reward="reward", propensity="p", features=["x*"])
+    log = logged_options(
+        client="user", action="action", reward="reward", propensity="p", features=["x*"]
+    )
     for name, frame, function, chosen in (
         ("table", table, import_table, text),
         ("logged table", logged, import_logged, log),
     ):
-        yield f"{name}, CSV", Kind({"t.csv": frame.to_csv(index=False).encode()}, imported(function, "t.csv", chosen))
+        yield (
+            f"{name}, CSV",
+            Kind(
+                {"t.csv": frame.to_csv(index=False).encode()}, imported(function, "t.csv", chosen)
+            ),
+        )
         file = io.BytesIO()
         frame.to_parquet(file)
-        yield f"{name}, Parquet", Kind({"t.parquet": file.getvalue()}, imported(function, "t.parquet", chosen))
+        yield (
+            f"{name}, Parquet",
+            Kind({"t.parquet": file.getvalue()}, imported(function, "t.parquet", chosen)),
+        )
 
 
 def all_kinds() -> dict[str, Kind]:

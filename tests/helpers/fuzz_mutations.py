@@ -19,7 +19,22 @@ from fedbandit.core.files import pack, unpack
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 7, 2**31, -(2**31), 2**62, 2**63, -(2**63) - 1, 2**70, 10**400),
     *(0.5, -0.5, 1e-320, 1e39, 1e308, float("inf"), float("-inf"), float("nan")),
-    *("", "x", "1", "\x00", "ü\u2028", "../..", "a:b", "x" * 5000, [], {}, [[]], [0], {"a": 1}, [None] * 50),
+    *(
+        "",
+        "x",
+        "1",
+        "\x00",
+        "ü\u2028",
+        "../..",
+        "a:b",
+        "x" * 5000,
+        [],
+        {},
+        [[]],
+        [0],
+        {"a": 1},
+        [None] * 50,
+    ),
 )
 MOST_OF_A_FILE = 1 << 20  # bytes that an insertion may add
 
@@ -50,7 +65,9 @@ def spoiled_bytes(data: bytes, rng: random.Random) -> bytes:
     elif way == 3:
         del changed[start:]
     elif way == 4:
-        changed[start:start] = rng.choice((rng.randbytes(end - start), b"\0" * (end - start), data[start:end]))
+        changed[start:start] = rng.choice(
+            (rng.randbytes(end - start), b"\0" * (end - start), data[start:end])
+        )
     elif way == 5:
         del changed[start:end]
     elif way == 6:
@@ -106,10 +123,16 @@ def spoiled_lines(data: bytes, rng: random.Random) -> bytes:
 def spoiled_toml(data: bytes, rng: random.Random) -> bytes:
     for _ in range(20 if rng.random() < 0.95 else 0):
         try:
-            return tomli_w.dumps(spoiled_value(tomllib.loads(data.decode()), rng)).encode("utf-8", "surrogatepass")
+            return tomli_w.dumps(spoiled_value(tomllib.loads(data.decode()), rng)).encode(
+                "utf-8", "surrogatepass"
+            )
         except (TypeError, ValueError, AttributeError):  # what TOML cannot say
             continue
-    return data + b"\n" + rng.choice((b"a." * 3000 + b"b = 1", b"x = " + b"[" * 3000, b"[[[", b"x = 1e999"))
+    return (
+        data
+        + b"\n"
+        + rng.choice((b"a." * 3000 + b"b = 1", b"x = " + b"[" * 3000, b"[[[", b"x = 1e999"))
+    )
 
 
 def spoiled_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
@@ -118,16 +141,22 @@ def spoiled_array(array: np.ndarray, rng: random.Random) -> np.ndarray:
     if way <= 2 and array.size and array.dtype.kind in "iuf":
         array = array.copy()
         flat = array.reshape(-1)
-        odd = rng.choice((0, 1, -1, 2, 50, 127, 2**31 - 1, -(2**31), 2**62, 0.5, np.nan, np.inf, 3e38))
+        odd = rng.choice(
+            (0, 1, -1, 2, 50, 127, 2**31 - 1, -(2**31), 2**62, 0.5, np.nan, np.inf, 3e38)
+        )
         with np.errstate(all="ignore"):
             flat[rng.randrange(array.size)] = np.array(odd).astype(array.dtype)
         return array
     if way == 3:
-        return array.astype(rng.choice(("int32", "int64", "float32", "float64", ">i4", "uint8", "S3")), copy=True)
+        return array.astype(
+            rng.choice(("int32", "int64", "float32", "float64", ">i4", "uint8", "S3")), copy=True
+        )
     if way == 4:
         return array[: rng.randrange(len(array) + 1)] if array.ndim else array
     if way == 5:
-        return rng.choice((array[None], array.reshape(-1), np.append(array.reshape(-1), array.reshape(-1)[:1])))
+        return rng.choice(
+            (array[None], array.reshape(-1), np.append(array.reshape(-1), array.reshape(-1)[:1]))
+        )
     return array[::-1].copy() if array.ndim else array
 
 
@@ -141,7 +170,10 @@ def spoiled_npy(data: bytes, rng: random.Random, header: bool = True) -> bytes:
     if header and rng.random() < 0.3:  # the header, which says what it likes
         head, body = data[:128], data[128:]
         old = rng.choice((b"'<", b"False", b"(", b",", b"4", b"8", b"1"))
-        return head.replace(old, rng.choice((b"'>", b"True ", b"(-", b"(9999999999,", b"2", b"0")), 1) + body
+        return (
+            head.replace(old, rng.choice((b"'>", b"True ", b"(-", b"(9999999999,", b"2", b"0")), 1)
+            + body
+        )
     try:
         return to_npy(spoiled_array(np.load(io.BytesIO(data)), rng))
     except (ValueError, TypeError, OverflowError):
@@ -158,7 +190,9 @@ def spoiled_zip(data: bytes, rng: random.Random) -> bytes:
     else:
         members[name] = spoiled_npy(members[name], rng)
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
+    with zipfile.ZipFile(
+        file, "w", rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))
+    ) as archive:
         for member, content in members.items():
             archive.writestr(member, content)
     return file.getvalue()
@@ -191,7 +225,10 @@ def spoiled_sqlite(data: bytes, rng: random.Random) -> bytes:
     in_wal_mode = data[18:20]  # which a database in memory cannot have
     with sqlite3.connect(":memory:") as database:
         database.deserialize(data[:18] + b"\1\1" + data[20:])
-        names = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        names = [
+            row[0]
+            for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
         tables = sorted(name for name in names if not name.startswith("sqlite_"))
         table = rng.choice(tables)
         columns = [row[1] for row in database.execute(f'PRAGMA table_info("{table}")')]
@@ -202,7 +239,11 @@ def spoiled_sqlite(data: bytes, rng: random.Random) -> bytes:
             rows = database.execute(f'SELECT rowid, "{column}" FROM "{table}"').fetchall()
             row, value = rng.choice(rows)
             cell = _cell(value, rng)
-            _change(database, f'UPDATE OR IGNORE "{table}" SET "{column}" = ? WHERE rowid = ?', (cell, row))
+            _change(
+                database,
+                f'UPDATE OR IGNORE "{table}" SET "{column}" = ? WHERE rowid = ?',
+                (cell, row),
+            )
         else:
             _change(database, f'UPDATE OR IGNORE "{table}" SET "{column}" = ?', (_cell(None, rng),))
         database.commit()
@@ -229,7 +270,23 @@ def _cell(value: Any, rng: random.Random) -> Any:
     if isinstance(value, str) and rng.random() < 0.5:
         return spoiled_bytes(value.encode(), rng).decode("utf-8", "replace")
     return rng.choice(
-        (None, 0, -1, 1, 10**9, 2**62, -(2**63), 0.5, 1e300, float("inf"), "", "x", b"", b"\xff", b"\0" * 100)
+        (
+            None,
+            0,
+            -1,
+            1,
+            10**9,
+            2**62,
+            -(2**63),
+            0.5,
+            1e300,
+            float("inf"),
+            "",
+            "x",
+            b"",
+            b"\xff",
+            b"\0" * 100,
+        )
     )
 
 
@@ -283,7 +340,9 @@ def spoiled(name: str, data: bytes, rng: random.Random, fields_only: bool = Fals
         use_field = by_field is not None and (fields_only or rng.random() < 0.5)
         if use_field and by_field is not None:
             changed = by_field(data, rng)
-        elif suffix == ".npy" and rng.random() < 0.5:  # not its header, which is most of a small file
+        elif (
+            suffix == ".npy" and rng.random() < 0.5
+        ):  # not its header, which is most of a small file
             changed = data[:128] + spoiled_bytes(data[128:], rng)
         else:
             changed = spoiled_bytes(data, rng)

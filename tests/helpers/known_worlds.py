@@ -38,7 +38,11 @@ class World:
         rng = np.random.default_rng(seed)
         n = clients * events
         x = rng.integers(0, CONTEXTS, n)
-        actions = (rng.random(n)[:, None] > np.cumsum(self.logging[x], axis=1)).sum(axis=1).clip(max=ACTIONS - 1)
+        actions = (
+            (rng.random(n)[:, None] > np.cumsum(self.logging[x], axis=1))
+            .sum(axis=1)
+            .clip(max=ACTIONS - 1)
+        )
         taste = np.repeat(client_spread * rng.choice([-1.0, 1.0], clients), events)
         rewards = (rng.random(n) < self.means[x, actions] + taste).astype(float)
         claimed = self.logging if claimed is None else claimed

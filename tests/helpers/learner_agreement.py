@@ -57,7 +57,10 @@ def learners(name, shape, objective, kind="dense", **settings):
     arrays = model.init(1)
     # Biases that are not zero, so that an error in them cannot hide.
     rng = np.random.default_rng(5)
-    arrays = {name: rng.normal(0, 0.1, a.shape) if name.endswith("bias") else a for name, a in arrays.items()}
+    arrays = {
+        name: rng.normal(0, 0.1, a.shape) if name.endswith("bias") else a
+        for name, a in arrays.items()
+    }
     layout = Layout.of(arrays)
     chosen = ClientSettings(**{"learning_rate": 0.05, **settings})
     fast = make_learner(model, layout, objective, chosen)

@@ -15,7 +15,8 @@ class LocalGrid(Grid):
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
         self.app, self.replies, self.number, self.run_id = app, {}, 0, run_id
         self.contexts = {
-            1000 + i: Context(run_id, 1000 + i, dict(config), RecordDict(), {}) for i, config in enumerate(node_configs)
+            1000 + i: Context(run_id, 1000 + i, dict(config), RecordDict(), {})
+            for i, config in enumerate(node_configs)
         }
 
     @property
@@ -43,7 +44,9 @@ class LocalGrid(Grid):
             message.metadata.__dict__["_message_id"] = ids[-1]
             given = copy.deepcopy(message)
             try:
-                self.replies[ids[-1]] = self.app(message=given, context=self.contexts[message.metadata.dst_node_id])
+                self.replies[ids[-1]] = self.app(
+                    message=given, context=self.contexts[message.metadata.dst_node_id]
+                )
             except Exception as error:
                 self.replies[ids[-1]] = Message(Error(code=2, reason=repr(error)), reply_to=given)
         return ids

@@ -36,7 +36,13 @@ def private_file(signer):
 
 def certificate(signer, operator, after=0, before=2**64 - 1, kind=SSHCertificateType.USER):
     """An operator's word that a key is a node's, as `ssh-keygen -s` writes it."""
-    built = SSHCertificateBuilder().public_key(signer.key.public_key()).serial(1).type(kind).key_id(b"device")
+    built = (
+        SSHCertificateBuilder()
+        .public_key(signer.key.public_key())
+        .serial(1)
+        .type(kind)
+        .key_id(b"device")
+    )
     built = built.valid_for_all_principals().valid_after(after).valid_before(before)
     return built.sign(operator.key).public_bytes()
 
@@ -90,8 +96,13 @@ class MaskedRound:
             for node, held in self.held.items()
             if node not in self.lost_before_unmasking
         }
-        kept = {node: {keeper: known[node] for keeper, known in told.items() if node in known} for node in self.shared}
-        return total.unmasked(kept, self.terms.threshold, self.announced, self.neighbours, self.shared)
+        kept = {
+            node: {keeper: known[node] for keeper, known in told.items() if node in known}
+            for node in self.shared
+        }
+        return total.unmasked(
+            kept, self.terms.threshold, self.announced, self.neighbours, self.shared
+        )
 
     def packets_for(self, node):
         return {other: packets[node] for other, packets in self.packets.items() if node in packets}

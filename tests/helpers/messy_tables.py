@@ -5,8 +5,17 @@ import random
 from datetime import datetime, timedelta
 from pathlib import Path
 
-ITEMS = {"Gärten": "hose rake spade", "Küche": "pan knife bowl", "Büro": "desk lamp pen", "玩具": "kite doll 球"}
-QUEUES = {"billing": "invoice refund charge", "login": "password locked account", "shipping": "parcel late courier"}
+ITEMS = {
+    "Gärten": "hose rake spade",
+    "Küche": "pan knife bowl",
+    "Büro": "desk lamp pen",
+    "玩具": "kite doll 球",
+}
+QUEUES = {
+    "billing": "invoice refund charge",
+    "login": "password locked account",
+    "shipping": "parcel late courier",
+}
 
 
 def write_clicks(path: Path, rows: int = 600) -> Path:
@@ -17,13 +26,28 @@ def write_clicks(path: Path, rows: int = 600) -> Path:
         item = rng.choice(list(ITEMS))
         words = ITEMS[item].split()
         search = f'"{rng.choice(words)}, {rng.choice(words)} {rng.choice(["cheap", "blue"])}"'
-        price = rng.choice(["", "n/a", *[f"{rng.lognormvariate(3, 1.5):.2f}"] * 8]) if row != 40 else "ask us"
+        price = (
+            rng.choice(["", "n/a", *[f"{rng.lognormvariate(3, 1.5):.2f}"] * 8])
+            if row != 40
+            else "ask us"
+        )
         device = rng.choice(["phone", "tablet", "laptop", ""])
         seen = datetime(2024, 5, 1) + timedelta(minutes=rng.randrange(40_000))
         clicked = item if rng.random() > 0.03 else ""
         visitor = f"v{rng.randrange(60):02d}" if row != 7 else ""
         member = rng.choice(["yes", "no"])
-        cells = [row, visitor, search, price, device, member, f"{seen:%Y-%m-%d %H:%M}", "main", f"s{row:06x}", clicked]
+        cells = [
+            row,
+            visitor,
+            search,
+            price,
+            device,
+            member,
+            f"{seen:%Y-%m-%d %H:%M}",
+            "main",
+            f"s{row:06x}",
+            clicked,
+        ]
         lines.append(",".join(str(cell) for cell in cells))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
     return path
@@ -61,7 +85,11 @@ def write_decisions(path: Path, rows: int = 600) -> Path:
     best = {"engineering": "sports", "arts": "music", "law": "news"}
     lines = []
     for row in range(rows):
-        major, age, hour = rng.choice(list(best)), rng.randrange(18, 60), rng.choice(["morning", "evening"])
+        major, age, hour = (
+            rng.choice(list(best)),
+            rng.randrange(18, 60),
+            rng.choice(["morning", "evening"]),
+        )
         topics = rng.sample(["sports", "music", "news", "food"], 3)
         ranked = rng.sample([1, 2, 3], 3)
         reward = float(topics[ranked[0] - 1] == best[major] and rng.random() < 0.8)
@@ -85,6 +113,8 @@ def write_decisions(path: Path, rows: int = 600) -> Path:
         if row == 5:
             event["_skipLearn"] = True
         lines.append(json.dumps(event))
-    lines.insert(9, json.dumps({"RewardValue": 1.0, "EnqueuedTimeUtc": "2024-02-01", "EventId": "e00001"}))
+    lines.insert(
+        9, json.dumps({"RewardValue": 1.0, "EnqueuedTimeUtc": "2024-02-01", "EventId": "e00001"})
+    )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

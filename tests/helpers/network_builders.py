@@ -44,7 +44,9 @@ class Network:
     lies: dict[int, Fault] = field(default_factory=dict)
     unreachable: set[int] = field(default_factory=set)
     slow: dict[int, float] = field(default_factory=dict)  # node -> seconds until its reply arrives
-    deaf: set[int] = field(default_factory=set)  # nodes that never answer when they are sent a model
+    deaf: set[int] = field(
+        default_factory=set
+    )  # nodes that never answer when they are sent a model
     time: HandTime = field(default_factory=HandTime)
     sent: list[Request] = field(default_factory=list)
     received: list[Reply] = field(default_factory=list)
@@ -59,20 +61,30 @@ class Network:
             self.sent.append(request)
             ticket = f"t{len(self.sent)}"
             tickets.append(ticket)
-            facts, arrays = self.participants[request.node].answer(request.kind, request.facts, request.arrays)
+            facts, arrays = self.participants[request.node].answer(
+                request.kind, request.facts, request.arrays
+            )
             replies = [Reply(ticket, facts, arrays)]
             faults = {"train": self.faults, "judge": self.lies}.get(request.kind, {})
             if request.node in faults:
                 replies = faults[request.node](request, replies[0])
             if request.kind == "install" and request.node in self.deaf:
                 continue
-            arrives = self.time() + (self.slow.get(request.node, 0.0) if request.kind == "train" else 0.0)
+            arrives = self.time() + (
+                self.slow.get(request.node, 0.0) if request.kind == "train" else 0.0
+            )
             self._waiting += [(arrives, reply) for reply in replies]
         return tickets
 
     def receive(self, tickets) -> list[Reply]:
-        there = [reply for arrives, reply in self._waiting if arrives <= self.time() and reply.ticket in set(tickets)]
-        self._waiting = [(at, reply) for at, reply in self._waiting if not any(reply is seen for seen in there)]
+        there = [
+            reply
+            for arrives, reply in self._waiting
+            if arrives <= self.time() and reply.ticket in set(tickets)
+        ]
+        self._waiting = [
+            (at, reply) for at, reply in self._waiting if not any(reply is seen for seen in there)
+        ]
         self.received += there
         return there
 
@@ -107,7 +119,9 @@ def devices(folder: Path, number: int, **agent) -> dict[int, Participant]:
     """Participants by node, with empty logs; what they choose follows from their number."""
 
     def made(i: int) -> Agent:
-        return Agent(folder / f"device-{i}", **{"uniform": np.random.default_rng(1000 + i).random, **agent})
+        return Agent(
+            folder / f"device-{i}", **{"uniform": np.random.default_rng(1000 + i).random, **agent}
+        )
 
     return {100 + i: Participant(made(i)) for i in range(number)}
 
@@ -133,10 +147,19 @@ def settle(deployment: Deployment, participants: dict[int, Participant]) -> None
         live(participant, seed=i)
 
 
-def coordinator(deployment: Deployment, network: Network, store: Store | None = None, **more) -> Coordinator:
+def coordinator(
+    deployment: Deployment, network: Network, store: Store | None = None, **more
+) -> Coordinator:
     store = store or Store(deployment.folder)
     everybody = {"select": lambda deployment, nodes, number: list(nodes)}
-    return Coordinator(deployment, store, network, clock=network.time, sleep=network.time.sleep, **(everybody | more))
+    return Coordinator(
+        deployment,
+        store,
+        network,
+        clock=network.time,
+        sleep=network.time.sleep,
+        **(everybody | more),
+    )
 
 
 def kept_state(folder: Path) -> State:

@@ -12,7 +12,9 @@ _LABELS = descriptor_pb2.FieldDescriptorProto
 
 def _example_class():
     """`tf.train.Example` built from its schema at run time."""
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="example.proto", package="tensorflow", syntax="proto3"
+    )
 
     def message(name, *fields, parent=file):
         made = parent.message_type.add() if parent is file else parent.nested_type.add()
@@ -34,7 +36,9 @@ def _example_class():
     feature.oneof_decl.add(name="kind")
     for field in feature.field:
         field.oneof_index = 0
-    features = message("Features", ("feature", many, _LABELS.TYPE_MESSAGE, ".tensorflow.Features.FeatureEntry"))
+    features = message(
+        "Features", ("feature", many, _LABELS.TYPE_MESSAGE, ".tensorflow.Features.FeatureEntry")
+    )
     entry = message(
         "FeatureEntry",
         ("key", one, _LABELS.TYPE_STRING, None),
@@ -76,8 +80,12 @@ def write_sqlite(path: Path, rows, metadata=None) -> Path:
         metadata = [(client, split, number) for (client, split), number in counts.items()]
     database = sqlite3.connect(path)
     with database:
-        database.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
-        database.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)")
+        database.execute(
+            "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)"
+        )
+        database.execute(
+            "CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER)"
+        )
         database.execute("CREATE INDEX by_client ON examples (split_name, client_id)")
         database.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
         database.executemany("INSERT INTO client_metadata VALUES (?, ?, ?)", metadata)
@@ -96,7 +104,9 @@ def image(client: int, number: int) -> list[float]:
     """784 multiples of 1/255, different for every image; mostly background."""
     pixels = [1.0] * 784
     for k in range(20):
-        pixels[(client * 37 + number * 11 + k * 29) % 784] = ((client + number + k * 12) % 256) / 255
+        pixels[(client * 37 + number * 11 + k * 29) % 784] = (
+            (client + number + k * 12) % 256
+        ) / 255
     return pixels
 
 

@@ -122,7 +122,11 @@ def one(data: Path, out: Path, fails_at: int = 0, number: int = errno.EIO) -> di
     with os.fdopen(reading, "rb") as said:
         text = said.read()
     _, status = os.waitpid(child, 0)
-    return json.loads(text) if os.WIFEXITED(status) and text else {"code": -1, "said": f"status {status}", "seen": []}
+    return (
+        json.loads(text)
+        if os.WIFEXITED(status) and text
+        else {"code": -1, "said": f"status {status}", "seen": []}
+    )
 
 
 def _here(data: Path, out: Path, fails_at: int, number: int) -> dict[str, Any]:
@@ -142,7 +146,9 @@ def _here(data: Path, out: Path, fails_at: int, number: int) -> dict[str, Any]:
     return {"code": code, "said": printed.getvalue(), "seen": faults.seen}
 
 
-def problems_of(data: Path, start: Path | None, out: Path, fails_at: int, number: int, expected: bytes) -> list[str]:
+def problems_of(
+    data: Path, start: Path | None, out: Path, fails_at: int, number: int, expected: bytes
+) -> list[str]:
     """Let one operation fail, then run again undisturbed."""
     from fedbandit.federated.state import load_state
     from fedbandit.runs.folder import checkpoints
@@ -150,7 +156,9 @@ def problems_of(data: Path, start: Path | None, out: Path, fails_at: int, number
     shutil.rmtree(out, ignore_errors=True)
     if start is not None:
         shutil.copytree(start, out)
-    before = max((load_state(path).round for path in checkpoints(out)), default=0) if out.exists() else 0
+    before = (
+        max((load_state(path).round for path in checkpoints(out)), default=0) if out.exists() else 0
+    )
     failed = one(data, out, fails_at, number)
     wrong = []
     lines = [line for line in failed["said"].splitlines() if line.strip()]
@@ -193,7 +201,12 @@ def sweep(data: Path, folder: Path, step: int, numbers: list[int]) -> dict[str, 
             found += problems_of(data, start, folder / "run", fails_at, number, expected)
             count += 1
             kinds.add(seen[fails_at - 1].split()[0])
-    return {"operations": len(whole["seen"]), "tried": count, "kinds": sorted(kinds), "problems": found}
+    return {
+        "operations": len(whole["seen"]),
+        "tried": count,
+        "kinds": sorted(kinds),
+        "problems": found,
+    }
 
 
 def swept(data: Path, folder: Path, step: int, *numbers: int) -> dict[str, Any]:
@@ -213,4 +226,6 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     data, folder, step, *numbers = sys.argv[1:]
-    print(json.dumps(sweep(Path(data), Path(folder), int(step), [int(number) for number in numbers])))
+    print(
+        json.dumps(sweep(Path(data), Path(folder), int(step), [int(number) for number in numbers]))
+    )

@@ -45,7 +45,11 @@ class RecordingGrid(LocalGrid):
     @staticmethod
     def _step(message):
         sealed = message.content.config_records.get(SEALED)
-        return message.metadata.message_type.split("fedbandit_")[-1] if sealed is None else sealed[wire.STEP]
+        return (
+            message.metadata.message_type.split("fedbandit_")[-1]
+            if sealed is None
+            else sealed[wire.STEP]
+        )
 
 
 def secure_values(**rules):
@@ -89,7 +93,9 @@ def a_server(deployment, grid, store=None):
 
 
 def lines_of(deployment):
-    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def plain_round(folder, participants):

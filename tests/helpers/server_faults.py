@@ -123,7 +123,9 @@ def _patched(faults: Faults) -> ExitStack:
     def synced(handle):
         path = os.readlink(f"/proc/self/fd/{handle}")
         if faults.concerns(path):
-            faults.happens("fsync", path)  # and no more: here only processes die, and the disk is shared
+            faults.happens(
+                "fsync", path
+            )  # and no more: here only processes die, and the disk is shared
 
     for owner, name, value in (
         (builtins, "open", opened),
@@ -138,7 +140,14 @@ def _patched(faults: Faults) -> ExitStack:
     return stack
 
 
-def serve(deployment, network, faults: Faults, before_round=lambda number: None, attempts: int = 60, **more):
+def serve(
+    deployment,
+    network,
+    faults: Faults,
+    before_round=lambda number: None,
+    attempts: int = 60,
+    **more,
+):
     """Run all rounds; a server that fails is started again. The last one, and how often one was started."""
     starts = 0
     with faults.installed():

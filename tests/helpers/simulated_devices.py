@@ -14,7 +14,12 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.deploy import Agent, Retention, SimulatedDraws
 
 SEED, EVENTS, CACHE, DEPLOY_EVERY = 5, 8, 12, 2
-CLIENTS = (4, 1, 9, 2)  # with enough examples to fill a cache at the full rate: the simulator forgets by periods
+CLIENTS = (
+    4,
+    1,
+    9,
+    2,
+)  # with enough examples to fill a cache at the full rate: the simulator forgets by periods
 TRAINING = {
     "seed": SEED,
     "deploy_every": DEPLOY_EVERY,
@@ -27,17 +32,24 @@ TRAINING = {
 }
 
 
-SECURE_TRAINING = {"deploy_every": 1, "server": {"optimizer": "sgd", "learning_rate": 1.0}}  # rounding is not enlarged
+SECURE_TRAINING = {
+    "deploy_every": 1,
+    "server": {"optimizer": "sgd", "learning_rate": 1.0},
+}  # rounding is not enlarged
 
 
 def experiment(rounds: int, **changed):
     """The simulation: clients that act in every period and train on their newest events."""
     world = {"scenario": "scratch", "mode": "population", "rounds": rounds}
     lives = {"population": {"events_per_period": EVENTS, "cache_size": CACHE}}
-    return build_experiment(Config.build({**TRAINING, **world, **lives, **changed}), random_text(words=40))
+    return build_experiment(
+        Config.build({**TRAINING, **world, **lives, **changed}), random_text(words=40)
+    )
 
 
-def deployment_values(rounds: int, state: str, rules: dict | None = None, **changed) -> tuple[dict, list[str]]:
+def deployment_values(
+    rounds: int, state: str, rules: dict | None = None, **changed
+) -> tuple[dict, list[str]]:
     words = [f"w{i}" for i in range(40)]
     return {
         **TRAINING,
@@ -53,7 +65,9 @@ def deployment_values(rounds: int, state: str, rules: dict | None = None, **chan
 
 
 def open_agent(folder: Path | str, client: int) -> Agent:
-    return Agent(folder, retention=Retention(max_events=CACHE), uniform=SimulatedDraws(SEED, client, time=0))
+    return Agent(
+        folder, retention=Retention(max_events=CACHE), uniform=SimulatedDraws(SEED, client, time=0)
+    )
 
 
 def live_a_period(agent: Agent, client: int, simulated) -> None:

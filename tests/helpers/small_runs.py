@@ -22,7 +22,9 @@ SMALL = {
 
 def small_config(**settings) -> Config:
     """Twelve rounds of a linear model; keyword names have two underscores for a dot."""
-    return Config.build(SMALL).with_values({key.replace("__", "."): value for key, value in settings.items()})
+    return Config.build(SMALL).with_values(
+        {key.replace("__", "."): value for key, value in settings.items()}
+    )
 
 
 def make_run(folder: Path, **settings) -> Config:
@@ -52,4 +54,8 @@ def find_runs(folders):
 
 def running_metrics(folder: Path) -> list[Path]:
     """The metrics files under a folder in which runs are going on; `rglob` stumbles over folders that come and go."""
-    return [Path(root) / "metrics.jsonl" for root, _, names in os.walk(folder) if "metrics.jsonl" in names]
+    return [
+        Path(root) / "metrics.jsonl"
+        for root, _, names in os.walk(folder)
+        if "metrics.jsonl" in names
+    ]

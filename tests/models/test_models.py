@@ -47,12 +47,19 @@ def test_shapes_of_the_small_models():
 def test_initial_weights_of_the_cnn():
     """Truncated Glorot normal as Keras has it, biases of zero."""
     arrays = build_model("cnn", EMNIST).init(4)
-    fans = {"conv1": (25, 25 * 32), "conv2": (25 * 32, 25 * 64), "dense1": (3136, 512), "dense2": (512, 62)}
+    fans = {
+        "conv1": (25, 25 * 32),
+        "conv2": (25 * 32, 25 * 64),
+        "dense1": (3136, 512),
+        "dense2": (512, 62),
+    }
     for name, (fan_in, fan_out) in fans.items():
         std = np.sqrt(2 / (fan_in + fan_out))
         assert (arrays[f"{name}_bias"] == 0).all()
         assert np.abs(arrays[name]).max() <= 2 * std / 0.87962566103423978
-        error = 3 * std / np.sqrt(2 * arrays[name].size)  # three standard errors of a standard deviation
+        error = (
+            3 * std / np.sqrt(2 * arrays[name].size)
+        )  # three standard errors of a standard deviation
         assert arrays[name].std() == pytest.approx(std, abs=error)
         assert abs(arrays[name].mean()) < 4 * std / np.sqrt(arrays[name].size)
 
@@ -81,7 +88,9 @@ def test_initial_weights_of_the_linear_models():
     assert (sparse["bias"] == 0).all()
 
 
-@pytest.mark.parametrize(("name", "spec"), [("cnn", EMNIST), ("mlp", EMNIST), ("linear", DataSpec("sparse", (9,), 4))])
+@pytest.mark.parametrize(
+    ("name", "spec"), [("cnn", EMNIST), ("mlp", EMNIST), ("linear", DataSpec("sparse", (9,), 4))]
+)
 def test_initial_weights_belong_to_the_seed(name, spec):
     model = build_model(name, spec)
     first, again, other = model.init(1), model.init(1), model.init(2)
@@ -96,7 +105,10 @@ def tensors(arrays):
 
 def perturbed(model, seed=0):
     rng = np.random.default_rng(seed)
-    return {name: array + 0.1 * rng.standard_normal(array.shape) for name, array in model.init(seed).items()}
+    return {
+        name: array + 0.1 * rng.standard_normal(array.shape)
+        for name, array in model.init(seed).items()
+    }
 
 
 def naive_cnn(params, image):
@@ -125,7 +137,9 @@ def test_the_cnn_against_plain_loops(shape):
     model = build_model("cnn", DataSpec("dense", shape, 4))
     params, image = perturbed(model), np.random.default_rng(1).standard_normal(shape)
     scores = model.scores(tensors(params), torch.from_numpy(image[None]))
-    np.testing.assert_allclose(scores[0], naive_cnn(params, image.reshape(*shape[:2], -1)), rtol=0, atol=1e-11)
+    np.testing.assert_allclose(
+        scores[0], naive_cnn(params, image.reshape(*shape[:2], -1)), rtol=0, atol=1e-11
+    )
 
 
 def test_the_linear_model_normalises_its_contexts():
@@ -135,7 +149,9 @@ def test_the_linear_model_normalises_its_contexts():
     flat = x.reshape(5, 6)
     unit = flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12)
     expected = unit @ params["weight"] + params["bias"]
-    np.testing.assert_allclose(model.scores(tensors(params), torch.from_numpy(x)), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        model.scores(tensors(params), torch.from_numpy(x)), expected, rtol=0, atol=1e-13
+    )
 
 
 def test_the_mlp():
@@ -143,7 +159,9 @@ def test_the_mlp():
     params, x = perturbed(model), np.random.default_rng(1).standard_normal((3, 6))
     hidden = np.maximum(x @ params["dense1"] + params["dense1_bias"], 0)
     expected = hidden @ params["dense2"] + params["dense2_bias"]
-    np.testing.assert_allclose(model.scores(tensors(params), torch.from_numpy(x)), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        model.scores(tensors(params), torch.from_numpy(x)), expected, rtol=0, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,12 +224,18 @@ def own_module(tmp_path, monkeypatch):
 
 
 def test_a_model_of_ones_own_is_one_file(own_module):
-    settings = {"model__name": f"{own_module}:shifted", "model__shift": 0.5, "client__learning_rate": 0.05}
+    settings = {
+        "model__name": f"{own_module}:shifted",
+        "model__shift": 0.5,
+        "client__learning_rate": 0.05,
+    }
     rounds, simulation = played(config(**settings), images())
     assert len(rounds) == 5
     assert simulation.experiment.layout.shapes == (("w", (16, 6)),)
     assert np.ptp(simulation.state.weights) > 0
-    assert isinstance(build_experiment(config(model__name=f"{own_module}:finished"), images()).model, Model)
+    assert isinstance(
+        build_experiment(config(model__name=f"{own_module}:finished"), images()).model, Model
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,14 @@ from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
 from fedbandit.federated.learners.choosing import make_learner
 from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
-from fedbandit.objectives import BUILT_IN, SUPERVISED, Batch, CrossEntropy, Regression, WeightedRegression
+from fedbandit.objectives import (
+    BUILT_IN,
+    SUPERVISED,
+    Batch,
+    CrossEntropy,
+    Regression,
+    WeightedRegression,
+)
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -32,7 +39,9 @@ def batch(n=5, k=4, seed=0):
 
 def make(name, reduction):
     return (
-        EVERY[name](reduction=reduction, scale=0.3) if name.startswith("weighted") else EVERY[name](reduction=reduction)
+        EVERY[name](reduction=reduction, scale=0.3)
+        if name.startswith("weighted")
+        else EVERY[name](reduction=reduction)
     )
 
 
@@ -45,7 +54,9 @@ def closed_form(objective, scores, events):
     gradient = np.zeros((n, k))
     rows, actions = np.arange(n), events.actions.numpy()
     weights = objective.weights(events.propensities.numpy())
-    gradient[rows, actions] = objective.factor(n, k) * weights * (link[rows, actions] - events.rewards.numpy())
+    gradient[rows, actions] = (
+        objective.factor(n, k) * weights * (link[rows, actions] - events.rewards.numpy())
+    )
     return gradient
 
 
@@ -55,7 +66,9 @@ def test_gradients(name, reduction):
     objective, events = make(name, reduction), batch()
     scores = torch.from_numpy(np.random.default_rng(1).normal(0, 2, (5, 4))).requires_grad_()
     (gradient,) = torch.autograd.grad(objective.loss(scores, events), scores)
-    np.testing.assert_allclose(gradient, closed_form(objective, scores.detach().numpy(), events), rtol=0, atol=1e-14)
+    np.testing.assert_allclose(
+        gradient, closed_form(objective, scores.detach().numpy(), events), rtol=0, atol=1e-14
+    )
 
     differences = np.zeros((5, 4))
     for i in np.ndindex(5, 4):
@@ -71,7 +84,9 @@ def test_the_mean_is_the_mean_squared_error_without_a_half():
     chosen = events.rewards.numpy() ** 2
     assert float(Regression().loss(scores, events)) == pytest.approx(chosen.mean())
     assert float(Regression("half-sum").loss(scores, events)) == pytest.approx(chosen.sum() / 2)
-    assert float(make("full-information", "mean").loss(scores, events)) == pytest.approx((events.targets**2).mean())
+    assert float(make("full-information", "mean").loss(scores, events)) == pytest.approx(
+        (events.targets**2).mean()
+    )
     assert float(make("full-information", "half-sum").loss(scores, events)) == pytest.approx(
         (events.targets**2).sum() / 2
     )
@@ -83,7 +98,9 @@ def test_cross_entropy_is_binary_and_on_logits():
     q = torch.sigmoid(scores[torch.arange(5), events.actions])
     expected = -(events.rewards * q.log() + (1 - events.rewards) * (1 - q).log())
     assert float(CrossEntropy().loss(scores, events)) == pytest.approx(float(expected.mean()))
-    assert float(CrossEntropy("half-sum").loss(scores, events)) == pytest.approx(float(expected.sum()))
+    assert float(CrossEntropy("half-sum").loss(scores, events)) == pytest.approx(
+        float(expected.sum())
+    )
 
 
 def test_cross_entropy_of_extreme_logits_is_finite():
@@ -98,8 +115,12 @@ def test_a_weighted_loss_is_divided_by_the_batch_and_not_by_its_weights():
     scores = torch.zeros((5, 4), dtype=torch.float64)
     weights = 0.3 / events.propensities
     expected = (weights * events.rewards**2).sum() / 5
-    assert float(WeightedRegression(scale=0.3).loss(scores, events)) == pytest.approx(float(expected))
-    np.testing.assert_allclose(WeightedRegression(scale=0.3).weights(events.propensities.numpy()), weights)
+    assert float(WeightedRegression(scale=0.3).loss(scores, events)) == pytest.approx(
+        float(expected)
+    )
+    np.testing.assert_allclose(
+        WeightedRegression(scale=0.3).weights(events.propensities.numpy()), weights
+    )
     np.testing.assert_allclose(Regression().weights(events.propensities.numpy()), 1)
 
 
@@ -145,7 +166,8 @@ def test_the_sparse_kernel_equals_automatic_differentiation(name, reduction, cli
     kernel = make_learner(model, *parts)
     assert isinstance(kernel, SparseLinearLearner)
     (ours, our_norms), (theirs, norms) = (
-        learner.train(weights, events, clip_norm) for learner in (kernel, AutogradLearner(model, *parts))
+        learner.train(weights, events, clip_norm)
+        for learner in (kernel, AutogradLearner(model, *parts))
     )
     np.testing.assert_allclose(our_norms, norms, rtol=0, atol=1e-12)
     assert our_norms[1] == 0
@@ -154,7 +176,10 @@ def test_the_sparse_kernel_equals_automatic_differentiation(name, reduction, cli
         update.add_to(total)
     np.testing.assert_allclose(totals[0], totals[1], rtol=0, atol=1e-12)
     assert np.abs(totals[0]).max() > 1e-3
-    scores = [learner.predict(weights, events.contexts).mean for learner in (kernel, AutogradLearner(model, *parts))]
+    scores = [
+        learner.predict(weights, events.contexts).mean
+        for learner in (kernel, AutogradLearner(model, *parts))
+    ]
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-12)
 
 

@@ -25,7 +25,14 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
-from fedbandit.paper.page import comparison_table, comparisons, details, read_figures, scoreboard, tuned_table
+from fedbandit.paper.page import (
+    comparison_table,
+    comparisons,
+    details,
+    read_figures,
+    scoreboard,
+    tuned_table,
+)
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
@@ -65,7 +72,13 @@ def test_scale_shortens_rounds_and_deployments_together_and_never_pretraining():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"scale": 0}, {"scale": 1.5}, {"seeds": 0}, {"settings": {"seed": 3}}, {"settings": {"data.source": "topics"}}],
+    [
+        {"scale": 0},
+        {"scale": 1.5},
+        {"seeds": 0},
+        {"settings": {"seed": 3}},
+        {"settings": {"data.source": "topics"}},
+    ],
 )
 def test_impossible_requests_are_refused(wrong):
     with pytest.raises(ConfigError):
@@ -78,7 +91,11 @@ def _curves(*final):
 
 
 def test_verdicts_need_two_standard_errors():
-    curves = {"a": _curves(1.0, 1.1, 1.2), "b": _curves(0.8, 0.9, 1.01), "c": _curves(0.7, 1.4, 1.1)}
+    curves = {
+        "a": _curves(1.0, 1.1, 1.2),
+        "b": _curves(0.8, 0.9, 1.01),
+        "c": _curves(0.7, 1.4, 1.1),
+    }
     assert judge(Above("a", "b", ""), curves).verdict == "agrees"
     assert judge(Above("b", "a", ""), curves).verdict == "disagrees"
     assert judge(Above("a", "c", ""), curves).verdict == "not clear"
@@ -88,7 +105,11 @@ def test_verdicts_need_two_standard_errors():
 
 
 def test_the_best_or_close_to_it():
-    curves = {"a": _curves(0.99, 1.0, 0.98), "b": _curves(1.0, 1.01, 1.0), "c": _curves(0.2, 0.3, 0.2)}
+    curves = {
+        "a": _curves(0.99, 1.0, 0.98),
+        "b": _curves(1.0, 1.01, 1.0),
+        "c": _curves(0.2, 0.3, 0.2),
+    }
     assert judge(NearBest("a", ("b", "c"), ""), curves).verdict == "agrees"
     assert judge(NearBest("b", ("a", "c"), ""), curves).verdict == "agrees"
     lost = judge(NearBest("c", ("a", "b"), ""), curves)
@@ -109,7 +130,9 @@ def _surer(*rows):
 
 def test_what_noise_does_to_exploration_and_when():
     rising = _surer(np.linspace(0.1, 0.9, 40), np.linspace(0.1, 0.8, 40), np.linspace(0.2, 0.9, 40))
-    early = Curves(rising.running_reward, rising.propensity * np.linspace(0.5, 1, 40) ** 0.1, rising.seeds)
+    early = Curves(
+        rising.running_reward, rising.propensity * np.linspace(0.5, 1, 40) ** 0.1, rising.seeds
+    )
     late = Curves(rising.running_reward, rising.propensity * np.linspace(1, 0.5, 40), rising.seeds)
     flat = _surer([0.5] * 40, [0.4, 0.6] * 20, [0.6, 0.4] * 20)
     curves = {"plain": rising, "late": late, "early": early, "flat": flat}
@@ -122,7 +145,9 @@ def test_what_noise_does_to_exploration_and_when():
 
 def test_the_regime_is_computed_from_data_and_configuration(tiny_text):
     dataset = open_dataset(str(tiny_text))
-    config = preset("so-init-shift-softmax").with_values({**REDUCED, "data.source": str(tiny_text), "rounds": 10})
+    config = preset("so-init-shift-softmax").with_values(
+        {**REDUCED, "data.source": str(tiny_text), "rounds": 10}
+    )
     told = regime(dataset, config)
     sizes = np.minimum(dataset.train.sizes(), 256)
     pool = len(sizes) - 20
@@ -142,12 +167,20 @@ def test_differences_are_paired_by_the_seeds_that_both_have():
 
 
 def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
-    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1)
+    )
     said = []
     made = make_figure("fig2c", request, tmp_path, said.append)
     assert made.png.read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in made.png.with_suffix(".svg").read_bytes()[:2000]
-    for part in ("softmax", "0.81 there", "softmax above greedy", "published rates", "shortened to 0.004"):
+    for part in (
+        "softmax",
+        "0.81 there",
+        "softmax above greedy",
+        "published rates",
+        "shortened to 0.004",
+    ):
         assert part in made.text
     numbers = json.loads((tmp_path / "fig2c.json").read_text(encoding="utf-8"))
     assert len(numbers["members"]["softmax"]["final"]) == 2
@@ -160,7 +193,9 @@ def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
 
 
 def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text, tmp_path):
-    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1)
+    )
     alone = make_figure("fig2d", request, tmp_path, lambda text: None)
     assert "make that too" in alone.text
     make_figure("fig2c", request, tmp_path, lambda text: None)
@@ -170,10 +205,14 @@ def test_more_deployments_are_set_beside_fewer_where_those_were_played(tiny_text
     assert "make that too" not in text
     kept = json.loads((tmp_path / "fig2d.json").read_text(encoding="utf-8"))
     often, seldom = (
-        json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["members"]["greedy"]["mean"]
+        json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["members"]["greedy"][
+            "mean"
+        ]
         for name in ("fig2d", "fig2c")
     )
-    [greedy] = [claim for claim in kept["claims"] if claim["claim"].startswith("greedy above greedy")]
+    [greedy] = [
+        claim for claim in kept["claims"] if claim["claim"].startswith("greedy above greedy")
+    ]
     assert greedy["difference"] == pytest.approx(often - seldom)
 
 
@@ -181,18 +220,26 @@ def test_a_figure_with_another_model_says_so_and_keeps_its_own_place(tiny_text, 
     kept = []
     for model in ("linear", "linear-heads"):
         settings = {**REDUCED, "model.name": model}
-        request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+        request = FigureRequest(
+            str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1)
+        )
         made = make_figure("fig3b", request, tmp_path / model, lambda text: None)
-        assert made.text.startswith(f"fig3b: Stack Overflow, init-shift: softmax, trial by trial, {model} model\n")
+        assert made.text.startswith(
+            f"fig3b: Stack Overflow, init-shift: softmax, trial by trial, {model} model\n"
+        )
         kept += read_figures([made.kept])
     markdown = details(kept, tmp_path)
     name = open_dataset(str(tiny_text)).header.name
-    assert all(markdown.count(f"{{ #fig3b-{name}-{model} }}") == 1 for model in ("linear", "linear-heads"))
+    assert all(
+        markdown.count(f"{{ #fig3b-{name}-{model} }}") == 1 for model in ("linear", "linear-heads")
+    )
 
 
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     settings = {"clients_per_round": 8}
-    request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1)
+    )
     text = make_figure("fig4c", request, tmp_path, lambda text: None).text
     [run] = tmp_path.rglob("so-dp-0.7/seed-0/summary.json")
     ours = json.loads(run.read_text(encoding="utf-8"))["privacy"]["epsilon_rdp"]
@@ -201,7 +248,9 @@ def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
 
 
 def test_a_figure_of_ours_compares_caches_with_the_papers_simplification(tiny_text, tmp_path):
-    request = FigureRequest(str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=2, scale=0.004, settings=REDUCED, runner=LocalRunner(1)
+    )
     text = make_figure("population", request, tmp_path, lambda text: None).text
     assert "caches, one in four pulls, every 40 about as simple mode, every 40" in text
     caches = list(tmp_path.rglob("so-init-shift-softmax+caches/seed-0/config.toml"))
@@ -210,7 +259,12 @@ def test_a_figure_of_ours_compares_caches_with_the_papers_simplification(tiny_te
 
 def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     request = FigureRequest(
-        str(tiny_text), seeds=1, scale=0.004, settings=REDUCED, tune_minutes=0.03, runner=LocalRunner(1)
+        str(tiny_text),
+        seeds=1,
+        scale=0.004,
+        settings=REDUCED,
+        tune_minutes=0.03,
+        runner=LocalRunner(1),
     )
     said = []
     made = make_figure("fig3b", request, tmp_path, said.append)
@@ -223,7 +277,8 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
     assert f"softmax {kept['looked_at']} of 192" in made.text
     written = details(read_figures([tmp_path]), tmp_path)
     server, client, beta = (
-        kept["point"][key] for key in ("server.learning_rate", "client.learning_rate", "policy.beta")
+        kept["point"][key]
+        for key in ("server.learning_rate", "client.learning_rate", "policy.beta")
     )
     chosen = f"server {server:g}, client {client:g}, beta {beta:g}"
     assert f"| {chosen} | {kept['looked_at']} of 192 |" in written
@@ -242,7 +297,9 @@ def test_tuning_uses_other_seeds_and_keeps_its_choice(tiny_text, tmp_path):
 
 
 def test_uneven_tuning_is_warned_of():
-    assert "not fair to them" not in effort_in_words({"a": (128, 192), "b": (70, 192), "greedy": (51, 64)})
+    assert "not fair to them" not in effort_in_words(
+        {"a": (128, 192), "b": (70, 192), "greedy": (51, 64)}
+    )
     assert "warning: b had" in effort_in_words({"a": (60, 192), "b": (3, 128)})
 
 
@@ -252,8 +309,13 @@ def test_a_figure_on_images_refuses_text(tiny_text, tmp_path):
 
 
 def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch, capsys):
-    request = FigureRequest(str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1))
-    names, tiny_name = ["fig2c", "ablation-importance-weighting", "drift"], open_dataset(str(tiny_text)).header.name
+    request = FigureRequest(
+        str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1)
+    )
+    names, tiny_name = (
+        ["fig2c", "ablation-importance-weighting", "drift"],
+        open_dataset(str(tiny_text)).header.name,
+    )
     made = make_gallery(names, request, tmp_path, lambda text: None)
     text = made.index.read_text(encoding="utf-8")
     assert text.count("<img") == text.count("<details>") == 3
@@ -296,8 +358,23 @@ def _kept(tmp_path, scale=1.0, **final):
     }
     for member in members.values():
         member["seeds"] = member["seeds"][: len(member["final"])]
-    claims = [{"claim": "a above b", "words": "w", "difference": 0.1, "error": None, "verdict": "not clear"}]
-    numbers = {"figure": "fig2a", "title": "t", "note": "n", "data": "d", "setting": "SO, scratch", "members": members}
+    claims = [
+        {
+            "claim": "a above b",
+            "words": "w",
+            "difference": 0.1,
+            "error": None,
+            "verdict": "not clear",
+        }
+    ]
+    numbers = {
+        "figure": "fig2a",
+        "title": "t",
+        "note": "n",
+        "data": "d",
+        "setting": "SO, scratch",
+        "members": members,
+    }
     numbers["scale"] = scale
     (tmp_path / "fig2a.json").write_text(json.dumps({**numbers, "claims": claims}))
     (tmp_path / "fig2a.png").write_bytes(b"")
@@ -319,18 +396,34 @@ def test_the_scoreboard_lists_where_a_claim_was_found_true_and_where_not(tmp_pat
 
 
 def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
-    [won] = comparisons(_kept(tmp_path, softmax=[0.5, 0.6, 0.5], falcon=[0.3, 0.4, 0.31], greedy=[0.1, 0.1, 0.1]))
+    [won] = comparisons(
+        _kept(tmp_path, softmax=[0.5, 0.6, 0.5], falcon=[0.3, 0.4, 0.31], greedy=[0.1, 0.1, 0.1])
+    )
     assert (won.winner, won.second, won.clear) == ("softmax", "falcon", True)
     assert won.margin == pytest.approx((0.2 + 0.2 + 0.19) / 3)
-    assert (won.cell("softmax"), won.cell("falcon"), won.cell("epsilon-greedy")) == ("**0.533**", "0.337", "–")
+    assert (won.cell("softmax"), won.cell("falcon"), won.cell("epsilon-greedy")) == (
+        "**0.533**",
+        "0.337",
+        "–",
+    )
     assert won.data == "d, 3 seeds"
-    [tied] = comparisons(_kept(tmp_path, 0.25, softmax=[0.5, 0.6, 0.5], epsilon_greedy=[0.6, 0.5, 0.49]))
+    [tied] = comparisons(
+        _kept(tmp_path, 0.25, softmax=[0.5, 0.6, 0.5], epsilon_greedy=[0.6, 0.5, 0.49])
+    )
     assert tied.data == "d, 3 seeds, shortened to 0.25"
     assert tied.lead().startswith("a tie: ")
     assert tied.cell("epsilon-greedy").startswith("**")
-    three = {"softmax": [0.5, 0.6, 0.5], "epsilon_greedy": [0.6, 0.5, 0.49], "falcon": [0.59, 0.4, 0.59]}
+    three = {
+        "softmax": [0.5, 0.6, 0.5],
+        "epsilon_greedy": [0.6, 0.5, 0.49],
+        "falcon": [0.59, 0.4, 0.59],
+    }
     [tied] = comparisons(_kept(tmp_path, **three, greedy=[0.1, 0.1, 0.1]))
-    assert [rule for rule in ("softmax", "falcon", "epsilon-greedy", "greedy") if tied.cell(rule)[0] == "*"] == [
+    assert [
+        rule
+        for rule in ("softmax", "falcon", "epsilon-greedy", "greedy")
+        if tied.cell(rule)[0] == "*"
+    ] == [
         "softmax",
         "falcon",
         "epsilon-greedy",
@@ -373,7 +466,9 @@ def test_no_title_is_cut_off(family):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    wanted = [figure(name, family if name.startswith("ablation") else None) for name in figure_names()]
+    wanted = [
+        figure(name, family if name.startswith("ablation") else None) for name in figure_names()
+    ]
     titles = [f"{one.name}: {one.title}" for one in wanted] + [f"drift: {TITLE}"]
     note = "data: stackoverflow; 1500 rounds, deploying every 200; shortened to 0.25; changed: clients_per_round=16,"
     note += " client.max_examples=64; 3 seeds; tuned here"

@@ -5,7 +5,16 @@ import zlib
 import pytest
 from command_line import fails_with_one_line, in_this_process
 
-SMALL = ["--rounds", "4", "--set", "clients_per_round=4", "--set", "client.max_examples=4", "--set", "deploy_every=2"]
+SMALL = [
+    "--rounds",
+    "4",
+    "--set",
+    "clients_per_round=4",
+    "--set",
+    "client.max_examples=4",
+    "--set",
+    "deploy_every=2",
+]
 
 POLICY = """
 import numpy as np
@@ -33,7 +42,9 @@ def test_what_is_no_probability_is_refused_before_the_run(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     module = f"door_{zlib.crc32(body.encode())}"
     (tmp_path / f"{module}.py").write_text(POLICY.format(body=body))
-    result = in_this_process("run", "so-scratch-greedy", "--out", "run", "--set", f"policy.name={module}:Mine", *SMALL)
+    result = in_this_process(
+        "run", "so-scratch-greedy", "--out", "run", "--set", f"policy.name={module}:Mine", *SMALL
+    )
     fails_with_one_line(result, "policy.name", *words)
     assert not (tmp_path / "run").exists()
 

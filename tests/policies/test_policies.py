@@ -86,14 +86,18 @@ def test_unavailable_actions_might_as_well_not_exist(policy, scores, data):
     k = scores.shape[-1]
     available = np.array(data.draw(st.lists(st.booleans(), min_size=k, max_size=k).filter(any)))
     p = policy.probabilities(P(scores), available)
-    np.testing.assert_allclose(p[:, available], policy.probabilities(P(scores[:, available])), atol=tolerance(p))
+    np.testing.assert_allclose(
+        p[:, available], policy.probabilities(P(scores[:, available])), atol=tolerance(p)
+    )
 
 
 @given(policies(), score_arrays(dims=(2,)))
 def test_many_rows_are_as_one_row_at_a_time(policy, scores):
     together = policy.probabilities(P(scores))
     for i in np.ndindex(scores.shape[:2]):
-        np.testing.assert_allclose(together[i], policy.probabilities(P(scores[i])), atol=tolerance(together))
+        np.testing.assert_allclose(
+            together[i], policy.probabilities(P(scores[i])), atol=tolerance(together)
+        )
 
 
 @given(policies(), score_arrays())
@@ -108,7 +112,13 @@ def test_the_best_action_is_the_likeliest(scores, epsilon):
     k = scores.shape[-1]
     best = np.argmax(scores, axis=-1)[..., None]
     # FALCON promises it only where mu is at least the number of actions.
-    for policy in (Greedy(), EpsilonGreedy(epsilon), Softmax(0.1), Falcon(mu=k, gamma=10), Falcon(mu=100 + k, gamma=0)):
+    for policy in (
+        Greedy(),
+        EpsilonGreedy(epsilon),
+        Softmax(0.1),
+        Falcon(mu=k, gamma=10),
+        Falcon(mu=100 + k, gamma=0),
+    ):
         p = policy.probabilities(P(scores))
         chosen = np.take_along_axis(p, best, axis=-1)
         assert (chosen >= p - tolerance(p)).all()
@@ -128,7 +138,9 @@ def test_better_scores_are_never_less_likely(scores, beta, mu, gamma):
 
 @given(score_arrays())
 def test_epsilon_zero_is_greedy(scores):
-    np.testing.assert_array_equal(EpsilonGreedy(0.0).probabilities(P(scores)), Greedy().probabilities(P(scores)))
+    np.testing.assert_array_equal(
+        EpsilonGreedy(0.0).probabilities(P(scores)), Greedy().probabilities(P(scores))
+    )
 
 
 @given(score_arrays(), st.floats(0, 1))
@@ -136,11 +148,17 @@ def test_epsilon_greedy_as_in_the_paper(scores, epsilon):
     k = scores.shape[-1]
     p = EpsilonGreedy(epsilon).probabilities(P(scores))
     expected = np.full(scores.shape, epsilon / k)
-    np.put_along_axis(expected, np.argmax(scores, axis=-1)[..., None], 1 - epsilon + epsilon / k, axis=-1)
+    np.put_along_axis(
+        expected, np.argmax(scores, axis=-1)[..., None], 1 - epsilon + epsilon / k, axis=-1
+    )
     np.testing.assert_allclose(p, expected, atol=tolerance(p))
 
 
-@given(hnp.arrays(np.float64, (3, 5), elements=st.floats(-3, 3)), st.floats(-100, 100), st.floats(0.05, 10))
+@given(
+    hnp.arrays(np.float64, (3, 5), elements=st.floats(-3, 3)),
+    st.floats(-100, 100),
+    st.floats(0.05, 10),
+)
 def test_softmax_as_in_the_paper_and_blind_to_shifts(scores, shift, beta):
     p = Softmax(beta).probabilities(P(scores))
     weights = np.exp(scores / beta)
@@ -148,7 +166,9 @@ def test_softmax_as_in_the_paper_and_blind_to_shifts(scores, shift, beta):
     np.testing.assert_allclose(p, Softmax(beta).probabilities(P(scores + shift)), atol=1e-9)
 
 
-@given(hnp.arrays(np.float64, (5,), elements=st.floats(-3, 3)), st.floats(5, 100), st.floats(0, 1000))
+@given(
+    hnp.arrays(np.float64, (5,), elements=st.floats(-3, 3)), st.floats(5, 100), st.floats(0, 1000)
+)
 def test_falcon_as_in_the_paper(scores, mu, gamma):
     p = Falcon(mu, gamma).probabilities(P(scores))
     best = int(np.argmax(scores))
@@ -173,10 +193,14 @@ def test_ties_go_to_the_lowest_index(policy):
 
 
 def test_softmax_shares_between_equals():
-    np.testing.assert_allclose(Softmax(0.1).probabilities(P(np.array([3.0, 3.0, -1e30]))), [0.5, 0.5, 0])
+    np.testing.assert_allclose(
+        Softmax(0.1).probabilities(P(np.array([3.0, 3.0, -1e30]))), [0.5, 0.5, 0]
+    )
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - {"uniform", "falcon-schedule"}))  # these look at no scores
+@pytest.mark.parametrize(
+    "name", sorted(BUILT_IN.keys() - {"uniform", "falcon-schedule"})
+)  # these look at no scores
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_scores(name, dtype):
     p = BUILT_IN[name]().probabilities(P(np.array([-1e30, 1e30, 0, 1e30], dtype)))
@@ -185,7 +209,9 @@ def test_extreme_scores(name, dtype):
     assert p[0] <= p[1]
 
 
-@pytest.mark.parametrize("policy", [Greedy(), EpsilonGreedy(0.3), Softmax(1e-3), Falcon(4, 1e6), Falcon(4, 0)])
+@pytest.mark.parametrize(
+    "policy", [Greedy(), EpsilonGreedy(0.3), Softmax(1e-3), Falcon(4, 1e6), Falcon(4, 0)]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_largest_numbers_there_are(policy, dtype):
     largest = np.finfo(dtype).max
@@ -240,14 +266,19 @@ def test_scores_that_are_not_finite_are_refused(name, bad):
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_row_without_available_actions_is_refused(name):
     with pytest.raises(ValueError, match="available"):
-        BUILT_IN[name]().probabilities(P(np.zeros((2, 3))), np.array([[True, True, True], [False, False, False]]))
+        BUILT_IN[name]().probabilities(
+            P(np.zeros((2, 3))), np.array([[True, True, True], [False, False, False]])
+        )
 
 
 def test_importance_scales():
     assert importance_scale(EpsilonGreedy(0.2), 10) == pytest.approx(0.02)
     assert importance_scale(EpsilonGreedy(0.0), 10) == 1
     assert [importance_scale(policy, 10) for policy in (Greedy(), Softmax(), Falcon())] == [1, 1, 1]
-    largest = importance_scale(EpsilonGreedy(0.2), 10) / EpsilonGreedy(0.2).probabilities(P(np.arange(10.0))).min()
+    largest = (
+        importance_scale(EpsilonGreedy(0.2), 10)
+        / EpsilonGreedy(0.2).probabilities(P(np.arange(10.0))).min()
+    )
     assert largest == pytest.approx(1)
 
 
@@ -271,7 +302,10 @@ def test_an_action_of_probability_zero_is_never_drawn(policy, scores, uniform):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("uniform", NEXT_TO_ONE)
 def test_zeros_at_either_end_are_never_drawn(dtype, uniform):
-    p = np.array([[0, 0, 0.1, 0, 0.2, 0.7, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0], [0.3] * 3 + [0.1] + [0] * 4], dtype)
+    p = np.array(
+        [[0, 0, 0.1, 0, 0.2, 0.7, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0], [0.3] * 3 + [0.1] + [0] * 4],
+        dtype,
+    )
     actions, propensities = draw_actions(p, np.full(3, uniform))
     assert (propensities > 0).all()
     assert actions[1] == 1
@@ -292,7 +326,9 @@ def test_drawing_nothing():
     assert len(actions) == len(propensities) == 0
 
 
-@pytest.mark.parametrize("policy", [Softmax(beta=1e-300), Falcon(mu=1e-60, gamma=0.0), Falcon(mu=1e-300, gamma=1.0)])
+@pytest.mark.parametrize(
+    "policy", [Softmax(beta=1e-300), Falcon(mu=1e-60, gamma=0.0), Falcon(mu=1e-300, gamma=1.0)]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_parameters_below_what_the_scores_can_hold_still_give_probabilities(policy, dtype):
     p = policy.probabilities(P(np.array([[0.1, 0.5, 0.2], [0.3, 0.3, 0.3]], dtype)))

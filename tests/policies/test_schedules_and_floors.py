@@ -41,7 +41,10 @@ def test_falcon_follows_its_published_schedule():
 
 def test_a_run_acts_with_the_rule_of_its_version():
     rounds, simulation = played(config(policy__name="falcon-schedule", rounds=6), text())
-    work, actions = simulation.experiment.bandit.work, simulation.experiment.dataset.header.num_actions
+    work, actions = (
+        simulation.experiment.bandit.work,
+        simulation.experiment.dataset.header.num_actions,
+    )
     assert rounds[0]["propensity"] == pytest.approx(1 / actions)
     assert rounds[-1]["propensity"] > 1 / actions
     newest = simulation.state.deployed[max(simulation.state.deployed)]
@@ -52,10 +55,18 @@ def test_a_run_acts_with_the_rule_of_its_version():
 
 
 def test_under_privacy_the_planned_events_count():
-    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 0.5, "clipping__norm": 0.5}
-    with pytest.raises(ConfigError, match=r"client.max_examples: missing; the schedule of falcon-schedule"):
+    private = {
+        "privacy__mechanism": "dp-fedavg",
+        "privacy__noise_multiplier": 0.5,
+        "clipping__norm": 0.5,
+    }
+    with pytest.raises(
+        ConfigError, match=r"client.max_examples: missing; the schedule of falcon-schedule"
+    ):
         played(config(policy__name="falcon-schedule", **private), text())
-    _, simulation = played(config(policy__name="falcon-schedule", client__max_examples=5, **private), text())
+    _, simulation = played(
+        config(policy__name="falcon-schedule", client__max_examples=5, **private), text()
+    )
     newest = simulation.state.deployed[max(simulation.state.deployed)]
     assert newest.progress.events == newest.progress.rounds * 6 * 5
 
@@ -87,14 +98,18 @@ def test_weighted_events_take_the_scale_of_the_rule_that_made_them():
     k = work.num_actions
     state = experiment.bandit.start(weights)
     deployed = {v: Version(weights, Progress(version=v, actions=k)) for v in range(3)}
-    sent = work.broadcast(replace(state, round=3, deployed=deployed), experiment.bandit.scenario.stage(4))
+    sent = work.broadcast(
+        replace(state, round=3, deployed=deployed), experiment.bandit.scenario.stage(4)
+    )
     events = work.act(np.arange(6), sent)
     assert set(events.versions.tolist()) == {0, 1}
     scales = np.where(events.versions == 0, 1.0, 0.4 / k)
     np.testing.assert_array_equal(events.weights, scales)
     headed = replace(work, heads=3).act(np.arange(6), sent)
     counts = headed.weights / scales[:, None]
-    np.testing.assert_allclose(counts, counts.round(), atol=1e-6)  # Poisson counts, each times the scale
+    np.testing.assert_allclose(
+        counts, counts.round(), atol=1e-6
+    )  # Poisson counts, each times the scale
     assert counts.max() > 1
 
 
@@ -127,13 +142,20 @@ def test_a_device_file_holds_the_rule_of_its_version(tmp_path):
     newest = simulation.state.deployed[max(simulation.state.deployed)]
     model = DeviceModel.of_experiment(simulation.experiment, newest.weights, 2, newest.progress)
     rule = simulation.experiment.bandit.work.rule(newest)
-    assert model.policy == {"name": "falcon", "mu": rule.rule.mu, "gamma": rule.rule.gamma, "floor": 0.1}
+    assert model.policy == {
+        "name": "falcon",
+        "mu": rule.rule.mu,
+        "gamma": rule.rule.gamma,
+        "floor": 0.1,
+    }
     with Agent(tmp_path) as agent:
         agent.install(model.to_bytes())
         assert agent.policy == rule
 
 
-@pytest.mark.parametrize("policy", [Softmax(0.3), EpsilonGreedy(0.1), Floored(Falcon(3.0, 5.0), 0.2), Uniform()])
+@pytest.mark.parametrize(
+    "policy", [Softmax(0.3), EpsilonGreedy(0.1), Floored(Falcon(3.0, 5.0), 0.2), Uniform()]
+)
 def test_rules_are_written_down_and_made_again(policy):
     described = json.loads(json.dumps(describe(policy)))
     assert make_policy(described.pop("name"), described) == policy
@@ -156,14 +178,18 @@ def test_heads_explore_by_their_disagreement_on_devices_as_in_simulations(kind, 
     for row in rows:
         context = data.train.contexts(np.array([row]))
         given = (context.ids, context.values) if kind == "text" else context[0]
-        np.testing.assert_allclose(actor.predict(actor.encode(given)).heads, expected.heads[row], atol=1e-6)
+        np.testing.assert_allclose(
+            actor.predict(actor.encode(given)).heads, expected.heads[row], atol=1e-6
+        )
 
 
 def test_the_scale_of_a_floor_is_that_of_the_rule_it_makes():
     for epsilon in (0.0, 0.2):
         same = importance_scale(Floored(EpsilonGreedy(epsilon), 0.5), 10)
         assert same == pytest.approx(importance_scale(EpsilonGreedy(0.5 * epsilon + 0.5), 10))
-    assert importance_scale(Floored(Greedy(), 0.05), 50) == pytest.approx(importance_scale(EpsilonGreedy(0.05), 50))
+    assert importance_scale(Floored(Greedy(), 0.05), 50) == pytest.approx(
+        importance_scale(EpsilonGreedy(0.05), 50)
+    )
     assert importance_scale(Floored(Softmax(), 0.05), 50) == 1.0
 
 
@@ -185,7 +211,12 @@ def test_a_floor_goes_under_a_policy_of_ones_own_and_comes_back_from_a_file():
 
 
 def test_a_policy_that_takes_what_is_not_there_is_named_in_that_round():
-    missing = {"scenario": "drift", "drift__kind": "appear", "drift__at": [4], "drift__fraction": 0.5}
+    missing = {
+        "scenario": "drift",
+        "drift__kind": "appear",
+        "drift__at": [4],
+        "drift__fraction": 0.5,
+    }
     exist = build_experiment(config(**missing), text()).bandit.scenario.stage(1).available
     absent = int(np.flatnonzero(~exist)[0])
     with pytest.raises(ConfigError, match=r"policy.name: Always gave .* not available, in round 1"):

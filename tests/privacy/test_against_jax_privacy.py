@@ -69,12 +69,19 @@ def interpreter():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(interpreter() is None, reason="FEDBANDIT_JAX_PRIVACY names no interpreter that has jax-privacy")
+@pytest.mark.skipif(
+    interpreter() is None, reason="FEDBANDIT_JAX_PRIVACY names no interpreter that has jax-privacy"
+)
 def test_jax_privacy_run_anew_prints_the_stored_numbers():
     script = FOLDER / "jax_privacy_numbers.py"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [interpreter(), script], env=environment, capture_output=True, text=True, timeout=1800, check=True
+        [interpreter(), script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=True,
     )
     printed = json.loads(done.stdout)
     assert printed.keys() == STORED.keys()

@@ -23,8 +23,13 @@ def probabilities(deviation, reach):
 @pytest.mark.parametrize(("deviation", "reach"), [(0.3, 1), (1.0, 4), (6.4, 25), (37.0, 140)])
 def test_each_number_comes_as_often_as_it_should(deviation, reach):
     """Widths below, at and above one number a block; rare numbers are counted together."""
-    drawn, expected = discrete_gaussians(deviation, 400_000, seeded(1)), probabilities(deviation, 20 * reach)
-    counts = np.bincount(np.clip(drawn, -20 * reach, 20 * reach) + 20 * reach, minlength=len(expected))
+    drawn, expected = (
+        discrete_gaussians(deviation, 400_000, seeded(1)),
+        probabilities(deviation, 20 * reach),
+    )
+    counts = np.bincount(
+        np.clip(drawn, -20 * reach, 20 * reach) + 20 * reach, minlength=len(expected)
+    )
     common = expected * len(drawn) > 20
     found = chisquare(
         np.append(counts[common], counts[~common].sum()),
@@ -52,10 +57,14 @@ def test_exact_arithmetic_decides_as_float64_does_where_float64_is_sure(deviatio
 def test_exact_arithmetic_asks_for_more_bits_where_those_it_has_do_not_decide():
     """53 bits that begin the acceptance probability itself: only the bits that follow can say on which side it is."""
     with localcontext(prec=60):
-        wanted = (-Decimal(25) / 32).exp()  # of the number 5 at a width of 4, in a block as high as the whole
+        wanted = (
+            -Decimal(25) / 32
+        ).exp()  # of the number 5 at a width of 4, in a block as high as the whole
     for following, taken in ((b"\x00" * 8, True), (b"\xff" * 8, False)):
         asked = []
-        found = _exactly(5, 2**12, 4.0, int(wanted * 2**53), lambda n, f=following, a=asked: a.append(n) or f)
+        found = _exactly(
+            5, 2**12, 4.0, int(wanted * 2**53), lambda n, f=following, a=asked: a.append(n) or f
+        )
         assert (found, asked) == (taken, [8])
 
 
@@ -91,7 +100,9 @@ def test_moments_at_whole_orders_are_the_gaussians_and_never_more_between(deviat
 
 @pytest.mark.parametrize(("deviation", "shift"), [(0.6, 1), (1.3, 2), (5.0, 3)])
 @pytest.mark.parametrize("probability", [0.01, 0.3, 0.9])
-def test_with_sampling_both_orders_of_neighbours_cost_at_most_what_the_gaussian_costs(deviation, shift, probability):
+def test_with_sampling_both_orders_of_neighbours_cost_at_most_what_the_gaussian_costs(
+    deviation, shift, probability
+):
     numbers = np.arange(-400, 401)
     log_q = -(numbers**2) / (2 * deviation**2)
     log_q = log_q - np.logaddexp.reduce(log_q)

@@ -19,7 +19,9 @@ CLIP = 0.5
 @pytest.fixture(autouse=True)
 def same_bits_every_time(monkeypatch):
     rng = np.random.default_rng(5)
-    monkeypatch.setattr(noise_module, "discrete_gaussians", partial(discrete_gaussians, entropy=rng.bytes))
+    monkeypatch.setattr(
+        noise_module, "discrete_gaussians", partial(discrete_gaussians, entropy=rng.bytes)
+    )
     monkeypatch.setattr(noise_module, "secret_normals", rng.standard_normal)
 
 
@@ -31,7 +33,9 @@ def mechanism(chosen, **stream):
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_the_covariance_of_prefix_sums_is_the_plans(strategy):
     made, size = mechanism(plan(strategy)), 20_000
-    released = np.stack([made.mean(np.zeros(size, np.int64), 0, t, CLIP) for t in range(1, ROUNDS + 1)])
+    released = np.stack(
+        [made.mean(np.zeros(size, np.int64), 0, t, CLIP) for t in range(1, ROUNDS + 1)]
+    )
     prefixes = np.cumsum(released, axis=0) * 20
     expected = np.cumsum(noise_matrix(strategy, ROUNDS), axis=0) * 1.5 * CLIP
     white = np.linalg.solve(np.linalg.cholesky(expected @ expected.T), prefixes)
@@ -63,11 +67,18 @@ def test_the_width_of_each_rounds_noise(strategy):
 def test_where_the_modulus_wraps_changes_nothing_of_what_one_device_moves(monkeypatch, place):
     """Others may bring a sum to the edge of the modulus: with or without a device, what is released differs by it."""
     made = mechanism(plan(Independent()))
-    monkeypatch.setattr(GridNoise, "update", lambda self, number, like: np.arange(like.size))  # known noise
+    monkeypatch.setattr(
+        GridNoise, "update", lambda self, number, like: np.arange(like.size)
+    )  # known noise
     monkeypatch.setattr(GridMean, "_scale", lambda *_: 1.0)
     total, own = np.full(8, place), np.array([3, -2, 1, 0, 5, -5, 4, 2])
-    without, with_it = (made.mean(t % GRID.modulus, 9, 1, CLIP) * 20 / CLIP / GRID.step for t in (total, total + own))
-    np.testing.assert_array_equal(GRID.centred(with_it.astype(np.int64) - without.astype(np.int64)), own)
+    without, with_it = (
+        made.mean(t % GRID.modulus, 9, 1, CLIP) * 20 / CLIP / GRID.step
+        for t in (total, total + own)
+    )
+    np.testing.assert_array_equal(
+        GRID.centred(with_it.astype(np.int64) - without.astype(np.int64)), own
+    )
 
 
 @pytest.mark.parametrize("strategy", [Independent(), Tree()], ids=str)
@@ -88,7 +99,9 @@ def test_sums_that_honest_devices_come_to_are_left_alone_and_longer_ones_are_sca
 def test_without_noise_the_sum_is_exact_up_to_its_length():
     made = mechanism(plan(Independent(), noise_multiplier=0.0))
     total = np.array([3, -4, 2**21]) % GRID.modulus
-    np.testing.assert_allclose(made.mean(total, 3, 1, CLIP) * 20 / CLIP / GRID.step, [3, -4, 2**21], rtol=1e-12)
+    np.testing.assert_allclose(
+        made.mean(total, 3, 1, CLIP) * 20 / CLIP / GRID.step, [3, -4, 2**21], rtol=1e-12
+    )
 
 
 def test_the_count_of_unclipped_devices_is_noised_as_a_whole_number_and_kept_within_bounds():

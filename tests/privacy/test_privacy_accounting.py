@@ -27,7 +27,12 @@ STACKOVERFLOW = 342_477
 
 
 def plan(**changes):
-    values = {"population": STACKOVERFLOW, "clients_per_round": 64, "rounds": 1600, "noise_multiplier": 0.7}
+    values = {
+        "population": STACKOVERFLOW,
+        "clients_per_round": 64,
+        "rounds": 1600,
+        "noise_multiplier": 0.7,
+    }
     return PrivacyPlan(**{**values, **changes})
 
 
@@ -52,7 +57,12 @@ def test_the_papers_extrapolation():
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "min-separation"])
 def test_the_cheap_epsilon_of_every_round_is_the_librarys(sampling):
-    case = plan(population=2000, rounds=100, sampling=sampling, separation=7 if sampling == "min-separation" else 1)
+    case = plan(
+        population=2000,
+        rounds=100,
+        sampling=sampling,
+        separation=7 if sampling == "min-separation" else 1,
+    )
     ledger = Ledger(case)
     assert ledger.epsilon(0) == 0
     for rounds in (1, 2, 17, 100):
@@ -61,7 +71,10 @@ def test_the_cheap_epsilon_of_every_round_is_the_librarys(sampling):
 
 
 def test_epsilon_grows_with_rounds_and_falls_with_noise():
-    for case in (plan(rounds=40), plan(rounds=40, sampling="min-separation", separation=9, strategy=Tree())):
+    for case in (
+        plan(rounds=40),
+        plan(rounds=40, sampling="min-separation", separation=9, strategy=Tree()),
+    ):
         ledger = Ledger(case)
         spent = [ledger.epsilon(t) for t in range(41)]
         assert spent == sorted(spent)
@@ -145,7 +158,12 @@ def test_least_noise_is_enough_and_hardly_more():
 
 
 def _config(**privacy):
-    values = {"scenario": "scratch", "rounds": 50, "clients_per_round": 10, "clipping": {"norm": 1.0}}
+    values = {
+        "scenario": "scratch",
+        "rounds": 50,
+        "clients_per_round": 10,
+        "clipping": {"norm": 1.0},
+    }
     return Config.build({**values, "privacy": {"mechanism": "dp-fedavg", **privacy}})
 
 
@@ -167,9 +185,13 @@ def test_a_budget_ends_a_run_whose_noise_is_given():
 
 
 def test_private_pretraining_is_paid_for():
-    config = _config(noise_multiplier=2.0, pretraining="accounted").with_values({"scenario": "init"})
+    config = _config(noise_multiplier=2.0, pretraining="accounted").with_values(
+        {"scenario": "init"}
+    )
     paid = build_ledger(config, 500, pretrained=True)
-    declared = build_ledger(config.with_values({"privacy.pretraining": "public"}), 500, pretrained=True)
+    declared = build_ledger(
+        config.with_values({"privacy.pretraining": "public"}), 500, pretrained=True
+    )
     assert paid.pretraining.population == config.pretraining.clients
     assert declared.pretraining is None
     groups = [epsilon_of(plan.event(), 1e-6) for plan in (paid.pretraining, paid.plan)]
@@ -178,9 +200,13 @@ def test_private_pretraining_is_paid_for():
     assert paid.epsilon(0) == pytest.approx(groups[0], rel=1e-9)
     tight = [epsilon_of(plan.event(), 1e-6, "pld") for plan in (paid.pretraining, paid.plan)]
     assert paid.tight_epsilon(50) == pytest.approx(max(tight), rel=1e-6)
-    short = config.with_values({"pretraining.rounds": 1, "pretraining.clients": 400, "clients_per_round": 8})
+    short = config.with_values(
+        {"pretraining.rounds": 1, "pretraining.clients": 400, "clients_per_round": 8}
+    )
     assert build_ledger(short, 30, pretrained=True).epsilon(50) == pytest.approx(
-        build_ledger(short.with_values({"privacy.pretraining": "public"}), 30, pretrained=True).epsilon(50)
+        build_ledger(
+            short.with_values({"privacy.pretraining": "public"}), 30, pretrained=True
+        ).epsilon(50)
     )
     with pytest.raises(ConfigError, match="pretraining"):
         build_ledger(config.with_values({"privacy.pretraining": None}), 500, pretrained=True)

@@ -7,19 +7,40 @@ import pytest
 from scipy.stats import chi2, kstest
 
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
-from fedbandit.privacy.noise import DeploymentNoise, DrawnOnce, PrivateMean, SimulatedNoise, secret_normals
+from fedbandit.privacy.noise import (
+    DeploymentNoise,
+    DrawnOnce,
+    PrivateMean,
+    SimulatedNoise,
+    secret_normals,
+)
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Independent, Restarted, Tree, best_banded, best_blt, noise_matrix
+from fedbandit.privacy.strategies import (
+    Independent,
+    Restarted,
+    Tree,
+    best_banded,
+    best_blt,
+    noise_matrix,
+)
 
 ROUNDS = 12
-STRATEGIES = [Independent(), Tree(), best_banded(ROUNDS, 4), Restarted(Tree(), 5), best_blt(ROUNDS, 4, 2)]
+STRATEGIES = [
+    Independent(),
+    Tree(),
+    best_banded(ROUNDS, 4),
+    Restarted(Tree(), 5),
+    best_blt(ROUNDS, 4, 2),
+]
 
 
 def plan(strategy, **changes):
     values = {"population": 800, "clients_per_round": 20, "rounds": ROUNDS, "noise_multiplier": 1.5}
     if not isinstance(strategy, Independent):
         values |= {"sampling": "min-separation", "separation": 4}
-    return PrivacyPlan(**{**values, "strategy": strategy, "clipping": FixedClipping(0.5), **changes})
+    return PrivacyPlan(
+        **{**values, "strategy": strategy, "clipping": FixedClipping(0.5), **changes}
+    )
 
 
 def in_the_middle(statistic, freedom, level=1e-4):
@@ -73,7 +94,9 @@ def test_adaptive_plans_add_more_to_updates_and_some_to_the_count():
 def test_the_divisor_does_not_depend_on_who_came():
     quiet = plan(Independent(), noise_multiplier=0.0)
     mechanism = PrivateMean(quiet, SimulatedNoise(plan(Independent()), 0))
-    np.testing.assert_array_equal(mechanism.mean(np.ones(3), 1, 1, 0.5), mechanism.mean(np.ones(3), 99, 1, 0.5))
+    np.testing.assert_array_equal(
+        mechanism.mean(np.ones(3), 1, 1, 0.5), mechanism.mean(np.ones(3), 99, 1, 0.5)
+    )
     np.testing.assert_array_equal(mechanism.mean(np.ones(3), 1, 1, 0.5), np.full(3, 1 / 20))
 
 
@@ -83,7 +106,9 @@ def test_simulated_noise_is_a_function_of_seed_and_round(strategy):
     through = SimulatedNoise(plan(strategy), 9)
     drawn = [through.update(t, like) for t in range(1, ROUNDS + 1)]
     for t in (1, 5, 8, 12, 3):  # a resumed run begins anywhere
-        np.testing.assert_array_equal(SimulatedNoise(plan(strategy), 9).update(t, like), drawn[t - 1])
+        np.testing.assert_array_equal(
+            SimulatedNoise(plan(strategy), 9).update(t, like), drawn[t - 1]
+        )
         np.testing.assert_array_equal(through.update(t, like), drawn[t - 1])
     other = SimulatedNoise(plan(strategy), 10)
     assert not np.array_equal(other.update(1, like), drawn[0])
@@ -93,11 +118,18 @@ def test_simulated_noise_is_a_function_of_seed_and_round(strategy):
 def test_runs_that_share_a_seed_do_not_share_their_noise():
     """Two runs with noise a·Z and b·Z on one sum would give the sum away, and with one Z on two sums the difference."""
     like, released = np.zeros(40_000), []
-    for changes in ({"noise_multiplier": 0.3}, {"noise_multiplier": 0.7}, {"clipping": FixedClipping(0.2)}, {}):
+    for changes in (
+        {"noise_multiplier": 0.3},
+        {"noise_multiplier": 0.7},
+        {"clipping": FixedClipping(0.2)},
+        {},
+    ):
         stream = SimulatedNoise(plan(Independent(), **changes), 0)
         released.append(stream.update(1, like))
         assert stream.count(1) != SimulatedNoise(plan(Independent(), delta=1e-7), 0).count(1)
-    released.append(SimulatedNoise(plan(Independent()), 0, of="another learning rate").update(1, like))
+    released.append(
+        SimulatedNoise(plan(Independent()), 0, of="another learning rate").update(1, like)
+    )
     correlated = np.corrcoef(released) - np.eye(len(released))
     assert np.abs(correlated).max() < 5 / np.sqrt(like.size)
 
@@ -130,11 +162,15 @@ def test_deployment_noise_goes_on_from_its_memory(strategy):
     drawn = []
     for t in range(1, ROUNDS + 1):
         drawn.append(stream.update(t, like))
-        stream = DeploymentNoise(strategy, stream.done, stream.memory)  # as after a restart of the server
+        stream = DeploymentNoise(
+            strategy, stream.done, stream.memory
+        )  # as after a restart of the server
     expected = noise_matrix(strategy, ROUNDS)
     white = np.linalg.solve(expected, np.stack(drawn))
     assert in_the_middle((white**2).sum(), ROUNDS * size)
-    assert (np.abs(white @ white.T / size - np.eye(ROUNDS)) < 5 * np.sqrt((1 + np.eye(ROUNDS)) / size)).all()
+    assert (
+        np.abs(white @ white.T / size - np.eye(ROUNDS)) < 5 * np.sqrt((1 + np.eye(ROUNDS)) / size)
+    ).all()
     assert len(stream.memory) <= 4
 
 

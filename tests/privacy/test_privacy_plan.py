@@ -11,12 +11,25 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.privacy import _open, build_ledger, candidates, server_momentum
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
-from fedbandit.federated.clients import BlockCohorts, CyclicPoissonCohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.cohorts import (
+    BlockCohorts,
+    CyclicPoissonCohorts,
+    FixedCohorts,
+    PoissonCohorts,
+)
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.presets import TABLE_9, figure_members
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import summary
-from fedbandit.privacy.strategies import Banded, Blt, Independent, Restarted, Tree, best_banded, best_blt
+from fedbandit.privacy.strategies import (
+    Banded,
+    Blt,
+    Independent,
+    Restarted,
+    Tree,
+    best_banded,
+    best_blt,
+)
 
 
 def plan(**changes):
@@ -31,18 +44,43 @@ def plan(**changes):
         ({"strategy": Banded((1.0, 0.5))}, "sampling"),
         ({"separation": 5}, "separation"),  # Poisson sampling keeps no distance
         ({"sampling": "fixed", "separation": 5}, "separation"),
-        ({"sampling": "min-separation", "separation": 21}, "separation"),  # 21 blocks of 50 out of 1000
-        ({"sampling": "min-separation", "separation": 2, "strategy": Banded((1.0, 0.5, 0.2))}, "bands"),
-        ({"sampling": "cyclic-poisson", "separation": 2, "strategy": Banded((1.0, 0.5, 0.2))}, "bands"),
-        ({"sampling": "cyclic-poisson", "separation": 2, "strategy": best_blt(100, 2, 2)}, "sampling"),
+        (
+            {"sampling": "min-separation", "separation": 21},
+            "separation",
+        ),  # 21 blocks of 50 out of 1000
+        (
+            {"sampling": "min-separation", "separation": 2, "strategy": Banded((1.0, 0.5, 0.2))},
+            "bands",
+        ),
+        (
+            {"sampling": "cyclic-poisson", "separation": 2, "strategy": Banded((1.0, 0.5, 0.2))},
+            "bands",
+        ),
+        (
+            {"sampling": "cyclic-poisson", "separation": 2, "strategy": best_blt(100, 2, 2)},
+            "sampling",
+        ),
         ({"sampling": "cyclic-poisson", "separation": 2, "strategy": Tree()}, "sampling"),
         ({"sampling": "cyclic-poisson", "separation": 2}, "sampling"),
-        ({"sampling": "cyclic-poisson", "separation": 21, "strategy": Banded((1.0,))}, "separation"),
-        ({"sampling": "min-separation", "separation": 2, "strategy": Blt((0.9, 0.3), (0.8, -0.75))}, "strategy"),
+        (
+            {"sampling": "cyclic-poisson", "separation": 21, "strategy": Banded((1.0,))},
+            "separation",
+        ),
+        (
+            {
+                "sampling": "min-separation",
+                "separation": 2,
+                "strategy": Blt((0.9, 0.3), (0.8, -0.75)),
+            },
+            "strategy",
+        ),
         ({"strategy": best_blt(100, 2, 2)}, "sampling"),
         ({"clipping": FixedClipping()}, "clipping"),
         ({"sampling": "fixed", "strategy": Tree(), "clipping": AdaptiveClipping()}, "clipping"),
-        ({"clipping": AdaptiveClipping(), "noise_multiplier": 5.0}, "noise_multiplier"),  # 2 σ_b = 5
+        (
+            {"clipping": AdaptiveClipping(), "noise_multiplier": 5.0},
+            "noise_multiplier",
+        ),  # 2 σ_b = 5
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier"),
         ({"delta": 0.0}, "delta"),
@@ -85,7 +123,9 @@ def test_amplified_banded_noise_is_charged_for_its_turns():
     """Theorem 4 of arXiv 2306.08153: as many subsampled Gaussians as a client has turns."""
     strategy = best_banded(100, 4)
     amplified = plan(sampling="cyclic-poisson", separation=4, strategy=strategy)
-    one = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(amplified.turn_multiplier))
+    one = dp_accounting.PoissonSampledDpEvent(
+        0.2, dp_accounting.GaussianDpEvent(amplified.turn_multiplier)
+    )
     assert amplified.turn_multiplier == pytest.approx(1.0)
     assert amplified.event() == dp_accounting.SelfComposedDpEvent(one, 25)
     assert amplified.event(5) == dp_accounting.SelfComposedDpEvent(one, 2)
@@ -167,27 +207,79 @@ def _config(**values):
         ({"privacy": {"epsilon": 1.0}}, "privacy.epsilon"),
         ({"privacy": {"restart_at_deployments": True}}, "privacy.restart_at_deployments"),
         ({"privacy": {"mechanism": "dp-fedavg"}}, "privacy.noise_multiplier"),
-        ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "bands": 3}}, "privacy.bands"),
         (
-            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "restart_at_deployments": True}},
+            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "bands": 3}},
+            "privacy.bands",
+        ),
+        (
+            {
+                "privacy": {
+                    "mechanism": "dp-fedavg",
+                    "noise_multiplier": 1.0,
+                    "restart_at_deployments": True,
+                }
+            },
             "privacy.re",
         ),
-        ({"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "sampling": "poisson"}}, "privacy.sampling"),
         (
-            {"privacy": {"mechanism": "banded-mf", "noise_multiplier": 1.0, "sampling": "fixed", "bands": 4}},
+            {"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "sampling": "poisson"}},
+            "privacy.sampling",
+        ),
+        (
+            {
+                "privacy": {
+                    "mechanism": "banded-mf",
+                    "noise_multiplier": 1.0,
+                    "sampling": "fixed",
+                    "bands": 4,
+                }
+            },
             "privacy.b",
         ),
-        ({"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "separation": 99}}, "privacy.separation"),
-        ({"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0}, "clipping": {"quantile": 0.5}}, "clipping"),
         (
-            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "clipping": {"enabled": False}},
+            {"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "separation": 99}},
+            "privacy.separation",
+        ),
+        (
+            {
+                "privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0},
+                "clipping": {"quantile": 0.5},
+            },
+            "clipping",
+        ),
+        (
+            {
+                "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
+                "clipping": {"enabled": False},
+            },
             "clipping.e",
         ),
-        ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.0, "epsilon": 2.0}}, "privacy.epsilon"),
-        ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.1, "epsilon": 0.01}}, "privacy.epsilon"),
-        ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "scenario": "init"}, "privacy.pretraining"),
-        ({"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "buffers": 2}}, "privacy.buffers"),
-        ({"privacy": {"mechanism": "blt", "noise_multiplier": 1.0, "sampling": "cyclic-poisson"}}, "privacy.sampling"),
+        (
+            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.0, "epsilon": 2.0}},
+            "privacy.epsilon",
+        ),
+        (
+            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 0.1, "epsilon": 0.01}},
+            "privacy.epsilon",
+        ),
+        (
+            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, "scenario": "init"},
+            "privacy.pretraining",
+        ),
+        (
+            {"privacy": {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "buffers": 2}},
+            "privacy.buffers",
+        ),
+        (
+            {
+                "privacy": {
+                    "mechanism": "blt",
+                    "noise_multiplier": 1.0,
+                    "sampling": "cyclic-poisson",
+                }
+            },
+            "privacy.sampling",
+        ),
         ({"privacy": {"noise": "system"}}, "privacy.noise"),
         ({"privacy": {"sampling": "cyclic-poisson"}}, "privacy.sampling"),
     ],
@@ -199,29 +291,44 @@ def test_configurations_that_contradict_themselves_are_refused(values, key):
 
 
 def test_unknown_privacy_keys_are_refused():
-    with pytest.raises(ConfigError, match=r"^privacy\.noise_multiplyer: unknown key; did you mean noise_multiplier"):
+    with pytest.raises(
+        ConfigError, match=r"^privacy\.noise_multiplyer: unknown key; did you mean noise_multiplier"
+    ):
         _config(privacy={"noise_multiplyer": 1.0})
 
 
 def test_defaults_suit_the_mechanism():
     assert build_ledger(_config(), 40, pretrained=False) is None
-    fedavg = build_ledger(_config(privacy={"mechanism": "dp-fedavg", "noise_multiplier": 1.0}), 40, False).plan
+    fedavg = build_ledger(
+        _config(privacy={"mechanism": "dp-fedavg", "noise_multiplier": 1.0}), 40, False
+    ).plan
     assert (fedavg.sampling, fedavg.strategy) == ("poisson", Independent())
-    tree = build_ledger(_config(privacy={"mechanism": "dp-ftrl", "noise_multiplier": 1.0}), 40, False).plan
+    tree = build_ledger(
+        _config(privacy={"mechanism": "dp-ftrl", "noise_multiplier": 1.0}), 40, False
+    ).plan
     assert (tree.sampling, tree.separation, tree.strategy) == ("min-separation", 10, Tree())
-    banded = build_ledger(_config(privacy={"mechanism": "banded-mf", "noise_multiplier": 1.0}), 20, False).plan
+    banded = build_ledger(
+        _config(privacy={"mechanism": "banded-mf", "noise_multiplier": 1.0}), 20, False
+    ).plan
     assert (banded.separation, banded.strategy.bands) == (5, 5)
 
 
 def test_the_best_mechanism_is_the_one_with_the_least_error_and_says_so():
     config = _config(rounds=60, privacy={"mechanism": "best", "epsilon": 4.0, "bands": 4})
     found = {one.name: one for one in candidates(config, 4000, False)}
-    assert {name.partition(" ")[0] for name in found} == {"dp-fedavg", "dp-ftrl", "banded-mf", "blt"}
+    assert {name.partition(" ")[0] for name in found} == {
+        "dp-fedavg",
+        "dp-ftrl",
+        "banded-mf",
+        "blt",
+    }
     best = build_ledger(config, 4000, False)
     least = min(found.values(), key=lambda one: one.error)
     assert replace(best, reason=None) == least.ledger
     assert best.reason.startswith(least.name)
-    assert all(f"{one.name} {one.error:.3g}" in best.reason for one in found.values() if one != least)
+    assert all(
+        f"{one.name} {one.error:.3g}" in best.reason for one in found.values() if one != least
+    )
     for one in found.values():
         assert 3.9 < one.ledger.epsilon(60) <= 4.0
     assert summary(best, 60)["chosen"] == best.reason
@@ -231,10 +338,16 @@ def test_the_best_mechanism_keeps_to_what_is_asked():
     base = _config(rounds=60, privacy={"mechanism": "best", "epsilon": 4.0, "bands": 2})
     apart = build_ledger(base.with_values({"privacy.sampling": "min-separation"}), 400, False)
     assert apart.plan.sampling == "min-separation"
-    adaptive = build_ledger(base.with_values({"clipping": {"quantile": 0.5}, "clients_per_round": 40}), 4000, False)
+    adaptive = build_ledger(
+        base.with_values({"clipping": {"quantile": 0.5}, "clients_per_round": 40}), 4000, False
+    )
     assert adaptive.plan.strategy == Independent()
     assert "no other fits" not in adaptive.reason
-    short = [bands for _, sampling, bands in _open(PrivacyConfig(), 6, deployed=False) if sampling == "cyclic-poisson"]
+    short = [
+        bands
+        for _, sampling, bands in _open(PrivacyConfig(), 6, deployed=False)
+        if sampling == "cyclic-poisson"
+    ]
     assert short == [4, 6]  # no band reaches past the last round
     on_devices = _open(base.privacy, 60, deployed=True)
     assert {sampling for _, sampling, _ in on_devices} == {"poisson", "min-separation"}
@@ -268,7 +381,9 @@ def test_private_adaptive_clipping_starts_where_the_paper_starts():
     private = {"mechanism": "dp-fedavg", "noise_multiplier": 0.3}
     ledger = build_ledger(_config(clipping={}, privacy=private), 40, False)
     assert ledger.plan.clipping == AdaptiveClipping(0.5, 0.1, 0.2)
-    given = build_ledger(_config(clipping={"quantile": 0.7, "initial": 2.0}, privacy=private), 40, False)
+    given = build_ledger(
+        _config(clipping={"quantile": 0.7, "initial": 2.0}, privacy=private), 40, False
+    )
     assert given.plan.clipping == AdaptiveClipping(0.7, 2.0, 0.2)
 
 
@@ -297,7 +412,9 @@ def test_table_9_is_complete_and_builds():
             assert ledger.plan.clipping == FixedClipping(0.1 if name.startswith("emnist") else 0.8)
             assert (ledger.plan.sampling, ledger.plan.clients_per_round) == ("poisson", 64)
     for data in ("emnist", "so"):
-        assert set(figure_members(data).values()) == {name for name in TABLE_9 if name.startswith(data)}
+        assert set(figure_members(data).values()) == {
+            name for name in TABLE_9 if name.startswith(data)
+        }
 
 
 def test_plans_are_frozen():

@@ -93,12 +93,16 @@ def test_restarts_keep_periods_apart():
 def test_the_gradient_of_the_error_is_right():
     tail = np.array([0.6, 0.3, 0.1, 0.05])
     for momentum in (0.0, 0.9):
-        value, gradient = (lambda x, m=momentum, part=part: _log_error(x, 50, m)[part] for part in (0, 1))
+        value, gradient = (
+            lambda x, m=momentum, part=part: _log_error(x, 50, m)[part] for part in (0, 1)
+        )
         off = check_grad(value, gradient, tail)
         assert off < 1e-5
 
 
-@pytest.mark.parametrize(("rounds", "separation"), [(1600, 31), (800, 53), (700, 39), (400, 400), (64, 8)])
+@pytest.mark.parametrize(
+    ("rounds", "separation"), [(1600, 31), (800, 53), (700, 39), (400, 400), (64, 8)]
+)
 def test_banded_noise_beats_the_tree_at_equal_epsilon(rounds, separation):
     """Both errors are at the same overall noise multiplier, so at the same epsilon."""
     banded = best_banded(rounds, min(separation, 32))
@@ -128,7 +132,9 @@ def test_wrong_coefficients_are_refused():
 def test_the_published_errors_at_one_noise_multiplier():
     """1,600 rounds, a client once: two buffers beat 32 bands, and Honaker's estimator mends a third of the tree."""
     rounds = 1600
-    assert prefix_error(best_blt(rounds, rounds, 2), rounds, rounds) == pytest.approx(3.24, abs=0.005)
+    assert prefix_error(best_blt(rounds, rounds, 2), rounds, rounds) == pytest.approx(
+        3.24, abs=0.005
+    )
     assert prefix_error(best_banded(rounds, 32), rounds, rounds) == pytest.approx(5.91, abs=0.005)
     assert prefix_error(Tree(), rounds, rounds) == pytest.approx(7.54, abs=0.005)
     sensitivity = squared_sensitivities(Tree(), rounds, rounds)[-1]
@@ -158,7 +164,9 @@ def test_the_noise_of_the_weights_is_that_of_the_matrix(strategy, momentum):
     lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     mean = np.where(lags >= 0, (1 - momentum) * momentum ** np.maximum(lags, 0.0), 0.0)
     weights = np.tri(rounds) @ mean @ noise_matrix(strategy, rounds)
-    np.testing.assert_allclose(noise_of_weights(strategy, rounds, momentum), (weights**2).sum(axis=1), rtol=1e-9)
+    np.testing.assert_allclose(
+        noise_of_weights(strategy, rounds, momentum), (weights**2).sum(axis=1), rtol=1e-9
+    )
 
 
 def test_strategies_made_for_momentum_have_less_error_under_it():
@@ -177,7 +185,9 @@ def test_buffers_are_optimised_for_the_separation(separation):
     error = prefix_error(made, 300, separation)
     assert error <= prefix_error(best_blt(300, 150, 2), 300, separation) + 1e-6
     assert error < prefix_error(Tree(), 300, separation)
-    assert len(made.step(2, np.zeros(3), made.step(1, np.zeros(3), {})[1])[1]) == 2  # all that it remembers
+    assert (
+        len(made.step(2, np.zeros(3), made.step(1, np.zeros(3), {})[1])[1]) == 2
+    )  # all that it remembers
 
 
 def test_a_longer_rest_can_be_worse_where_coefficients_rise():

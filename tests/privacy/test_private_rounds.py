@@ -29,7 +29,12 @@ MECHANISMS = {
     "dp-ftrl": {"mechanism": "dp-ftrl", "noise_multiplier": 0.8},
     "restarted": {"mechanism": "dp-ftrl", "noise_multiplier": 0.8, "restart_at_deployments": True},
     "banded-mf": {"mechanism": "banded-mf", "noise_multiplier": 0.8},
-    "amplified": {"mechanism": "banded-mf", "noise_multiplier": 0.8, "sampling": "cyclic-poisson", "bands": 3},
+    "amplified": {
+        "mechanism": "banded-mf",
+        "noise_multiplier": 0.8,
+        "sampling": "cyclic-poisson",
+        "bands": 3,
+    },
     "blt": {"mechanism": "blt", "noise_multiplier": 0.8, "buffers": 2},
 }
 
@@ -119,7 +124,9 @@ def test_empty_cohorts_take_a_noise_only_step():
 
 def test_an_empty_cohort_moves_the_weights_by_its_noise_alone():
     data = random_text(clients=30)
-    chosen = config(privacy=MECHANISMS["dp-fedavg"], server={"optimizer": "sgd", "learning_rate": 1.0})
+    chosen = config(
+        privacy=MECHANISMS["dp-fedavg"], server={"optimizer": "sgd", "learning_rate": 1.0}
+    )
 
     class Nobody:
         pool = range(30)
@@ -131,7 +138,11 @@ def test_an_empty_cohort_moves_the_weights_by_its_noise_alone():
     phase = replace(experiment.bandit, cohorts=Nobody())
     state = phase.start(experiment.initial_weights())
     following, metrics = run_round(phase, state, ThreadEngine(1), Stopwatch())
-    noise = experiment.bandit.aggregation.noise.update(1, state.weights) * np.float32(0.8 * 0.05) / np.float32(5)
+    noise = (
+        experiment.bandit.aggregation.noise.update(1, state.weights)
+        * np.float32(0.8 * 0.05)
+        / np.float32(5)
+    )
     np.testing.assert_array_equal(following.weights, state.weights + noise)
     assert metrics["reward"] is None
     assert following.running_reward is None
@@ -155,7 +166,11 @@ def test_clients_without_events_count_as_zero_updates():
     """Three clients, two without examples: the exact mean counts them, the private one divides by what it expects."""
     features = np.ones((4, 3), np.float32)
     data = dataset_in_memory(features, [[0], [1], [0], [1]], [0, 0, 4, 4], 2)
-    base = {"clients_per_round": 3, "rounds": 3, "server": {"optimizer": "sgd", "learning_rate": 1.0}}
+    base = {
+        "clients_per_round": 3,
+        "rounds": 3,
+        "server": {"optimizer": "sgd", "learning_rate": 1.0},
+    }
     plain = simulate(config(**base, clipping={"norm": 1e6}), data)
     private = simulate(
         config(
@@ -172,12 +187,16 @@ def test_clients_without_events_count_as_zero_updates():
     np.testing.assert_array_equal(plain.state.weights, private.state.weights)
 
 
-@pytest.mark.parametrize("data", [random_text(clients=20), random_images(clients=20)], ids=["text", "images"])
+@pytest.mark.parametrize(
+    "data", [random_text(clients=20), random_images(clients=20)], ids=["text", "images"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_clipped_norms_never_exceed_the_clip(data, dtype):
     """Each client alone, so that its clipped update is the sum itself; up to the rounding of its numbers."""
     clip = 0.02
-    experiment = build_experiment(config(clipping={"norm": clip}, dtype=dtype, clients_per_round=1), data)
+    experiment = build_experiment(
+        config(clipping={"norm": clip}, dtype=dtype, clients_per_round=1), data
+    )
     phase = experiment.bandit
     weights = experiment.initial_weights()
     clipped = 0
@@ -196,7 +215,9 @@ def test_clipped_norms_never_exceed_the_clip(data, dtype):
     assert clipped > 5
 
 
-@pytest.mark.parametrize("data", [random_text(clients=20), random_images(clients=20)], ids=["text", "images"])
+@pytest.mark.parametrize(
+    "data", [random_text(clients=20), random_images(clients=20)], ids=["text", "images"]
+)
 def test_one_client_changes_the_noiseless_sum_by_at_most_the_clip(data):
     clip = 0.02
     experiment = build_experiment(config(clipping={"norm": clip}, dtype="float64"), data)
@@ -220,7 +241,9 @@ def _broadcast(phase, weights, clip):
     from fedbandit.federated.clients import Broadcast
 
     stage = phase.scenario.stage(1)
-    return Broadcast(1, {"weights": weights}, {0: Version(weights)}, clip, stage.rewards, stage.available)
+    return Broadcast(
+        1, {"weights": weights}, {0: Version(weights)}, clip, stage.rewards, stage.available
+    )
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])
@@ -228,7 +251,12 @@ def test_the_private_adaptive_norm_finds_its_quantile(quantile):
     """Log-normal norms, a hundred clients a round: the norm must settle where that share of the mass lies below."""
     clipping = AdaptiveClipping(quantile, 0.1)
     plan = PrivacyPlan(
-        population=10_000, clients_per_round=100, rounds=400, noise_multiplier=1.0, clipping=clipping, delta=1e-6
+        population=10_000,
+        clients_per_round=100,
+        rounds=400,
+        noise_multiplier=1.0,
+        clipping=clipping,
+        delta=1e-6,
     )
     mechanism = PrivateMean(plan, SimulatedNoise(plan, 3))
     rng = np.random.default_rng(0)
@@ -246,7 +274,11 @@ def test_the_private_adaptive_norm_finds_its_quantile(quantile):
 
 def test_adaptive_private_runs_move_their_norm_and_report_it():
     data = random_text(clients=30)
-    chosen = config(clients_per_round=15, clipping={}, privacy={"mechanism": "dp-fedavg", "noise_multiplier": 0.5})
+    chosen = config(
+        clients_per_round=15,
+        clipping={},
+        privacy={"mechanism": "dp-fedavg", "noise_multiplier": 0.5},
+    )
     run = simulate(chosen, data)
     norms = [metrics["clip_norm"] for metrics in run]
     assert norms[0] == 0.1
@@ -272,7 +304,9 @@ def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
         privacy={"mechanism": "dp-fedavg", "noise_multiplier": 0.5, "sampling": "fixed"},
     )
     experiment = build_experiment(chosen, data)
-    experiment = replace(experiment, bandit=replace(experiment.bandit, work=_one_chunk(experiment.bandit.work)))
+    experiment = replace(
+        experiment, bandit=replace(experiment.bandit, work=_one_chunk(experiment.bandit.work))
+    )
     cohort = experiment.bandit.cohorts.draw(1)
     sizes = data.train.sizes()[cohort]
     bounds = np.concatenate([[0], np.cumsum(sizes)])
@@ -281,7 +315,11 @@ def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
     following, metrics = run_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
     assert metrics["rejected"] == [data.train.client_id(int(cohort[2]))]
     assert np.isfinite(following.weights).all()
-    monkeypatch.setattr(AutogradLearner, "_local_training", lambda self, start, *_: start * float("nan") + float("nan"))
+    monkeypatch.setattr(
+        AutogradLearner,
+        "_local_training",
+        lambda self, start, *_: start * float("nan") + float("nan"),
+    )
     with pytest.raises(Diverged, match="diverged at round 1"):
         run_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
 
@@ -299,7 +337,10 @@ def _one_chunk(work):
 def test_noise_of_the_system_is_never_the_same_and_the_summary_says_whose_it_is():
     data = random_text(clients=30)
     seeded, system = ({**MECHANISMS["blt"], "noise": source} for source in ("seed", "system"))
-    runs = [simulate(config(privacy=private, rounds=2), data) for private in (seeded, seeded, system, system)]
+    runs = [
+        simulate(config(privacy=private, rounds=2), data)
+        for private in (seeded, seeded, system, system)
+    ]
     for run in runs:
         list(run)
     weights = [run.state.weights for run in runs]
@@ -315,9 +356,13 @@ def test_runs_that_differ_in_anything_differ_in_their_noise():
     data = random_text(clients=30)
     drawn = []
     for changes in ({}, {"client": {"learning_rate": 0.7}}, {"seed": 1}, {"deploy_every": 2}):
-        aggregation = build_experiment(config(privacy=MECHANISMS["dp-fedavg"], **changes), data).bandit.aggregation
+        aggregation = build_experiment(
+            config(privacy=MECHANISMS["dp-fedavg"], **changes), data
+        ).bandit.aggregation
         drawn.append(aggregation.noise.update(1, np.zeros(4)).tobytes())
-    where = build_experiment(config(privacy=MECHANISMS["dp-fedavg"], threads=2), data).bandit.aggregation
+    where = build_experiment(
+        config(privacy=MECHANISMS["dp-fedavg"], threads=2), data
+    ).bandit.aggregation
     assert len(set(drawn)) == 4
     assert where.noise.update(1, np.zeros(4)).tobytes() == drawn[0]
 
@@ -328,7 +373,9 @@ def test_pretraining_is_public_or_paid_for():
     private = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}
     paid = simulate(config(**base, privacy={**private, "pretraining": "accounted"}), data)
     declared = simulate(config(**base, privacy={**private, "pretraining": "public"}), data)
-    assert not np.array_equal(paid.state.weights, declared.state.weights)  # private pre-training has noise
+    assert not np.array_equal(
+        paid.state.weights, declared.state.weights
+    )  # private pre-training has noise
     spent = [next(iter(run))["epsilon"] for run in (paid, declared)]
     assert spent[0] > spent[1]
     assert "accounted" in summary(paid.experiment.privacy, 1)["pretraining"]

@@ -16,7 +16,9 @@ PAPER = {"population": 342_477, "clients_per_round": 64, "rounds": 1600, "noise_
 REACH = 60  # of the noise below, in whole numbers: what lies beyond is less than 1e-14
 
 
-@pytest.mark.parametrize(("dropped", "charged"), [(0.0, 8e-12), (0.3, 1.4e-6), (0.5, 6e-4), (0.7, 1.8e-2)])
+@pytest.mark.parametrize(
+    ("dropped", "charged"), [(0.0, 8e-12), (0.3, 1.4e-6), (0.5, 6e-4), (0.7, 1.8e-2)]
+)
 def test_the_price_of_redraws_over_a_whole_run(dropped, charged):
     """64 of 342,477 on average in 1,600 rounds, with 20 needed in each sum."""
     survives = 64 / 342_477 * (1 - dropped)
@@ -29,7 +31,9 @@ def test_it_is_the_chance_of_being_one_of_exactly_as_many_as_are_needed():
     from scipy.stats import binom
 
     for needed, connected, probability in [(3, 10, 0.3), (5, 5, 0.9), (20, 400, 0.1)]:
-        given = binom.pmf(needed, connected, probability) / binom.sf(needed - 1, connected, probability)
+        given = binom.pmf(needed, connected, probability) / binom.sf(
+            needed - 1, connected, probability
+        )
         found = Redraws(needed, connected).chance(probability)
         assert found == pytest.approx(needed / connected * given, rel=1e-9)
 
@@ -83,14 +87,20 @@ def test_redraws_cost_no_more_than_is_charged(others, survive, own, chance, need
     survive = survive if isinstance(survive, list) else [survive] * len(others)
     without = released(others, survive, needed)
     with_it = released([*others, own], [*survive, chance], needed)
-    sampled, plain = (1 - chance) * noise_at(0) + chance * noise_at(own), noise_at(0)  # no redraws: Poisson sampling
+    sampled, plain = (
+        (1 - chance) * noise_at(0) + chance * noise_at(own),
+        noise_at(0),
+    )  # no redraws: Poisson sampling
     worst = min(survive)  # the formula is for devices that are alike; fewer survivors cost more
     eta = redraw_chance(needed, len(others), worst, chance)
     for epsilon in np.linspace(0, 6, 25):
         stated = delta_at(epsilon, sampled, plain, rounds)
         assert delta_at(epsilon, with_it, without, rounds) <= stated + rounds * eta + 1e-12
         stated = delta_at(epsilon, plain, sampled, rounds)
-        assert delta_at(epsilon - rounds * math.log1p(-eta), without, with_it, rounds) <= stated + 1e-12
+        assert (
+            delta_at(epsilon - rounds * math.log1p(-eta), without, with_it, rounds)
+            <= stated + 1e-12
+        )
 
 
 def test_without_the_charge_the_promise_would_be_broken():
@@ -111,7 +121,9 @@ def test_discrete_noise_is_accounted_at_whole_orders_alone():
     expected = rdp.RdpAccountant(orders).compose(SelfComposedDpEvent(one, 1600)).get_epsilon(1e-6)
     assert ledger().epsilon(1600) == pytest.approx(expected, rel=1e-9)
     usual = replace(ledger(), discrete=False)
-    assert (usual.epsilon(1600), ledger().epsilon(1600)) == pytest.approx((1.49, 1.55), abs=0.005)  # as documented
+    assert (usual.epsilon(1600), ledger().epsilon(1600)) == pytest.approx(
+        (1.49, 1.55), abs=0.005
+    )  # as documented
 
 
 def test_discrete_noise_has_no_privacy_loss_distribution():
@@ -129,7 +141,9 @@ def test_redraws_are_charged_to_delta_and_to_epsilon():
     assert 1e-11 < eta < 5e-10
     charged, free = ledger(redraws=redraws), ledger()
     less = Ledger(PrivacyPlan(**PAPER, delta=1e-6 - 1600 * eta), discrete=True)
-    assert charged.epsilon(1600) == pytest.approx(less.epsilon(1600) - 1600 * math.log1p(-eta), rel=1e-9)
+    assert charged.epsilon(1600) == pytest.approx(
+        less.epsilon(1600) - 1600 * math.log1p(-eta), rel=1e-9
+    )
     assert charged.epsilon(1600) > free.epsilon(1600)
     assert "fewer than 20 devices is never released" in summary(charged, 1600)["redraws"]
 

@@ -23,7 +23,9 @@ def assert_agrees(data="text", **settings):
             if value is None:
                 assert ours[name] is None, name
             else:
-                np.testing.assert_allclose(ours[name], value, **TOLERANCE, err_msg=f"{name}, round {ours['round']}")
+                np.testing.assert_allclose(
+                    ours[name], value, **TOLERANCE, err_msg=f"{name}, round {ours['round']}"
+                )
     weights = weights_of(simulation)
     assert weights.keys() == expected_weights.keys()
     for name, value in expected_weights.items():
@@ -36,7 +38,11 @@ POLICIES = [
     {"policy__name": "epsilon-greedy", "policy__epsilon": 0.3},
     {"policy__name": "softmax", "policy__beta": 0.1},
     {"policy__name": "falcon", "policy__mu": 8.0, "policy__gamma": 20.0},
-    {"policy__name": "falcon", "policy__mu": 1.5, "policy__gamma": 2.0},  # the others sum to more than 1
+    {
+        "policy__name": "falcon",
+        "policy__mu": 1.5,
+        "policy__gamma": 2.0,
+    },  # the others sum to more than 1
 ]
 
 
@@ -46,15 +52,29 @@ def test_policies(data, policy):
     assert_agrees(data, **policy)
 
 
-@pytest.mark.parametrize("model", [("text", "linear"), ("images", "linear"), ("images", "mlp")], ids="-".join)
+@pytest.mark.parametrize(
+    "model", [("text", "linear"), ("images", "linear"), ("images", "mlp")], ids="-".join
+)
 @pytest.mark.parametrize("reduction", ["mean", "half-sum"])
-@pytest.mark.parametrize("objective", ["regression", "weighted-regression", "cross-entropy", "weighted-cross-entropy"])
+@pytest.mark.parametrize(
+    "objective", ["regression", "weighted-regression", "cross-entropy", "weighted-cross-entropy"]
+)
 def test_objectives(model, reduction, objective):
     data, name = model
-    settings = {"model__name": name, "objective__name": objective, "objective__reduction": reduction}
+    settings = {
+        "model__name": name,
+        "objective__name": objective,
+        "objective__reduction": reduction,
+    }
     if name == "mlp":
         settings["model__hidden"] = 7
-    assert_agrees(data, policy__name="epsilon-greedy", policy__epsilon=0.4, client__learning_rate=0.1, **settings)
+    assert_agrees(
+        data,
+        policy__name="epsilon-greedy",
+        policy__epsilon=0.4,
+        client__learning_rate=0.1,
+        **settings,
+    )
 
 
 def test_importance_weights_of_softmax_and_with_a_scale():
@@ -77,7 +97,13 @@ def test_server_optimizers(data, optimizer):
 
 def test_server_optimizers_with_parameters_of_their_own():
     assert_agrees("text", server__optimizer="momentum", server__momentum=0.5)
-    assert_agrees("text", server__optimizer="adam", server__beta_1=0.5, server__beta_2=0.9, server__epsilon=1e-3)
+    assert_agrees(
+        "text",
+        server__optimizer="adam",
+        server__beta_1=0.5,
+        server__beta_2=0.9,
+        server__epsilon=1e-3,
+    )
 
 
 @pytest.mark.parametrize("data", ["text", "images"])
@@ -93,7 +119,9 @@ def test_server_optimizers_with_parameters_of_their_own():
 def test_clipping(data, clipping):
     rounds = assert_agrees(data, **clipping)
     fractions = {line["unclipped"] for line in rounds}
-    assert fractions == {1.0} if "clipping__enabled" in clipping else fractions - {1.0}  # otherwise some were clipped
+    assert (
+        fractions == {1.0} if "clipping__enabled" in clipping else fractions - {1.0}
+    )  # otherwise some were clipped
 
 
 @pytest.mark.parametrize("data", ["text", "images", "plain images"])
@@ -102,7 +130,9 @@ def test_scenarios(data, scenario):
     assert_agrees(data, scenario=scenario)
 
 
-@pytest.mark.parametrize(("data", "model"), [("text", "linear"), ("images", "linear"), ("images", "mlp")])
+@pytest.mark.parametrize(
+    ("data", "model"), [("text", "linear"), ("images", "linear"), ("images", "mlp")]
+)
 @pytest.mark.parametrize(
     "pretraining",
     [
@@ -121,7 +151,9 @@ def test_pretraining(data, model, pretraining):
 
 
 @pytest.mark.parametrize("data", ["text", "images"])
-@pytest.mark.parametrize("client", [{"epochs": 2}, {"max_examples": 7}, {"batch_size": 1}, {"batch_size": 64}], ids=str)
+@pytest.mark.parametrize(
+    "client", [{"epochs": 2}, {"max_examples": 7}, {"batch_size": 1}, {"batch_size": 64}], ids=str
+)
 def test_local_training(data, client):
     assert_agrees(data, **{f"client__{key}": value for key, value in client.items()})
 
@@ -144,13 +176,19 @@ def test_population(data, population):
 
 @pytest.mark.parametrize("data", ["text", "images"])
 def test_population_meets_no_more_examples_than_a_client_may(data):
-    capped = {"client__max_examples": 2, "population__events_per_period": 5, "population__cache_size": 12}
+    capped = {
+        "client__max_examples": 2,
+        "population__events_per_period": 5,
+        "population__cache_size": 12,
+    }
     rounds = assert_agrees(data, mode="population", rounds=5, **capped)
     assert max(line["events"] for line in rounds) <= 2 * config().clients_per_round
 
 
 def test_population_after_pretraining_with_epochs():
-    assert_agrees("images", mode="population", scenario="init-shift", model__name="mlp", client__epochs=2)
+    assert_agrees(
+        "images", mode="population", scenario="init-shift", model__name="mlp", client__epochs=2
+    )
 
 
 @pytest.mark.parametrize("data", ["text", "images"])
@@ -175,7 +213,12 @@ def test_what_the_runs_above_are_made_of():
 
 @pytest.mark.parametrize(
     "settings",
-    [{"privacy__mechanism": "dp-fedavg"}, {"scenario": "drift"}, {"model__name": "cnn"}, {"objective__name": "m:mine"}],
+    [
+        {"privacy__mechanism": "dp-fedavg"},
+        {"scenario": "drift"},
+        {"model__name": "cnn"},
+        {"objective__name": "m:mine"},
+    ],
 )
 def test_what_the_reference_does_not_have_is_refused(settings):
     with pytest.raises(ValueError, match="the reference has no"):

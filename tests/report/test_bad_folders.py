@@ -157,7 +157,9 @@ def test_a_file_that_was_cut_replaced_or_rewritten_is_read_anew(tmp_path):
     path.write_text(lines(1, 5))
     metrics.follow()
     assert metrics.rounds == 5
-    path.write_text(lines(1, 30).replace("0.5", "0.7"))  # the same file, longer, and with another beginning
+    path.write_text(
+        lines(1, 30).replace("0.5", "0.7")
+    )  # the same file, longer, and with another beginning
     metrics.follow()
     assert metrics.rounds == 30
     assert set(metrics.columns["propensity"]) == {0.7}
@@ -178,7 +180,9 @@ def test_each_look_reads_a_limited_part_of_a_long_file(two_runs, tmp_path):
     size = (folder / "bad" / "metrics.jsonl").stat().st_size
     watcher = Watcher(folder, most=size // 4)
     now = watcher.now()
-    assert next(one for one in now["runs"] if one["name"] == "bad")["rounds"] == 120_000  # its last line says so
+    assert (
+        next(one for one in now["runs"] if one["name"] == "bad")["rounds"] == 120_000
+    )  # its last line says so
     for _ in range(6):
         now = watcher.now()
     assert now["charts"]["reward"]["series"][0]["x"][-1] == 120_000
@@ -186,7 +190,11 @@ def test_each_look_reads_a_limited_part_of_a_long_file(two_runs, tmp_path):
 
 def test_many_runs_are_looked_at_again_without_reading_them(two_runs, tmp_path):
     for number in range(200):
-        shutil.copytree(two_runs / "good", tmp_path / f"{number:03d}", ignore=shutil.ignore_patterns("checkpoints"))
+        shutil.copytree(
+            two_runs / "good",
+            tmp_path / f"{number:03d}",
+            ignore=shutil.ignore_patterns("checkpoints"),
+        )
     watcher = Watcher(tmp_path)
     watcher.now()
     started = time.process_time()
@@ -203,7 +211,9 @@ def test_runs_of_different_length_are_not_averaged(tmp_path):
     assert [one.name for one in group.apart] == ["paused"]
     final = [one.last["running_reward"] for one in group.finished]
     assert f">{sum(final) / 3:.4f} ± " in outcomes([group])
-    assert 'data-head="seeds">3</td><td class="number" data-head="rounds">8</td>' in outcomes([group])
+    assert 'data-head="seeds">3</td><td class="number" data-head="rounds">8</td>' in outcomes(
+        [group]
+    )
     assert "paused" in apart([group])
     assert "2 of 8" in apart([group])
     page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
@@ -221,5 +231,8 @@ def test_unfinished_runs_alone_are_drawn_each_for_itself(tmp_path):
     page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     data = json.loads(page.split('id="data">')[1].split("</script>")[0])
     series = data["charts"]["running_reward"]["series"]
-    assert {one["label"]: one["x"][-1] for one in series} == {"softmax, seed-0": 2, "softmax, seed-1": 5}
+    assert {one["label"]: one["x"][-1] for one in series} == {
+        "softmax, seed-0": 2,
+        "softmax, seed-1": 5,
+    }
     assert "Not in these averages" in page

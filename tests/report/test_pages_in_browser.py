@@ -5,7 +5,16 @@ import time
 from pathlib import Path
 
 import pytest
-from browser import chromium, clipped, complaints, contrast, dark, full_screenshot, requested, sideways_scroll
+from browser import (
+    chromium,
+    clipped,
+    complaints,
+    contrast,
+    dark,
+    full_screenshot,
+    requested,
+    sideways_scroll,
+)
 from builders import random_text
 from small_runs import make_run, small_config, three_policies
 
@@ -29,7 +38,9 @@ def test_report_works_offline_from_one_file(runs, tmp_path, width):
     with chromium(tmp_path / "profile", width) as page:
         page.get(report.as_uri())
         charts = page.find_elements("css selector", "figure svg[role=img]")
-        assert len(charts) == 3  # reward, exploration, worst-off clients; no privacy, no held-out data here
+        assert (
+            len(charts) == 3
+        )  # reward, exploration, worst-off clients; no privacy, no held-out data here
         assert len(charts[0].find_elements("css selector", "polyline")) == 4
         assert len(charts[0].find_elements("css selector", "polygon")) >= 3  # bands over two seeds
         assert sideways_scroll(page) == 0
@@ -99,14 +110,19 @@ def many(tmp_path_factory) -> Path:
     """Ten configurations with long labels: two rates that differ beside the policy's own parameter."""
     folder = tmp_path_factory.mktemp("many") / "runs"
     for number in range(10):
-        rates = {"client__learning_rate": 0.1 + number % 2 / 10, "server__learning_rate": 0.01 + number % 3 / 100}
+        rates = {
+            "client__learning_rate": 0.1 + number % 2 / 10,
+            "server__learning_rate": 0.01 + number % 3 / 100,
+        }
         make_run(folder / f"run-{number}", policy__beta=0.1 + number // 6 / 100, rounds=6, **rates)
     return folder
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", ["phone", "desktop"])
-def test_a_report_tells_who_won_on_its_first_screen_and_clips_nothing(many, tmp_path, width, scheme):
+def test_a_report_tells_who_won_on_its_first_screen_and_clips_nothing(
+    many, tmp_path, width, scheme
+):
     report = write_report([many], tmp_path / "report.html")
     with chromium(tmp_path / "profile", width) as page:
         dark(page, scheme == "dark")
@@ -117,7 +133,9 @@ def test_a_report_tells_who_won_on_its_first_screen_and_clips_nothing(many, tmp_
         assert box < page.execute_script("return innerHeight")
         assert clipped(page) == []
         assert sideways_scroll(page) == 0
-        axis = page.find_elements("css selector", "figure:first-of-type .axis text[text-anchor=end]")
+        axis = page.find_elements(
+            "css selector", "figure:first-of-type .axis text[text-anchor=end]"
+        )
         assert len(axis) >= 4  # three values and the name of the axis below
         paper = page.execute_script("return getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(22, 24, 28)" if scheme == "dark" else "rgb(255, 255, 255)")
@@ -131,7 +149,9 @@ def test_a_report_tells_who_won_on_its_first_screen_and_clips_nothing(many, tmp_
         picker = first.find_element("css selector", "select")
         pick = "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))"
         page.execute_script(pick, picker, hidden)
-        assert hidden in [button.text for button in first.find_elements("css selector", ".legend button")]
+        assert hidden in [
+            button.text for button in first.find_elements("css selector", ".legend button")
+        ]
         assert len(first.find_elements("css selector", "polyline")) == 8
         assert complaints(page) == []
 
@@ -150,15 +170,17 @@ def test_the_live_page_sorts_filters_and_compares(many, tmp_path, width, scheme)
             assert contrast(page, "body, .soft, td") > 4.5
             assert contrast(page, "#reward .line") > 3
 
-            order = (
-                "const o = document.getElementById('order'); o.value = 'running'; o.dispatchEvent(new Event('change'))"
-            )
+            order = "const o = document.getElementById('order'); o.value = 'running'; o.dispatchEvent(new Event('change'))"
             page.execute_script(order)
             shown = [
-                float(cell.text.split("\n")[-1]) for cell in page.find_elements("css selector", "#runs td:nth-child(6)")
+                float(cell.text.split("\n")[-1])
+                for cell in page.find_elements("css selector", "#runs td:nth-child(6)")
             ]
             assert shown == sorted(shown, reverse=True)
-            assert page.execute_script("return document.querySelector('[aria-sort]').ariaSort") == "descending"
+            assert (
+                page.execute_script("return document.querySelector('[aria-sort]').ariaSort")
+                == "descending"
+            )
 
             search = page.find_element("id", "search")
             search.send_keys("policy.beta=0.11")
@@ -166,7 +188,8 @@ def test_the_live_page_sorts_filters_and_compares(many, tmp_path, width, scheme)
             search.clear()
             search.send_keys("run-7")
             assert [
-                row.text.split("\n")[0].split(" ")[0] for row in page.find_elements("css selector", "#runs tr")
+                row.text.split("\n")[0].split(" ")[0]
+                for row in page.find_elements("css selector", "#runs tr")
             ] == ["run-7"]
             page.execute_script("document.querySelector('#search').value = ''")
             search.send_keys(" ")
@@ -176,7 +199,9 @@ def test_the_live_page_sorts_filters_and_compares(many, tmp_path, width, scheme)
                 page.execute_script("arguments[0].click()", box)
             _until(lambda: len(page.find_elements("css selector", "#compared-runs tr")) == 2)
             assert len(page.find_elements("css selector", "#reward polyline")) == 2
-            assert "policy.\u200bbeta" in page.find_element("id", "compared-heads").get_attribute("textContent")
+            assert "policy.\u200bbeta" in page.find_element("id", "compared-heads").get_attribute(
+                "textContent"
+            )
             assert clipped(page) == []
             assert sideways_scroll(page) == 0
             full_screenshot(page, tmp_path / f"watch-{width}-{scheme}.png")

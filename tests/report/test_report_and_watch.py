@@ -41,7 +41,12 @@ def test_labels_say_no_more_than_sets_configurations_apart(tmp_path):
     labels = [group.label for group in grouped(list(find_runs([tmp_path])))]
     assert labels == ["softmax beta=0.1", "softmax beta=0.5"]
     make_run(tmp_path / "c", policy__beta=0.5, client__learning_rate=0.3)
-    make_run(tmp_path / "d", policy__beta=0.5, client__learning_rate=0.3, objective__name="weighted-regression")
+    make_run(
+        tmp_path / "d",
+        policy__beta=0.5,
+        client__learning_rate=0.3,
+        objective__name="weighted-regression",
+    )
     labels = [group.label for group in grouped(list(find_runs([tmp_path])))]
     assert labels == [
         "softmax beta=0.1, regression, client.rate=0.1",
@@ -53,7 +58,13 @@ def test_labels_say_no_more_than_sets_configurations_apart(tmp_path):
 
 def test_a_report_holds_everything_and_asks_for_nothing(runs, tmp_path):
     page = write_report([runs], tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
-    for part in ("running average", "policy.beta", "Environment", "fedbandit run run-1.toml --seed 0", "in memory"):
+    for part in (
+        "running average",
+        "policy.beta",
+        "Environment",
+        "fedbandit run run-1.toml --seed 0",
+        "in memory",
+    ):
         assert part in page
     assert "Content-Security-Policy" in page
     assert "default-src 'none'" in page
@@ -73,7 +84,9 @@ def test_a_report_needs_runs(tmp_path):
 def test_names_from_files_cannot_become_markup(tmp_path):
     evil = tmp_path / "<script>alert(1)<" / "script>"
     make_run(evil, policy__beta=0.2)
-    (evil / "error.json").write_text(json.dumps({"kind": "x", "error": "</script><b>"}), encoding="utf-8")
+    (evil / "error.json").write_text(
+        json.dumps({"kind": "x", "error": "</script><b>"}), encoding="utf-8"
+    )
     (evil / "summary.json").unlink()
     page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page
@@ -95,7 +108,9 @@ def test_states_of_a_run(tmp_path):
     assert status() == "finished"
 
 
-def test_a_lock_is_known_by_its_inode_and_one_of_another_machine_by_what_it_writes(tmp_path, monkeypatch):
+def test_a_lock_is_known_by_its_inode_and_one_of_another_machine_by_what_it_writes(
+    tmp_path, monkeypatch
+):
     run(small_config(), tmp_path / "run", dataset=random_text(), until=4)
     lock = tmp_path / "run" / ".lock"
 
@@ -104,7 +119,9 @@ def test_a_lock_is_known_by_its_inode_and_one_of_another_machine_by_what_it_writ
 
     table = tmp_path / "locks"
     monkeypatch.setattr(collection, "_LOCKS", table)
-    table.write_text(f"1: FLOCK  ADVISORY  WRITE 7 00:99:{lock.stat().st_ino} 0 EOF\n")  # as btrfs names the device
+    table.write_text(
+        f"1: FLOCK  ADVISORY  WRITE 7 00:99:{lock.stat().st_ino} 0 EOF\n"
+    )  # as btrfs names the device
     assert status() == "running"
     for locks in ("1: FLOCK  ADVISORY  WRITE 7 00:99:0 0 EOF\n", None):
         table.unlink() if locks is None else table.write_text(locks)
@@ -130,7 +147,9 @@ def test_what_privacy_was_spent_is_in_the_table(tmp_path):
         rounds=2,
     )
     make_run(tmp_path / "plain", rounds=2)
-    spent = json.loads((tmp_path / "private" / "summary.json").read_text())["privacy"]["epsilon_pld"]
+    spent = json.loads((tmp_path / "private" / "summary.json").read_text())["privacy"][
+        "epsilon_pld"
+    ]
     page = outcomes(grouped(list(find_runs([tmp_path]))))
     assert "epsilon pld" in page
     assert f"{spent:.4f}" in page
@@ -153,7 +172,9 @@ def test_watching_reads_only_what_is_new_and_survives_cuts(tmp_path):
     assert watcher.now()["runs"][0]["rounds"] == 8
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-    metrics.write_text("".join(lines[:3]) + lines[3][:10], encoding="utf-8")  # cut, and torn while it is written
+    metrics.write_text(
+        "".join(lines[:3]) + lines[3][:10], encoding="utf-8"
+    )  # cut, and torn while it is written
     assert watcher.now()["runs"][0]["rounds"] == 3
     run(small_config(), tmp_path / "fresh", dataset=dataset)
     now = watcher.now()
@@ -230,7 +251,13 @@ def test_the_server_serves_its_page_and_nothing_else(runs):
         assert "<table" in text
         answer, body = _get(port, "/runs.json")
         assert len(json.loads(body)["runs"]) == 8
-        for path in ("/softmax/seed-0/config.toml", "/../../etc/passwd", "//etc/passwd", "/runs.json/..", "/%2e%2e/"):
+        for path in (
+            "/softmax/seed-0/config.toml",
+            "/../../etc/passwd",
+            "//etc/passwd",
+            "/runs.json/..",
+            "/%2e%2e/",
+        ):
             answer, _ = _get(port, path)
             assert answer.status == 404
         assert _get(port, "/runs.json", host="evil.example:80")[0].status == 403
@@ -244,7 +271,11 @@ def test_the_server_refuses_folders_that_are_not_there_and_taken_ports(runs, tmp
 
 
 def test_labels_and_tables_say_what_is_not_set_and_what_is_not_private(tmp_path):
-    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "privacy__delta": 1e-3}
+    private = {
+        "privacy__mechanism": "dp-fedavg",
+        "privacy__noise_multiplier": 1.0,
+        "privacy__delta": 1e-3,
+    }
     make_run(tmp_path / "default", policy={"name": "softmax"}, rounds=2)
     make_run(tmp_path / "beta", policy__beta=0.3, rounds=2)
     make_run(tmp_path / "private", policy__beta=0.3, rounds=2, clipping__norm=0.5, **private)
@@ -257,15 +288,20 @@ def test_labels_and_tables_say_what_is_not_set_and_what_is_not_private(tmp_path)
     page = write_report([tmp_path], tmp_path / "report.html").read_text(encoding="utf-8")
     assert "beta=-" not in page
     assert ">none</td>" not in page
-    assert "none" not in [value for run in Watcher(tmp_path).now()["runs"] for value in run["values"]]
-    assert "±" not in page.split('class="headline"')[1].split("</div>")[0]  # of one seed nothing is known
+    assert "none" not in [
+        value for run in Watcher(tmp_path).now()["runs"] for value in run["values"]
+    ]
+    assert (
+        "±" not in page.split('class="headline"')[1].split("</div>")[0]
+    )  # of one seed nothing is known
     assert "one seed cannot tell whether that is chance" in page
 
 
 def test_the_first_thing_a_report_says_is_who_came_first(runs, tmp_path):
     page = write_report([runs], tmp_path / "report.html").read_text(encoding="utf-8")
     final = {
-        group.label: [run.last["running_reward"] for run in group.runs] for group in grouped(list(find_runs([runs])))
+        group.label: [run.last["running_reward"] for run in group.runs]
+        for group in grouped(list(find_runs([runs])))
     }
     best = max(final, key=lambda label: sum(final[label]))
     first = page.split('class="headline"')[1].split("</div>")[0]
@@ -283,7 +319,9 @@ def test_a_report_of_many_configurations_gives_eight_a_colour(tmp_path):
     series = data["charts"]["running_reward"]["series"]
     assert [one["colour"] is not None for one in series] == [True] * 8 + [False] * 2
     assert len({(one["colour"], one["dashed"]) for one in series[:8]}) == 8
-    assert [one["mean"][-1] for one in series] == sorted((one["mean"][-1] for one in series), reverse=True)
+    assert [one["mean"][-1] for one in series] == sorted(
+        (one["mean"][-1] for one in series), reverse=True
+    )
 
 
 def test_rows_have_what_differs_and_chosen_runs_are_compared(tmp_path):
@@ -328,4 +366,6 @@ def test_a_thousand_runs_are_read_once_and_answered_in_bounded_memory(tmp_path):
     configs = {path: kept[1] for path, kept in before.items() if path.name == "config.toml"}
     again = watcher.now()
     assert again["runs"] == now["runs"]
-    assert all(watcher._reader._known[path][1] is config for path, config in configs.items())  # none is parsed again
+    assert all(
+        watcher._reader._known[path][1] is config for path, config in configs.items()
+    )  # none is parsed again

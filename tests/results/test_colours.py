@@ -13,9 +13,21 @@ ALL = (*COLOURS.values(), *OTHER_COLOURS)
 # What colours look like without one of the three kinds of cones (Machado et al. 2009, severity 1), in linear RGB.
 EYES = {
     "usual": np.eye(3),
-    "no red cones": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "no green cones": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "no blue cones": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+    "no red cones": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "no green cones": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "no blue cones": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
 }
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
@@ -47,7 +59,10 @@ def test_no_two_colours_look_alike(eye):
 def test_other_names_take_the_policies_colours_only_where_no_policy_is_named():
     palette = list(COLOURS.values())
     assert [colour for colour, _ in styles_of(["one", "two", "three"]).values()] == palette[:3]
-    assert styles_of(["one", "softmax"]) == {"one": (OTHER_COLOURS[0], False), "softmax": (COLOURS["softmax"], False)}
+    assert styles_of(["one", "softmax"]) == {
+        "one": (OTHER_COLOURS[0], False),
+        "softmax": (COLOURS["softmax"], False),
+    }
 
 
 def test_a_name_that_no_picture_can_have_is_refused(tmp_path):

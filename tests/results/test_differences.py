@@ -53,10 +53,15 @@ def test_results_pair_their_runs_by_seed(tmp_path):
         make_run(tmp_path / f"a{seed}", seed=seed, rounds=3)
         make_run(tmp_path / f"b{seed}", seed=seed, rounds=3, policy={"name": "greedy"})
     results = Results.open(tmp_path)
-    final = {label: results.where({"policy.name": label})["running_reward"][:, -1] for label in ("softmax", "greedy")}
+    final = {
+        label: results.where({"policy.name": label})["running_reward"][:, -1]
+        for label in ("softmax", "greedy")
+    }
     best, other = sorted(final, key=lambda label: -final[label].mean())
     found = results.differences()
     assert found.reference == best
-    np.testing.assert_allclose(found.outcomes[1].difference.mean, (final[other] - final[best]).mean())
+    np.testing.assert_allclose(
+        found.outcomes[1].difference.mean, (final[other] - final[best]).mean()
+    )
     with pytest.raises(ConfigError, match="did you mean greedy"):
         results.differences(against="gredy")

@@ -39,7 +39,12 @@ def folder(tmp_path_factory):
     for seed in (0, 1):
         run(config(seed=seed), root / "softmax" / f"seed-{seed}", dataset=random_text())
         greedy = config(seed=seed, policy__name="greedy", client__learning_rate=0.2)
-        run(greedy, root / "greedy" / f"seed-{seed}", dataset=random_text(), until=4 if seed else None)
+        run(
+            greedy,
+            root / "greedy" / f"seed-{seed}",
+            dataset=random_text(),
+            until=4 if seed else None,
+        )
     return root
 
 
@@ -49,9 +54,19 @@ def softmax(folder):
 
 
 def test_what_is_collected_is_what_a_run_folder_holds(folder):
-    collected, kept = simulate(config(), random_text()).collect(), Results.open(folder / "softmax" / "seed-0")
+    collected, kept = (
+        simulate(config(), random_text()).collect(),
+        Results.open(folder / "softmax" / "seed-0"),
+    )
     assert kept.metrics == collected.metrics
-    for name in ("round", "reward", "running_reward", "propensity", "client_reward.p50", "update_norm"):
+    for name in (
+        "round",
+        "reward",
+        "running_reward",
+        "propensity",
+        "client_reward.p50",
+        "update_norm",
+    ):
         np.testing.assert_array_equal(collected[name], kept[name])
         assert collected[name].shape == (6,)
     assert collected.summary().rows == kept.summary().rows
@@ -65,10 +80,14 @@ def test_everything_in_the_files_is_in_the_table(folder, softmax):
     for name in lines[0]:
         if name not in ("client_reward", "rejected"):
             assert table[name].to_pylist() == [line[name] for line in lines], name
-    assert table["client_reward.worst_decile"].to_pylist() == [line["client_reward"]["worst_decile"] for line in lines]
+    assert table["client_reward.worst_decile"].to_pylist() == [
+        line["client_reward"]["worst_decile"] for line in lines
+    ]
     assert table["rejected"].to_pylist() == ["[]"] * 12
     frame = softmax.to_pandas(timings=True)
-    seconds = [line["seconds"] for line in read_lines(folder / "softmax" / "seed-0" / "timings.jsonl")]
+    seconds = [
+        line["seconds"] for line in read_lines(folder / "softmax" / "seed-0" / "timings.jsonl")
+    ]
     assert frame["seconds.seconds"].tolist()[:6] == seconds
     assert "seconds.act" in frame
 
@@ -93,7 +112,10 @@ def test_the_table_has_a_column_for_every_setting_that_differs(folder):
 
 def test_a_setting_with_the_name_of_a_metric_does_not_hide_it():
     results = Results.concat(
-        simulate(config(deploy_every=2, gate__confidence=0.5, gate__clients=n), random_text()).collect() for n in (4, 5)
+        simulate(
+            config(deploy_every=2, gate__confidence=0.5, gate__clients=n), random_text()
+        ).collect()
+        for n in (4, 5)
     )
     assert "gate.passes" in results
     assert "gate.clients" not in results  # or the next line would ask for `config.gate.clients`
@@ -117,15 +139,25 @@ def test_several_runs_are_a_matrix_and_can_be_taken_apart(softmax):
         np.testing.assert_array_equal(softmax[number]["reward"], one["reward"])
     assert [one.runs[0].seed for one in softmax[::-1]] == [1, 0]
     joined = Results.concat([softmax, softmax])
-    assert [record.name for record in joined.runs] == ["seed-0", "seed-1", "seed-0 (2)", "seed-1 (2)"]
+    assert [record.name for record in joined.runs] == [
+        "seed-0",
+        "seed-1",
+        "seed-0 (2)",
+        "seed-1 (2)",
+    ]
     assert joined.where({"seed": 1})["reward"].shape == (2, 6)
-    with pytest.raises(ConfigError, match=r"polcy\.name: no run has such a setting; did you mean policy\.name"):
+    with pytest.raises(
+        ConfigError, match=r"polcy\.name: no run has such a setting; did you mean policy\.name"
+    ):
         joined.where({"polcy.name": "softmax"})
 
 
 def test_runs_of_different_lengths_are_no_matrix(folder):
     results = Results.open(folder)
-    with pytest.raises(DataError, match=r"reward: .* different numbers of rounds \(greedy/seed-1 4, greedy/seed-0 6\)"):
+    with pytest.raises(
+        DataError,
+        match=r"reward: .* different numbers of rounds \(greedy/seed-1 4, greedy/seed-0 6\)",
+    ):
         _ = results["reward"]
     assert [len(one["reward"]) for one in results] == [6, 4, 6, 6]
 
@@ -160,7 +192,10 @@ def test_the_summary_has_a_row_per_configuration(folder):
     assert (softmax["configuration"], softmax["runs"], softmax["rounds"]) == ("softmax", 2, 6)
     assert softmax["running_reward"] == pytest.approx(final.mean())
     assert softmax["standard_error"] == pytest.approx(final.std(ddof=1) / np.sqrt(2))
-    assert (greedy["configuration"], greedy["runs"]) == ("greedy", 1)  # the other one is not finished
+    assert (greedy["configuration"], greedy["runs"]) == (
+        "greedy",
+        1,
+    )  # the other one is not finished
     lines = str(summary).splitlines()
     assert lines[0].split() == ["configuration", "runs", "rounds", "running", "reward"]
     assert f"{final.mean():.4f} ± {softmax['standard_error']:.4f}" in lines[1]
@@ -202,7 +237,9 @@ def test_damaged_and_unfinished_folders_are_named_and_not_fatal(tmp_path):
     (tmp_path / "bad config" / "config.toml").write_text("= 3")
     (tmp_path / "no rounds" / "metrics.jsonl").unlink()
     (tmp_path / "no rounds" / "summary.json").unlink()
-    (tmp_path / "no rounds" / "error.json").write_text(json.dumps({"kind": "Diverged", "error": "diverged at round 1"}))
+    (tmp_path / "no rounds" / "error.json").write_text(
+        json.dumps({"kind": "Diverged", "error": "diverged at round 1"})
+    )
     results = Results.open(tmp_path)
     assert [record.name for record in results.runs] == ["good", "no rounds", "torn"]
     problems = "\n".join(results.problems)
@@ -232,16 +269,21 @@ def test_what_they_look_like(folder, softmax):
     expected = "<Results: 4 runs of 2 configurations (softmax, greedy), 4 to 6 rounds; 1 problem>"
     assert repr(Results.open(folder)) == expected
     several = Results.concat(
-        simulate(config(rounds=1, policy__beta=b / 10), random_text()).collect() for b in range(1, 7)
+        simulate(config(rounds=1, policy__beta=b / 10), random_text()).collect()
+        for b in range(1, 7)
     )
     assert "6 runs of 6 configurations (softmax beta=0.1, softmax beta=0.2," in repr(several)
     assert ", ...)" in repr(several)
 
 
-@pytest.mark.parametrize(("module", "call"), [("pandas", "to_pandas"), ("pyarrow", "to_arrow"), ("matplotlib", "plot")])
+@pytest.mark.parametrize(
+    ("module", "call"), [("pandas", "to_pandas"), ("pyarrow", "to_arrow"), ("matplotlib", "plot")]
+)
 def test_a_missing_library_names_the_extra(softmax, monkeypatch, module, call):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(FedbanditError, match=rf"needs {module}: pip install 'fedbandit\[simulation\]'"):
+    with pytest.raises(
+        FedbanditError, match=rf"needs {module}: pip install 'fedbandit\[simulation\]'"
+    ):
         getattr(softmax, call)()
 
 

@@ -19,7 +19,13 @@ ONE_OF_EACH = Ragged.from_rows([[label] for label in range(K)])
 
 
 def _config(**values):
-    base = {"scenario": "drift", "rounds": 20, "deploy_every": 5, "clients_per_round": 6, "policy": {"name": "softmax"}}
+    base = {
+        "scenario": "drift",
+        "rounds": 20,
+        "deploy_every": 5,
+        "clients_per_round": 6,
+        "policy": {"name": "softmax"},
+    }
     return Config.build({**base, **values})
 
 
@@ -42,7 +48,9 @@ def test_actions_appear_and_none_goes():
     assert (sizes[0], sizes[-1]) == (3, 6)
     assert 3 < sizes[1] < 6
     assert not (masks[0] & ~masks[1]).any()
-    np.testing.assert_array_equal(scenario.pretraining.matrix(ONE_OF_EACH), np.diag(masks[0].astype(float)))
+    np.testing.assert_array_equal(
+        scenario.pretraining.matrix(ONE_OF_EACH), np.diag(masks[0].astype(float))
+    )
 
 
 def test_preferences_rotate_between_groups():
@@ -51,7 +59,9 @@ def test_preferences_rotate_between_groups():
     for table in before.tables:
         assert sorted(table.exact) == [0.25] * 4 + [1.0] * 2
     for group in range(3):  # each takes over the next one's likings
-        np.testing.assert_array_equal(after.tables[group].exact, before.tables[(group + 1) % 3].exact)
+        np.testing.assert_array_equal(
+            after.tables[group].exact, before.tables[(group + 1) % 3].exact
+        )
 
 
 def test_grouped_rewards_pay_each_client_by_its_group():
@@ -59,13 +69,17 @@ def test_grouped_rewards_pay_each_client_by_its_group():
     rewards = GroupedRewards(tables, seed=4)
     clients = np.arange(4000)
     groups = rewards.groups(clients)
-    np.testing.assert_allclose(np.bincount(groups) / 4000, [0.5, 0.25, 0.25], atol=3 * np.sqrt(0.25 / 4000))
+    np.testing.assert_allclose(
+        np.bincount(groups) / 4000, [0.5, 0.25, 0.25], atol=3 * np.sqrt(0.25 / 4000)
+    )
     labels = Ragged.from_rows([[i % 3] for i in range(4000)])
     matrix = rewards.matrix(labels, clients)
     expected = np.array([tables[group].exact[i % 3] for i, group in enumerate(groups)], np.float32)
     np.testing.assert_array_equal(matrix[np.arange(4000), np.arange(4000) % 3], expected)
     actions = np.random.default_rng(0).integers(0, 3, 4000)
-    np.testing.assert_array_equal(rewards.of(labels, actions, clients), matrix[np.arange(4000), actions])
+    np.testing.assert_array_equal(
+        rewards.of(labels, actions, clients), matrix[np.arange(4000), actions]
+    )
     assert rewards.highest == 1
     assert rewards.num_actions == 3
 
@@ -89,7 +103,9 @@ def test_actions_that_do_not_exist_yet_are_never_taken():
     phase = experiment.bandit
     stage = phase.scenario.stage(1)
     weights = experiment.initial_weights()
-    sent = Broadcast(1, {"weights": weights}, {0: Version(weights)}, 1.0, stage.rewards, stage.available)
+    sent = Broadcast(
+        1, {"weights": weights}, {0: Version(weights)}, 1.0, stage.rewards, stage.available
+    )
     events = phase.work.act(np.arange(12), sent)
     assert stage.available[events.actions].all()
 

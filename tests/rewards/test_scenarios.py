@@ -14,7 +14,14 @@ from fedbandit.rewards.scenarios import BUILT_IN, Scenario, Stage
 
 # digit, A, B, a, b
 LETTERS = Header("letters", "dense", (2,), tuple("0ABab"), (5, 4, 3, 2, 1), lower_case={1: 3, 2: 4})
-TAGS = Header("tags", "sparse", (9,), tuple("pqrstuvwxy"), (40, 5, 80, 10, 1, 0, 2, 20, 16, 10), multilabel=True)
+TAGS = Header(
+    "tags",
+    "sparse",
+    (9,),
+    tuple("pqrstuvwxy"),
+    (40, 5, 80, 10, 1, 0, 2, 20, 16, 10),
+    multilabel=True,
+)
 
 
 def rewards(table: RewardTable) -> np.ndarray:
@@ -57,7 +64,9 @@ def test_init_shift_released_with_case():
     np.testing.assert_array_equal(pretraining("init-shift-released", LETTERS), folded)
 
 
-@pytest.mark.parametrize(("name", "seen"), [("init-shift", "rp"), ("init-shift-released", "rpwxsy")])
+@pytest.mark.parametrize(
+    ("name", "seen"), [("init-shift", "rp"), ("init-shift-released", "rpwxsy")]
+)
 def test_shifts_without_case_see_the_most_frequent_and_pay_for_rarity(name, seen):
     values = [80 / 40, 80 / 5, 1, 80 / 10, 80, 80, 80 / 2, 80 / 20, 80 / 16, 80 / 10]
     np.testing.assert_array_equal(bandit(name, TAGS), np.diag(values).astype(np.float32))
@@ -71,7 +80,9 @@ def test_counts_that_came_with_the_data_set_order_and_rarity():
     values = [200 / count for count in header.published_counts]
     np.testing.assert_array_equal(bandit("init-shift", header), np.diag(values).astype(np.float32))
     np.testing.assert_array_equal(np.diag(pretraining("init-shift", header)), np.arange(10) < 2)
-    np.testing.assert_array_equal(np.diag(pretraining("init-shift-released", header)), np.arange(10) < 6)
+    np.testing.assert_array_equal(
+        np.diag(pretraining("init-shift-released", header)), np.arange(10) < 6
+    )
 
 
 def test_fifty_tags_make_ten_and_thirty_and_equals_keep_their_order():
@@ -100,7 +111,9 @@ def test_of_agrees_with_matrix(data):
     values = st.lists(st.floats(0, 10, width=32), min_size=k, max_size=k)
     near = data.draw(st.lists(st.integers(-1, k - 1), min_size=k, max_size=k))
     table = RewardTable(
-        np.array(data.draw(values), np.float32), np.array(near, np.int32), np.array(data.draw(values), np.float32)
+        np.array(data.draw(values), np.float32),
+        np.array(near, np.int32),
+        np.array(data.draw(values), np.float32),
     )
     rows = data.draw(st.lists(st.lists(st.integers(0, k - 1), unique=True, max_size=k), max_size=5))
     labels = Ragged.from_rows(rows)

@@ -20,7 +20,10 @@ from fedbandit.runs.ray_runner import runner_of
 from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep, write_table
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]  # the warnings are of Ray's own making
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default"),
+]  # the warnings are of Ray's own making
 
 from ray.cluster_utils import Cluster  # noqa: E402 - needs ray
 
@@ -51,7 +54,9 @@ shortest = 800
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes of one core each; the workers have a cache of their own, as on other machines."""
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     nodes.add_node(num_cpus=1)
     nodes.wait_for_nodes()
     yield nodes
@@ -77,7 +82,12 @@ def files_of(spec, out, runner):
     """Everything that a sweep leaves and that is no time: the tables, the winner, every run's metrics."""
     results = run_sweep(spec, out, runner=runner, say=lambda text: None)
     write_table(rows_of(results, spec.all_seeds, out), out / "results")
-    kept = [*out.glob("results.*"), out / "winner.toml", *out.rglob("metrics.jsonl"), *out.rglob("config.toml")]
+    kept = [
+        *out.glob("results.*"),
+        out / "winner.toml",
+        *out.rglob("metrics.jsonl"),
+        *out.rglob("config.toml"),
+    ]
     return {str(path.relative_to(out)): path.read_bytes() for path in kept}
 
 
@@ -85,7 +95,9 @@ def owner_of(path: Path) -> int | None:
     """The process that has the file open."""
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and str(path) in [file.path for file in process.open_files()]:
+            if process.pid != os.getpid() and str(path) in [
+                file.path for file in process.open_files()
+            ]:
                 return process.pid
         except psutil.Error:
             continue
@@ -101,9 +113,14 @@ def test_members_are_spread_and_a_killed_worker_changes_nothing(spec, runner, tm
         """In the middle of the second step, behind the state that the first one kept."""
         while not over.is_set():
             for metrics in running_metrics(out):
-                if metrics.read_bytes().count(b"\n") > 800 and (owner := owner_of(metrics)) is not None:
+                if (
+                    metrics.read_bytes().count(b"\n") > 800
+                    and (owner := owner_of(metrics)) is not None
+                ):
                     os.kill(owner, signal.SIGKILL)
-                    lines = metrics.with_name("timings.jsonl").read_bytes().splitlines(keepends=True)
+                    lines = (
+                        metrics.with_name("timings.jsonl").read_bytes().splitlines(keepends=True)
+                    )
                     first_step[metrics.parent] = b"".join(lines[:800])
                     return
             time.sleep(0.01)
@@ -116,7 +133,9 @@ def test_members_are_spread_and_a_killed_worker_changes_nothing(spec, runner, tm
         over.set()
         killer.join()
     assert found == expected
-    assert runner.attempts == 6 + 2 + 1  # six to the first step, the best with two seeds to the end, and one again
+    assert (
+        runner.attempts == 6 + 2 + 1
+    )  # six to the first step, the best with two seeds to the end, and one again
     [(folder, timings)] = first_step.items()
     assert (folder / "timings.jsonl").read_bytes().startswith(timings)  # resumed, not started again
     assert not list(out.rglob(".shared-*"))
@@ -147,14 +166,21 @@ def test_runs_land_on_both_nodes(runner, tiny_text, tmp_path, cluster):
     assert len(parents) == 2  # each node's own raylet starts its workers
 
 
-def test_a_diverged_run_and_wrong_data_are_told_as_at_home(runner, tiny_text, tmp_path, monkeypatch):
+def test_a_diverged_run_and_wrong_data_are_told_as_at_home(
+    runner, tiny_text, tmp_path, monkeypatch
+):
     good = small_config(data__source=str(tiny_text))
     wild = good.with_values({"client.learning_rate": 1e30, "clipping.enabled": False})
-    assert [end.status for end in runner.run([Job(wild, tmp_path / "w"), Job(good, tmp_path / "g")])] == [
+    assert [
+        end.status for end in runner.run([Job(wild, tmp_path / "w"), Job(good, tmp_path / "g")])
+    ] == [
         "diverged",
         "finished",
     ]
-    assert runner.run([Job(good, tmp_path / "late")], deadline=time.monotonic() - 1)[0].status == "not run"
+    assert (
+        runner.run([Job(good, tmp_path / "late")], deadline=time.monotonic() - 1)[0].status
+        == "not run"
+    )
     assert not (tmp_path / "late").exists()
     with pytest.raises(ConfigError, match="made by another configuration"):
         runner.run([Job(good.with_values({"seed": 3}), tmp_path / "g")])
@@ -185,9 +211,23 @@ def test_a_token_of_another_folder_is_not_taken_for_ours(tmp_path, monkeypatch):
 def test_ctrl_c_keeps_what_was_run(tiny_text, tmp_path):
     """Through the command line, on a cluster of its own, with paths that mean something here only."""
     path = tmp_path / "sweep.toml"
-    path.write_text(SPEC.format(data=tiny_text).replace("rounds = 2400", "rounds = 50000"), encoding="utf-8")
-    command = [sys.executable, "-m", "fedbandit", "sweep", "sweep.toml", "-o", "out", "--engine", "ray"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    path.write_text(
+        SPEC.format(data=tiny_text).replace("rounds = 2400", "rounds = 50000"), encoding="utf-8"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "fedbandit",
+        "sweep",
+        "sweep.toml",
+        "-o",
+        "out",
+        "--engine",
+        "ray",
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     end = time.monotonic() + 180
     while not [p for p in running_metrics(tmp_path / "out") if p.stat().st_size > 5000]:
         assert time.monotonic() < end, "no run ever started"
@@ -207,9 +247,13 @@ def test_figures_take_the_same_runner(tiny_text, tmp_path, cluster):
 
     settings = {"clients_per_round": 8, "pretraining.clients": 20}
     with runner_of("ray", cluster.address) as there:
-        request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=there)
+        request = FigureRequest(
+            str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=there
+        )
         away = make_figure("fig2c", request, tmp_path / "away", lambda text: None)
-    request = FigureRequest(str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1))
+    request = FigureRequest(
+        str(tiny_text), seeds=1, scale=0.004, settings=settings, runner=LocalRunner(1)
+    )
     home = make_figure("fig2c", request, tmp_path / "home", lambda text: None)
     assert away.text == home.text
     assert away.png.read_bytes() == home.png.read_bytes()

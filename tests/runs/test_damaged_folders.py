@@ -78,7 +78,9 @@ def test_without_a_readable_checkpoint_the_metrics_stay(stopped):
         flip(path)
     lines = (stopped / "metrics.jsonl").read_bytes()
     for _ in range(2):  # the files have been set aside by the second time
-        with pytest.raises(DataError, match=r"no checkpoint is left to resume from .* 8 rounds are kept"):
+        with pytest.raises(
+            DataError, match=r"no checkpoint is left to resume from .* 8 rounds are kept"
+        ):
             run(small_config(), stopped, dataset=random_text())
     assert (stopped / "metrics.jsonl").read_bytes() == lines
     assert len(list((stopped / "checkpoints").glob("*.damaged"))) == 2
@@ -109,26 +111,39 @@ def test_past_a_million_rounds_the_newest_checkpoints_are_kept(stopped, tmp_path
     from dataclasses import replace
 
     state = states.load_state(checkpoints(stopped)[0])
-    with RunFolder(tmp_path / "long", small_config(rounds=2_000_000), random_text().header) as folder:
+    with RunFolder(
+        tmp_path / "long", small_config(rounds=2_000_000), random_text().header
+    ) as folder:
         for number in (999_998, 999_999, 1_000_000, 1_000_001):
             folder.checkpoint(replace(state, round=number))
-        assert [path.stem for path in checkpoints(folder.path)] == ["round-1000001", "round-1000000"]
+        assert [path.stem for path in checkpoints(folder.path)] == [
+            "round-1000001",
+            "round-1000000",
+        ]
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timings.jsonl"])
-@pytest.mark.parametrize("line", ["{not json\n", "[1]\n", '{"round": 7, "seconds": 1}\n', "[" * 100_000 + "\n"])
+@pytest.mark.parametrize(
+    "line", ["{not json\n", "[1]\n", '{"round": 7, "seconds": 1}\n', "[" * 100_000 + "\n"]
+)
 def test_damaged_lines_are_found_before_a_round_is_run(stopped, name, line):
     lines = (stopped / name).read_text().splitlines(keepends=True)
     lines[2] = line
     (stopped / name).write_text("".join(lines))
     before = contents(stopped)
     with pytest.raises(DataError, match=f"{name}: line 3 is damaged"):
-        run(small_config(), stopped, dataset=random_text(), callbacks=[lambda *_: pytest.fail("a round was run")])
+        run(
+            small_config(),
+            stopped,
+            dataset=random_text(),
+            callbacks=[lambda *_: pytest.fail("a round was run")],
+        )
     assert contents(stopped) == before
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", "", '{"rounds": "12"}', '{"rounds": 12, "running_reward": []}', "[" * 10**5]
+    "text",
+    ["{}", "[]", "", '{"rounds": "12"}', '{"rounds": 12, "running_reward": []}', "[" * 10**5],
 )
 def test_a_damaged_summary_is_made_again_from_the_last_checkpoint(tmp_path, capsys, text):
     run(small_config(), tmp_path / "run", dataset=random_text())
@@ -172,7 +187,9 @@ def test_a_damaged_pretrained_model_is_set_aside_and_made_again(tmp_path, monkey
     run(config, tmp_path / "second", dataset=random_text())
     assert "damaged checkpoint" in capsys.readouterr().err
     assert kept.with_name(f"{kept.name}.damaged").exists()
-    assert (tmp_path / "first" / "metrics.jsonl").read_bytes() == (tmp_path / "second" / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "first" / "metrics.jsonl").read_bytes() == (
+        tmp_path / "second" / "metrics.jsonl"
+    ).read_bytes()
 
 
 def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
@@ -184,17 +201,27 @@ def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
     kept = pretrained_file(build_experiment(config, random_text()))
     payload = kept.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")))
+        patch.setattr(
+            Path,
+            "read_bytes",
+            lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")),
+        )
         with pytest.raises(DataError, match="cannot be read"):
             run(config, tmp_path / "second", dataset=random_text())
     assert kept.read_bytes() == payload
 
 
-ENDLESS = ["policy = " + "[" * 100_000, "policy." + "a." * 20_000 + "b = 1\n", "a = 1\n" * 4_000_000]
+ENDLESS = [
+    "policy = " + "[" * 100_000,
+    "policy." + "a." * 20_000 + "b = 1\n",
+    "a = 1\n" * 4_000_000,
+]
 
 
 @pytest.mark.parametrize("text", ENDLESS, ids=["deep", "dotted", "large"])
 def test_a_configuration_without_end_is_refused_when_a_run_is_resumed(stopped, text):
     (stopped / "config.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.toml: (nested too deeply|config\.toml is larger than)"):
+    with pytest.raises(
+        ConfigError, match=r"config\.toml: (nested too deeply|config\.toml is larger than)"
+    ):
         run(small_config(), stopped, dataset=random_text())

@@ -16,14 +16,20 @@ from fedbandit.runs.run import run
 
 PARTS = {
     "softmax": {},
-    "a schedule, with momentum on the server": {"policy": {"name": "falcon-schedule"}, "server__optimizer": "adam"},
+    "a schedule, with momentum on the server": {
+        "policy": {"name": "falcon-schedule"},
+        "server__optimizer": "adam",
+    },
     "clients that remember": {"algorithm__name": "scaffold"},
     "population": {"mode": "population"},
 }
 
 
 def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def without_evaluation(line):
@@ -38,13 +44,22 @@ def test_an_extended_run_is_the_longer_run_but_for_the_evaluation_at_its_first_e
     extended = run(long, tmp_path / "run", dataset=data)
     run(long, tmp_path / "whole", dataset=data)
     ours, theirs = lines_of(tmp_path / "run"), lines_of(tmp_path / "whole")
-    assert [without_evaluation(line) for line in ours] == [without_evaluation(line) for line in theirs]
-    assert [line for line in ours if line["round"] != 6] == [line for line in theirs if line["round"] != 6]
+    assert [without_evaluation(line) for line in ours] == [
+        without_evaluation(line) for line in theirs
+    ]
+    assert [line for line in ours if line["round"] != 6] == [
+        line for line in theirs if line["round"] != 6
+    ]
     assert any(key.startswith("test_") for key in ours[5]) == (not parts)
-    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "whole")]
+    summaries = [
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "whole")
+    ]
     assert [one["rounds"] for one in summaries] == [11, 11]
     assert summaries[0]["running_reward"] == summaries[1]["running_reward"]
-    states = [load_state(tmp_path / name / "checkpoints" / "round-000011.safetensors") for name in ("run", "whole")]
+    states = [
+        load_state(tmp_path / name / "checkpoints" / "round-000011.safetensors")
+        for name in ("run", "whole")
+    ]
     assert states[0].weights.tobytes() == states[1].weights.tobytes()
     assert extended.problems == ()
     assert Config.build(extended.runs[0].config).rounds == 11
@@ -67,7 +82,11 @@ def test_killed_while_it_is_extended_a_run_is_still_whole(tmp_path, monkeypatch)
 
 def test_what_cannot_be_extended_is_refused_and_left_alone(tmp_path):
     data = random_text(clients=40)
-    private = {"privacy__mechanism": "dp-ftrl", "privacy__noise_multiplier": 1.0, "clipping__norm": 1.0}
+    private = {
+        "privacy__mechanism": "dp-ftrl",
+        "privacy__noise_multiplier": 1.0,
+        "clipping__norm": 1.0,
+    }
     run(small_config(rounds=4, **private), tmp_path / "private", dataset=data)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match="a private run cannot be extended from 4 to 5 rounds"):

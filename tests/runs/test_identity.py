@@ -31,7 +31,15 @@ class Mine:
         n, k = prediction.mean.shape
         return np.full((n, k), 1 / k){more}
 """
-RUN = ("run", "so-scratch-greedy", "--set", "policy.name=my_policy:Mine", "--set", "clients_per_round=4", "-q")
+RUN = (
+    "run",
+    "so-scratch-greedy",
+    "--set",
+    "policy.name=my_policy:Mine",
+    "--set",
+    "clients_per_round=4",
+    "-q",
+)
 
 
 def write(folder, more="", imports="", name="my_policy"):
@@ -51,17 +59,27 @@ def test_an_edited_policy_is_refused_when_the_run_is_finished_and_when_it_is_not
     same = fedbandit(*RUN, "--rounds", 2, "--out", "run", cwd=tmp_path)
     assert "already finished" in same.stdout
     write(tmp_path, more="  # edited")
-    fails(fedbandit(*RUN, "--rounds", 2, "--out", "run", cwd=tmp_path), "already finished; my_policy.py has changed")
+    fails(
+        fedbandit(*RUN, "--rounds", 2, "--out", "run", cwd=tmp_path),
+        "already finished; my_policy.py has changed",
+    )
     (tmp_path / "run" / "summary.json").unlink()
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    fails(fedbandit(*RUN, "--rounds", 2, "--out", "run", cwd=tmp_path), "my_policy.py has changed", "nothing was over")
+    fails(
+        fedbandit(*RUN, "--rounds", 2, "--out", "run", cwd=tmp_path),
+        "my_policy.py has changed",
+        "nothing was over",
+    )
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == lines
 
 
 def in_a_process(code, folder):
     """What a new Python prints, in a folder whose modules it finds."""
     places = os.pathsep.join([str(folder), *(place for place in sys.path if place)])
-    compiling = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": ""}  # as it is unless somebody changes it
+    compiling = {
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": "",
+    }  # as it is unless somebody changes it
     environment = {**os.environ, "PYTHONPATH": places, **compiling}
     command = [sys.executable, "-c", code]
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -73,11 +91,15 @@ def test_an_edit_in_the_same_second_and_of_the_same_size_is_executed(tmp_path):
     part = tmp_path / "same_second.py"
     part.write_text("VALUE = 1\n")
     os.utime(part, (10**9, 10**9))
-    assert in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"  # leaves a compiled file
+    assert (
+        in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"
+    )  # leaves a compiled file
     assert list(tmp_path.glob("__pycache__/same_second*"))
     part.write_text("VALUE = 2\n")
     os.utime(part, (10**9, 10**9))
-    assert in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"  # Python's own import is stale
+    assert (
+        in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"
+    )  # Python's own import is stale
     code = "from fedbandit.core.parts import resolve; print(resolve('policy.name', 'same_second:VALUE', {}))"
     assert in_a_process(code, tmp_path) == "2"
 
@@ -102,7 +124,9 @@ def test_the_digest_is_of_what_was_executed_and_covers_what_it_imports(tmp_path,
         f"resolve('x', '{name}', {{}}); import json; print(json.dumps(source_digests(['{name}'])))"
     )
     after = json.loads(in_a_process(code, tmp_path))
-    assert [file for file in before if before[file] != after[file]] == ["ours_of_identity/helper.py"]
+    assert [file for file in before if before[file] != after[file]] == [
+        "ours_of_identity/helper.py"
+    ]
 
 
 def test_built_in_parts_have_no_source_of_their_own():
@@ -113,17 +137,22 @@ def test_another_results_number_is_refused(tmp_path, monkeypatch):
     config = make_run(tmp_path / "run", rounds=3)
     monkeypatch.setattr(identity, "RESULTS", RESULTS + 1)
     with pytest.raises(
-        ConfigError, match=rf"already finished; .*results number {RESULTS} there and {RESULTS + 1} here"
+        ConfigError,
+        match=rf"already finished; .*results number {RESULTS} there and {RESULTS + 1} here",
     ):
         run(config, tmp_path / "run", dataset=random_text())
 
 
-def test_a_folder_without_a_results_number_is_of_the_first_and_without_sources_is_continued(tmp_path, monkeypatch):
+def test_a_folder_without_a_results_number_is_of_the_first_and_without_sources_is_continued(
+    tmp_path, monkeypatch
+):
     config = small_config()
     run(config, tmp_path / "run", dataset=random_text(), until=4)
     environment = tmp_path / "run" / "environment.json"
     values = json.loads(environment.read_text())
-    environment.write_text(json.dumps({k: v for k, v in values.items() if k not in ("results", "sources", "parts")}))
+    environment.write_text(
+        json.dumps({k: v for k, v in values.items() if k not in ("results", "sources", "parts")})
+    )
     with pytest.raises(ConfigError, match=f"results number 1 there and {RESULTS} here"):
         run(config, tmp_path / "run", dataset=random_text())
     monkeypatch.setattr(identity, "RESULTS", 1)
@@ -138,7 +167,15 @@ def test_the_defaults_that_were_used_are_recorded(tmp_path):
     assert parts["policy"] == {"name": "softmax", "beta": 0.05}
     assert parts["server"]["optimizer"] == "adam"
     assert parts["server"]["learning_rate"] == 0.05
-    assert set(parts) == {"policy", "objective", "model", "server", "algorithm", "compression", "aggregation"}
+    assert set(parts) == {
+        "policy",
+        "objective",
+        "model",
+        "server",
+        "algorithm",
+        "compression",
+        "aggregation",
+    }
 
 
 def test_pretrained_models_are_kept_by_results_and_sources_not_by_version(tmp_path, monkeypatch):
@@ -225,7 +262,5 @@ def test_a_worker_compiles_from_source_whoever_imports(tmp_path):
     assert in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"
     part.write_text("VALUE = 2\n")
     os.utime(part, (10**9, 10**9))
-    code = (
-        "from fedbandit.core.sources import always_compile; always_compile(); import same_second as s; print(s.VALUE)"
-    )
+    code = "from fedbandit.core.sources import always_compile; always_compile(); import same_second as s; print(s.VALUE)"
     assert in_a_process(code, tmp_path) == "2"

@@ -23,9 +23,17 @@ def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
     members = {"a": config, "b": config.with_values({"policy.beta": 0.5})}
     for workers in (1, 2, 3):  # of three, the last run has the cores of all to itself
         out = tmp_path / str(workers)
-        run_members(members, [0, 1], lambda label, seed, o=out: o / f"{label}{seed}", runner=LocalRunner(workers))
+        run_members(
+            members,
+            [0, 1],
+            lambda label, seed, o=out: o / f"{label}{seed}",
+            runner=LocalRunner(workers),
+        )
     for label in ("a0", "a1", "b0", "b1"):
-        assert len({(tmp_path / workers / label / "metrics.jsonl").read_bytes() for workers in "123"}) == 1
+        assert (
+            len({(tmp_path / workers / label / "metrics.jsonl").read_bytes() for workers in "123"})
+            == 1
+        )
 
 
 def test_a_diverged_run_does_not_stop_its_neighbours(tiny_text, tmp_path):
@@ -43,7 +51,9 @@ def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_pat
     def kill_one() -> None:
         while not running_metrics(tmp_path):
             time.sleep(0.05)
-        workers = [p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()]
+        workers = [
+            p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()
+        ]
         workers[0].kill()
 
     killer = threading.Thread(target=kill_one, daemon=True)
@@ -54,8 +64,27 @@ def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_pat
 
 @pytest.mark.parametrize("killer", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_and_started_again_it_goes_on(tiny_text, tmp_path, killer):
-    command = [sys.executable, "-m", "fedbandit", "figure", "fig2a", "--data", str(tiny_text), "--seeds", "1"]
-    command += ["--scale", "0.5", "--set", "clients_per_round=8", "--workers", "2", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "fedbandit",
+        "figure",
+        "fig2a",
+        "--data",
+        str(tiny_text),
+        "--seeds",
+        "1",
+    ]
+    command += [
+        "--scale",
+        "0.5",
+        "--set",
+        "clients_per_round=8",
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     running = tmp_path / "out" / "runs"
     end = time.monotonic() + 120

@@ -20,10 +20,14 @@ from fedbandit.data.writer import DatasetWriter
 def here(tmp_path, monkeypatch):
     """A folder with a CSV file, an empty folder, a run folder's model file, and a small data set of 12 clients."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "questions.csv").write_text("user,title,tags\nann,how to sort a list,python\n", encoding="utf-8")
+    (tmp_path / "questions.csv").write_text(
+        "user,title,tags\nann,how to sort a list,python\n", encoding="utf-8"
+    )
     (tmp_path / "folder").mkdir()
     (tmp_path / "model.safetensors").write_bytes(b"precious")
-    with DatasetWriter(tmp_path / "small", name="small", kind="dense", shape=(2,), actions=["a", "b"]) as writer:
+    with DatasetWriter(
+        tmp_path / "small", name="small", kind="dense", shape=(2,), actions=["a", "b"]
+    ) as writer:
         for client in range(12):
             writer.add(f"client-{client:02d}", np.ones(2), [0])
         writer.finish()
@@ -50,9 +54,13 @@ def test_an_unreadable_place_is_named_without_temporary_names(here):
     assert ".tmp" not in result.stderr
     with_runs = in_this_process("run", "so-scratch-softmax", "--rounds", 1, "-o", "runs/one", "-q")
     assert with_runs.returncode == 0, with_runs.stderr
-    fails_with_one_line(in_this_process("report", "runs", "-o", "folder"), "error: folder: is a folder")
+    fails_with_one_line(
+        in_this_process("report", "runs", "-o", "folder"), "error: folder: is a folder"
+    )
     assert list((here / "folder").iterdir()) == []
-    fails_with_one_line(in_this_process("report", "runs", "-o", "/proc/x.html"), "error: /proc/x.html: ")
+    fails_with_one_line(
+        in_this_process("report", "runs", "-o", "/proc/x.html"), "error: /proc/x.html: "
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +90,10 @@ def test_a_file_for_a_folder_and_a_folder_for_a_file_are_called_that(here, words
         ({"objective.name": "regresion"}, "objective.name: unknown name"),
         ({"model.name": "mlp", "model.hiden": 5}, "model.hiden: unknown key; did you mean hidden"),
         ({"server.momentun": 0.9}, "server.momentun: unknown key"),
-        ({"server.optimizer": "adamm"}, "server.optimizer: unknown name 'adamm'; did you mean adam"),
+        (
+            {"server.optimizer": "adamm"},
+            "server.optimizer: unknown name 'adamm'; did you mean adam",
+        ),
         ({"model.freez": ["w"]}, r"model.freez: unknown key; did you mean freeze\?"),
         ({"model.freeze": "w"}, r"model.freeze: should be a list, such as \['w'\], not 'w'"),
         ({"algorithm.mu": 0.1}, "algorithm.mu: unknown key of fedavg; fedprox takes it"),
@@ -97,7 +108,10 @@ def test_a_parameter_that_a_built_in_part_does_not_have_is_refused_when_it_is_se
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("rounds = 3\n\n[model]\nfreez = ['x']\n", "mine.toml, line 4: model.freez: unknown key; did you mean freeze?"),
+        (
+            "rounds = 3\n\n[model]\nfreez = ['x']\n",
+            "mine.toml, line 4: model.freez: unknown key; did you mean freeze?",
+        ),
         (
             "rounds = 3\npolicy = {name = 'softmax', bta = 1}\n",
             "mine.toml, line 2: policy.bta: unknown key; did you mean",
@@ -106,10 +120,16 @@ def test_a_parameter_that_a_built_in_part_does_not_have_is_refused_when_it_is_se
             "[client]\nlearning_rate = 'x'\n",
             "mine.toml, line 2: client.learning_rate: should be a valid number, not 'x'",
         ),
-        ("client.learning_rate = 0\n", "mine.toml, line 1: client.learning_rate: should be greater than 0, not 0"),
+        (
+            "client.learning_rate = 0\n",
+            "mine.toml, line 1: client.learning_rate: should be greater than 0, not 0",
+        ),
         ("roundz = 3\n", "mine.toml, line 1: roundz: unknown key; did you mean rounds?"),
         ("[clipping]\nnorm = 1.0\nquantile = 0.5\n", "mine.toml, line 1: clipping: "),
-        ("rounds = 3\n[policy\n", "mine.toml: Expected ']' at the end of a table declaration (at line 2, column 8)"),
+        (
+            "rounds = 3\n[policy\n",
+            "mine.toml: Expected ']' at the end of a table declaration (at line 2, column 8)",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_file_is_refused_with_its_line(here, text, said):
@@ -145,8 +165,19 @@ def test_train_offline_overwrites_a_model_only_when_asked(here):
     log = here / "log.csv"
     rows = "\n".join(f"u{i % 4},{i % 2},{i % 2},0.5,1.0" for i in range(16))
     log.write_text(f"user,action,reward,propensity,x\n{rows}\n", encoding="utf-8")
-    columns = ["--client", "user", "--action", "action", "--reward", "reward", "--propensity", "propensity"]
-    done = in_this_process("data", "import", "logged", log, "-o", "logged", *columns, "--features", "x")
+    columns = [
+        "--client",
+        "user",
+        "--action",
+        "action",
+        "--reward",
+        "reward",
+        "--propensity",
+        "propensity",
+    ]
+    done = in_this_process(
+        "data", "import", "logged", log, "-o", "logged", *columns, "--features", "x"
+    )
     assert done.returncode == 0, done.stderr
     command = ["train-offline", "logged", "-o", "model.safetensors", "--rounds", 1]
     fails_with_one_line(in_this_process(*command), "model.safetensors: already exists", "--force")
@@ -157,10 +188,13 @@ def test_train_offline_overwrites_a_model_only_when_asked(here):
 
 
 def test_a_server_looks_at_its_file_before_it_asks_for_certificates(here):
-    fails_with_one_line(in_this_process("deploy", "server", "missing.toml"), "missing.toml: no such file")
+    fails_with_one_line(
+        in_this_process("deploy", "server", "missing.toml"), "missing.toml: no such file"
+    )
     (here / "wrong.toml").write_text("[deployment]\nstte = 'x'\n", encoding="utf-8")
     fails_with_one_line(
-        in_this_process("deploy", "server", "wrong.toml"), "wrong.toml: deployment.state: field required"
+        in_this_process("deploy", "server", "wrong.toml"),
+        "wrong.toml: deployment.state: field required",
     )
 
 
@@ -170,13 +204,26 @@ def test_a_finished_run_says_so_and_what_to_do(here):
     assert "already finished" not in first.stdout
     again = in_this_process(*command)
     assert again.returncode == 0
-    assert again.stdout.startswith("already finished; more --rounds extend it; for another run use another folder\n")
+    assert again.stdout.startswith(
+        "already finished; more --rounds extend it; for another run use another folder\n"
+    )
     assert again.stdout.endswith(first.stdout)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_one_seed_has_no_spread(here, seeds):
-    words = ["figure", "fig2a", "--scale", "0.002", "--seeds", seeds, "--workers", 1, "-o", "figures"]
+    words = [
+        "figure",
+        "fig2a",
+        "--scale",
+        "0.002",
+        "--seeds",
+        seeds,
+        "--workers",
+        1,
+        "-o",
+        "figures",
+    ]
     words += ["--set", "clients_per_round=4", "--set", "client.max_examples=4"]
     made = in_this_process(*words)
     assert made.returncode == 0, made.stderr
@@ -186,7 +233,8 @@ def test_one_seed_has_no_spread(here, seeds):
 
 def test_one_member_and_one_candidate_are_singular(here):
     (here / "one.toml").write_text(
-        'start = "so-scratch-softmax"\nseeds = 2\nset = {rounds = 2, clients_per_round = 4}\n', encoding="utf-8"
+        'start = "so-scratch-softmax"\nseeds = 2\nset = {rounds = 2, clients_per_round = 4}\n',
+        encoding="utf-8",
     )
     swept = in_this_process("sweep", "one.toml", "-o", "sweep", "--workers", 1)
     assert swept.returncode == 0, swept.stderr
@@ -195,7 +243,9 @@ def test_one_member_and_one_candidate_are_singular(here):
     assert "1 candidates" not in swept.stdout
 
 
-@pytest.mark.parametrize("key", ["client.learning_rate", "server.learning_rate", "pretraining.client_learning_rate"])
+@pytest.mark.parametrize(
+    "key", ["client.learning_rate", "server.learning_rate", "pretraining.client_learning_rate"]
+)
 def test_a_rate_beyond_the_number_type_is_refused(here, key):
     result = in_this_process("run", "so-scratch-softmax", "-o", "run", "--set", f"{key}=1e300")
     fails_with_one_line(result, f"error: {key}: 1e+300 is too large for float32")
@@ -203,6 +253,16 @@ def test_a_rate_beyond_the_number_type_is_refused(here, key):
 
 
 def test_a_rate_that_diverges_gives_one_line_and_no_warning(here):
-    words = ["run", "so-scratch-softmax", "--rounds", 2, "-o", "run", "-q", "--set", "client.learning_rate=1e30"]
+    words = [
+        "run",
+        "so-scratch-softmax",
+        "--rounds",
+        2,
+        "-o",
+        "run",
+        "-q",
+        "--set",
+        "client.learning_rate=1e30",
+    ]
     fails_with_one_line(in_this_process(*words), "diverged at round 1", code=1)
     assert json.loads((here / "run" / "error.json").read_text())["kind"] == "Diverged"

@@ -57,7 +57,9 @@ class Following:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_pretraining_stops_after_the_round_and_goes_on_to_the_same_bytes(tmp_path, cache, monkeypatch):
+def test_pretraining_stops_after_the_round_and_goes_on_to_the_same_bytes(
+    tmp_path, cache, monkeypatch
+):
     dataset = random_text()
     first = Following(stop=("pre-training round", 2))
     stopped = execute(CONFIG, tmp_path / "run", dataset=dataset, progress=first)
@@ -74,14 +76,18 @@ def test_pretraining_stops_after_the_round_and_goes_on_to_the_same_bytes(tmp_pat
     assert [path.name.count(".") for path in cache.iterdir()] == [1]  # nothing unfinished is left
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "another"))
     run(CONFIG, tmp_path / "undisturbed", dataset=dataset)
-    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "undisturbed"))
+    one, other = (
+        (tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "undisturbed")
+    )
     assert one == other
 
 
 def test_a_kept_model_is_not_shown_as_pretraining(tmp_path, cache):
     run(CONFIG, tmp_path / "one", dataset=random_text())
     following = Following()
-    run(CONFIG.with_values({"seed": 1}), tmp_path / "two", dataset=random_text(), progress=following)
+    run(
+        CONFIG.with_values({"seed": 1}), tmp_path / "two", dataset=random_text(), progress=following
+    )
     assert following.told[0] == ("round", 3, 0)
 
 
@@ -116,10 +122,21 @@ def test_pretraining_that_diverges_says_that_it_was_pretraining(tmp_path, cache)
 
 def test_the_command_line_says_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "show_progress", Following(stop=("pre-training round", 1)))
-    words = ["so-init-softmax", "--rounds", 2, "--set", "pretraining.rounds=3", "--set", "pretraining.seed=77"]
+    words = [
+        "so-init-softmax",
+        "--rounds",
+        2,
+        "--set",
+        "pretraining.rounds=3",
+        "--set",
+        "pretraining.seed=77",
+    ]
     result = in_this_process("run", *words, "--out", tmp_path / "run")
     assert result.returncode == 130
-    assert result.stdout == "stopped after pre-training round 1 of 3; run the same command again to resume\n"
+    assert (
+        result.stdout
+        == "stopped after pre-training round 1 of 3; run the same command again to resume\n"
+    )
     assert result.stderr == ""
 
 
@@ -131,7 +148,9 @@ def test_lines_of_progress_name_the_phase(capsys):
     assert said[1] == "pre-training round 4/40  reward 0.500  running -  10%"
 
 
-def test_a_stop_while_several_runs_wait_for_their_start_keeps_what_there_is(tmp_path, cache, monkeypatch):
+def test_a_stop_while_several_runs_wait_for_their_start_keeps_what_there_is(
+    tmp_path, cache, monkeypatch
+):
     stopping = threading.Event()
     stopping.set()
     monkeypatch.setattr(many, "dataset_of", lambda job: random_text())
@@ -139,8 +158,12 @@ def test_a_stop_while_several_runs_wait_for_their_start_keeps_what_there_is(tmp_
     assert len(list(cache.glob("*.unfinished.safetensors"))) == 1
 
 
-def test_runs_that_a_stop_kept_from_beginning_are_interrupted_and_not_out_of_time(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(many, "prepare", lambda jobs, stopping, progress: signal.raise_signal(signal.SIGINT))
+def test_runs_that_a_stop_kept_from_beginning_are_interrupted_and_not_out_of_time(
+    tmp_path, cache, monkeypatch
+):
+    monkeypatch.setattr(
+        many, "prepare", lambda jobs, stopping, progress: signal.raise_signal(signal.SIGINT)
+    )
     jobs = [Job(CONFIG.with_values({"seed": seed}), tmp_path / str(seed)) for seed in range(2)]
     assert [end.status for end in LocalRunner(2).run(jobs, deadline=1e12)] == ["interrupted"] * 2
 

@@ -46,7 +46,16 @@ def test_rounds_of_the_cnn_on_handwriting_fit_into_a_gigabyte(real_data_folder, 
     arrays = real_data_folder / "handwriting62.npz"
     names = ["--features", "images", "--labels", "labels", "--clients", "writers", "--invert"]
     handwriting = imported("arrays", arrays, *names, out=tmp_path / "handwriting")
-    words = ["run", "emnist-scratch-softmax", "--data", handwriting, "--rounds", "2", "--out", tmp_path / "run"]
+    words = [
+        "run",
+        "emnist-scratch-softmax",
+        "--data",
+        handwriting,
+        "--rounds",
+        "2",
+        "--out",
+        tmp_path / "run",
+    ]
     words += ["--set", "deploy_every=1", "--set", "evaluate_every=2", "--set", "threads=2"]
     command = [sys.executable, "-c", PEAK, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)

@@ -12,7 +12,17 @@ from command_line import COMMAND, fails_with_one_line, fedbandit
 from fedbandit.config import Config
 from fedbandit.runs.run import run
 
-RUN = ("run", "so-init-shift-softmax", "--rounds", 60, "--set", "deploy_every=7", "--set", "pretraining.rounds=3", "-q")
+RUN = (
+    "run",
+    "so-init-shift-softmax",
+    "--rounds",
+    60,
+    "--set",
+    "deploy_every=7",
+    "--set",
+    "pretraining.rounds=3",
+    "-q",
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +45,9 @@ def _start_and_signal(out, number, after_rounds):
     deadline = time.monotonic() + 120
     checkpoint = out / "checkpoints"
     while time.monotonic() < deadline and process.poll() is None:
-        if checkpoint.exists() and any(int(p.stem[6:]) >= after_rounds for p in checkpoint.glob("round-*.safetensors")):
+        if checkpoint.exists() and any(
+            int(p.stem[6:]) >= after_rounds for p in checkpoint.glob("round-*.safetensors")
+        ):
             break
         time.sleep(0.005)
     process.send_signal(number)
@@ -70,13 +82,22 @@ def test_kill_9_loses_nothing(tmp_path, uninterrupted):
 def test_a_finished_run_is_shown_and_not_run_again(tmp_path, uninterrupted):
     out = tmp_path / "run"
     first = fedbandit(*RUN, "--out", out)
-    before = {path.name: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    before = {
+        path.name: path.stat().st_mtime_ns
+        for path in out.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
     second = fedbandit(*RUN, "--out", out)
-    after = {path.name: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
+    after = {
+        path.name: path.stat().st_mtime_ns
+        for path in out.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
     assert before == after
     assert (
         second.stdout
-        == "already finished; more --rounds extend it; for another run use another folder\n" + first.stdout
+        == "already finished; more --rounds extend it; for another run use another folder\n"
+        + first.stdout
     )
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rounds"] == 60
@@ -95,9 +116,22 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, uninterrupt
 
 def test_threads_do_not_change_a_byte_and_may_change_between_calls(tmp_path, uninterrupted):
     out = tmp_path / "run"
-    command = [*COMMAND, *map(str, RUN), "--out", str(out), "--threads", "1", "--checkpoint-seconds", "0"]
+    command = [
+        *COMMAND,
+        *map(str, RUN),
+        "--out",
+        str(out),
+        "--threads",
+        "1",
+        "--checkpoint-seconds",
+        "0",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while _lines(out / "metrics.jsonl") < 1 and not (out / "checkpoints").exists() and process.poll() is None:
+    while (
+        _lines(out / "metrics.jsonl") < 1
+        and not (out / "checkpoints").exists()
+        and process.poll() is None
+    ):
         time.sleep(0.005)
     process.kill()
     process.wait()
@@ -120,7 +154,9 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_later(tmp_path, uninterrupt
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
     command = [*COMMAND, *map(str, RUN), "--out", str(out), "--checkpoint-seconds", "0"]
-    result = subprocess.run(command, capture_output=True, text=True, preexec_fn=little_disk, timeout=120)
+    result = subprocess.run(
+        command, capture_output=True, text=True, preexec_fn=little_disk, timeout=120
+    )
     fails_with_one_line(result, "free some space")
     assert not list(out.rglob("*.tmp"))
     assert fedbandit(*RUN, "--out", out).returncode == 0
@@ -159,7 +195,10 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
 def test_what_a_killed_atomic_write_left_goes_at_the_next_start(tmp_path):
     out = tmp_path / "run"
     assert fedbandit(*RUN, "--rounds", 3, "--out", out).returncode == 0
-    leftovers = [out / ".summary.json.123-4.tmp", out / "checkpoints" / ".round-000003.safetensors.123-4.tmp"]
+    leftovers = [
+        out / ".summary.json.123-4.tmp",
+        out / "checkpoints" / ".round-000003.safetensors.123-4.tmp",
+    ]
     for path in leftovers:
         path.write_bytes(b"half")
     assert fedbandit(*RUN, "--rounds", 3, "--out", out).returncode == 0
@@ -169,6 +208,8 @@ def test_what_a_killed_atomic_write_left_goes_at_the_next_start(tmp_path):
 def test_the_package_is_a_command():
     import sys
 
-    result = subprocess.run([sys.executable, "-m", "fedbandit", "--help"], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "fedbandit", "--help"], capture_output=True, text=True, check=True
+    )
     assert "Usage" in result.stdout
     assert "simulate" in result.stdout

@@ -14,9 +14,20 @@ def test_some_operations_of_a_run_fail(tiny_text, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("FEDBANDIT_FULL_SWEEP" not in os.environ, reason="set FEDBANDIT_FULL_SWEEP; it takes minutes")
+@pytest.mark.skipif(
+    "FEDBANDIT_FULL_SWEEP" not in os.environ, reason="set FEDBANDIT_FULL_SWEEP; it takes minutes"
+)
 def test_every_operation_of_a_run_fails(tiny_text, tmp_path):
     found = swept(tiny_text, tmp_path, 1, errno.ENOSPC, errno.EIO, errno.EMFILE)
     assert found["problems"] == []
-    assert set(found["kinds"]) == {"flush", "fsync", "mkdir", "open", "replace", "truncate", "unlink", "write"}
+    assert set(found["kinds"]) == {
+        "flush",
+        "fsync",
+        "mkdir",
+        "open",
+        "replace",
+        "truncate",
+        "unlink",
+        "write",
+    }
     assert found["tried"] > found["operations"]

@@ -9,7 +9,9 @@ from fedbandit import Results, run
 from fedbandit.config import Config
 from fedbandit.core.errors import Interrupted
 
-CONFIG = Config.build({"scenario": "scratch", "rounds": 6, "deploy_every": 2, "clients_per_round": 5})
+CONFIG = Config.build(
+    {"scenario": "scratch", "rounds": 6, "deploy_every": 2, "clients_per_round": 5}
+)
 
 
 def test_it_returns_what_is_in_the_folder(tmp_path):
@@ -17,7 +19,9 @@ def test_it_returns_what_is_in_the_folder(tmp_path):
     assert results["reward"].shape == (6,)
     assert results.runs == Results.open(tmp_path / "some" / "run").runs
     assert results.runs[0].summary["running_reward"] == results["running_reward"][-1]
-    assert run(CONFIG, tmp_path / "some" / "run", dataset=random_text()).runs == results.runs  # only read
+    assert (
+        run(CONFIG, tmp_path / "some" / "run", dataset=random_text()).runs == results.runs
+    )  # only read
 
 
 def test_ctrl_c_stops_after_the_round_and_a_second_call_resumes(tmp_path):

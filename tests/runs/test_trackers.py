@@ -41,7 +41,12 @@ class Halfway:
 def test_a_tracker_of_ones_own_is_told_every_round_and_closed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "my_trackers", sys.modules[__name__])
     MADE.clear()
-    run(small_config(), tmp_path / "run", dataset=random_text(), tracker=tracker_named("my_trackers:Collecting"))
+    run(
+        small_config(),
+        tmp_path / "run",
+        dataset=random_text(),
+        tracker=tracker_named("my_trackers:Collecting"),
+    )
     [tracker] = MADE
     assert tracker.rounds == list(range(1, 13))
     assert tracker.closed
@@ -53,7 +58,12 @@ def test_wrong_trackers_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="did you mean tensorboard"):
         tracker_named("tensorbord")
     with pytest.raises(ConfigError, match="no method close"):
-        run(small_config(), tmp_path / "run", dataset=random_text(), tracker=tracker_named("my_trackers:Halfway"))
+        run(
+            small_config(),
+            tmp_path / "run",
+            dataset=random_text(),
+            tracker=tracker_named("my_trackers:Halfway"),
+        )
 
 
 @pytest.mark.slow
@@ -62,7 +72,12 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run(small_config(), tmp_path / "run", dataset=random_text(), tracker=tracker_named("tensorboard"))
+    run(
+        small_config(),
+        tmp_path / "run",
+        dataset=random_text(),
+        tracker=tracker_named("tensorboard"),
+    )
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("running_reward")] == list(range(1, 13))
@@ -70,7 +85,13 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
 
 def test_what_trackers_are_told_is_finite_numbers_by_name():
-    metrics = {"round": 3, "reward": 0.5, "client_reward": {"p50": 1, "list": [1]}, "gate": True, "lost": float("nan")}
+    metrics = {
+        "round": 3,
+        "reward": 0.5,
+        "client_reward": {"p50": 1, "list": [1]},
+        "gate": True,
+        "lost": float("nan"),
+    }
     assert scalars(metrics) == {"reward": 0.5, "client_reward/p50": 1.0}
 
 
@@ -93,10 +114,17 @@ def test_weights_and_biases_is_offline_and_keeps_its_id(tmp_path, monkeypatch):
         begun.append(options)
         return _FakeRun(calls)
 
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=lambda **options: options))
+    monkeypatch.setitem(
+        sys.modules, "wandb", types.SimpleNamespace(init=init, Settings=lambda **options: options)
+    )
     monkeypatch.delenv("WANDB_MODE", raising=False)
     for rounds in (2, 3):
-        run(small_config(rounds=rounds), tmp_path / "mine" / "run", dataset=random_text(), tracker="wandb")
+        run(
+            small_config(rounds=rounds),
+            tmp_path / "mine" / "run",
+            dataset=random_text(),
+            tracker="wandb",
+        )
     assert [step for step, _ in (call for call in calls if call != "finished")] == [1, 2, 3]
     assert calls.count("finished") == 2
     assert {one["mode"] for one in begun} == {"offline"}
@@ -117,7 +145,8 @@ class _FakeMlflow(types.SimpleNamespace):
             MlflowClient=self._client,
             exceptions=types.SimpleNamespace(MlflowException=self.Refused),
             entities=types.SimpleNamespace(
-                Metric=lambda key, value, timestamp, step: (key, value, step), Param=lambda key, value: (key, value)
+                Metric=lambda key, value, timestamp, step: (key, value, step),
+                Param=lambda key, value: (key, value),
             ),
         )
 
@@ -145,13 +174,23 @@ def test_mlflow_has_the_settings_and_a_run_that_goes_on(tmp_path, monkeypatch):
     assert [name for name, _, _ in fake.calls].count("create") == 1
     logged = [named for name, _, named in fake.calls if name == "log"]
     assert ("policy.beta", "0.1") in logged[0]["params"]
-    steps = [step for named in logged for key, _, step in named.get("metrics", ()) if key == "running_reward"]
+    steps = [
+        step
+        for named in logged
+        for key, _, step in named.get("metrics", ())
+        if key == "running_reward"
+    ]
     assert steps == [1, 2, 3]
-    assert [given for name, given, _ in fake.calls if name == "end"] == [("abc", "KILLED"), ("abc", "FINISHED")]
+    assert [given for name, given, _ in fake.calls if name == "end"] == [
+        ("abc", "KILLED"),
+        ("abc", "FINISHED"),
+    ]
     assert json.loads((tmp_path / "run" / "trackers.json").read_text()) == {"mlflow": "abc"}
 
 
-def test_a_tracker_that_refuses_is_one_line_and_one_that_is_missing_names_its_extra(tmp_path, monkeypatch):
+def test_a_tracker_that_refuses_is_one_line_and_one_that_is_missing_names_its_extra(
+    tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "mlflow", _FakeMlflow(refusing=True))
     with pytest.raises(FedbanditError, match=r"^--tracker mlflow: no server there$"):
         run(small_config(), tmp_path / "run", dataset=random_text(), tracker="mlflow")

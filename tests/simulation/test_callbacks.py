@@ -64,7 +64,9 @@ def test_events_are_those_the_round_trained_on(acted):
         assert state.running_reward == metrics["running_reward"]
         fresh = events.fresh
         assert fresh.sum() == metrics["events"]
-        assert events.rewards[fresh].astype(float).sum() / fresh.sum() == pytest.approx(metrics["reward"])
+        assert events.rewards[fresh].astype(float).sum() / fresh.sum() == pytest.approx(
+            metrics["reward"]
+        )
         cohort = simulation.experiment.bandit.cohorts.draw(state.round).tolist()
         assert len(acted) > len(rounds)  # several chunks, which may end in any order
         chunks = [acted[state.round, client] for client in cohort if (state.round, client) in acted]
@@ -116,6 +118,8 @@ def test_what_is_no_callback_is_refused_before_anything_is_made(tmp_path):
         lambda: simulate(CONFIG, data(), callbacks=[3]),
         lambda: run(CONFIG, tmp_path / "run", dataset=data(), callbacks=[3]),
     ):
-        with pytest.raises(ConfigError, match="callbacks: 3 is neither a function nor an object with `on_round`"):
+        with pytest.raises(
+            ConfigError, match="callbacks: 3 is neither a function nor an object with `on_round`"
+        ):
             start()
     assert not (tmp_path / "run").exists()

@@ -24,7 +24,11 @@ CONFIG = {
 def accuracy(path):
     """How often the model that a run has learned would choose right, without exploring."""
     config = Config.build(
-        {**CONFIG, "policy": {"name": "epsilon-greedy", "epsilon": 0.5}, "data": {"source": str(path)}}
+        {
+            **CONFIG,
+            "policy": {"name": "epsilon-greedy", "epsilon": 0.5},
+            "data": {"source": str(path)},
+        }
     )
     dataset = open_dataset(path)
     simulation = simulate(config, dataset)
@@ -56,7 +60,9 @@ def test_both_sides_are_learned_from(tmp_path):
     })  # fmt: skip
     found = {}
     for name, treat in {"both": [], "text": ["price=ignore"], "number": ["said=ignore"]}.items():
-        import_frame(frame, tmp_path / name, client="user", labels="answer", treat=treat, test_fraction=0)
+        import_frame(
+            frame, tmp_path / name, client="user", labels="answer", treat=treat, test_fraction=0
+        )
         found[name] = accuracy(tmp_path / name)
     assert found["text"] < 0.6
     assert found["number"] < 0.6  # one of two answers at best, and then one of two again
@@ -77,12 +83,19 @@ def test_a_messy_log_goes_from_file_to_a_model_that_has_learned(tmp_path):
     path = write_decisions(tmp_path / "log.dsjson")
     import_dsjson(path, tmp_path / "log", dsjson_options("User.id", ColumnOptions()))
     log = open_dataset(tmp_path / "log")
-    config = Config.build({**CONFIG, "clients_per_round": 20, "rounds": 60, "data": {"source": str(log.path)}})
+    config = Config.build(
+        {**CONFIG, "clients_per_round": 20, "rounds": 60, "data": {"source": str(log.path)}}
+    )
     trained = train_from_logs(config, log)
     assert log.test is not None
     rows = np.arange(log.test.num_examples)
-    scores = trained.experiment.bandit.work.learner.predict(trained.weights, log.test.contexts(rows)).mean
-    majors = [log.header.encoder.features().index(f"User.major={name}") for name in ("engineering", "arts", "law")]
+    scores = trained.experiment.bandit.work.learner.predict(
+        trained.weights, log.test.contexts(rows)
+    ).mean
+    majors = [
+        log.header.encoder.features().index(f"User.major={name}")
+        for name in ("engineering", "arts", "law")
+    ]
     contexts = log.test.contexts(rows)
     best = {0: "sports", 1: "music", 2: "news"}
     right = 0

@@ -12,7 +12,7 @@ from core_samples import ROUNDS, config, easy, images, played, text
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.clients import FixedCohorts
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.state import load_state, save_state
 from fedbandit.simulation.simulate import simulate
 
@@ -60,7 +60,15 @@ def test_iterating_gives_every_round():
 def test_collecting_gives_the_same_as_arrays():
     rounds = list(simulate(config(), text()))
     arrays = simulate(config(), text()).collect()
-    for name in ("round", "reward", "running_reward", "propensity", "events", "clip_norm", "update_norm"):
+    for name in (
+        "round",
+        "reward",
+        "running_reward",
+        "propensity",
+        "events",
+        "clip_norm",
+        "update_norm",
+    ):
         assert arrays[name].shape == (ROUNDS,)
         np.testing.assert_array_equal(arrays[name], [metrics[name] for metrics in rounds])
 
@@ -74,7 +82,13 @@ def test_what_a_round_reports():
         assert metrics["model_version"] == (t - 1) // 2
         assert metrics["rejected"] == []
         spread = metrics["client_reward"]
-        assert spread["worst_decile"] <= spread["p25"] <= spread["p50"] <= spread["p75"] <= spread["p90"]
+        assert (
+            spread["worst_decile"]
+            <= spread["p25"]
+            <= spread["p50"]
+            <= spread["p75"]
+            <= spread["p90"]
+        )
 
 
 def test_a_run_can_go_on_from_a_saved_state(tmp_path):
@@ -136,9 +150,15 @@ def test_initial_clients_stay_out_of_the_bandit_phase():
     ("settings", "message"),
     [
         ({"clients_per_round": 14}, "clients_per_round: 14 is more than the 13 clients"),
-        ({"clients_per_round": 8, "scenario": "init", "pretraining__clients": 8}, "8 of the 13 clients .* leave 5"),
+        (
+            {"clients_per_round": 8, "scenario": "init", "pretraining__clients": 8},
+            "8 of the 13 clients .* leave 5",
+        ),
         ({"clients_per_round": 7, "scenario": "init"}, "more than the 6 pre-training clients"),
-        ({"scenario": "init", "pretraining__clients": 50}, "pretraining.clients: 50 of the 13 clients"),
+        (
+            {"scenario": "init", "pretraining__clients": 50},
+            "pretraining.clients: 50 of the 13 clients",
+        ),
         ({"scenario": "init-shit"}, "did you mean init-shift"),
         ({"scenario": "init-shift", "objective__name": "cross-entropy"}, r"rewards in \[0, 1\]"),
         ({"policy__name": "softmax", "policy__beta": -1.0}, "policy.beta must be positive"),
@@ -177,7 +197,11 @@ def test_a_pretrained_model_is_kept_and_shared(pretrained):
 
 def test_with_rates_of_its_own_a_pretrained_model_is_shared_across_rates(pretrained):
     dataset = text()
-    own = {"scenario": "init", "pretraining__client_learning_rate": 0.5, "pretraining__server_learning_rate": 0.05}
+    own = {
+        "scenario": "init",
+        "pretraining__client_learning_rate": 0.5,
+        "pretraining__server_learning_rate": 0.05,
+    }
     simulate(config(**own), dataset)
     kept = kept_files(pretrained)
     simulate(config(**own, client__learning_rate=0.9, server__learning_rate=0.2), dataset)
@@ -238,7 +262,9 @@ def test_a_model_of_ones_own_that_was_changed_is_another_model(pretrained, tmp_p
 
 
 def test_data_that_does_not_say_what_it_is_shares_no_pretrained_model(pretrained):
-    nameless = [replace(data, header=replace(data.header, fingerprint="")) for data in (text(0), text(1))]
+    nameless = [
+        replace(data, header=replace(data.header, fingerprint="")) for data in (text(0), text(1))
+    ]
     first, other = (simulate(config(scenario="init"), data).state.weights for data in nameless)
     assert (first != other).any()
     assert not pretrained.exists()
@@ -267,7 +293,9 @@ def test_the_bandit_phase_starts_afresh_after_pretraining(pretrained):
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum", "adagrad", "yogi"])
 @pytest.mark.parametrize("data", [text, images])
 def test_the_baseline_leaves_the_weights_as_they_are(data, optimizer):
-    chosen = config(scenario="init", training=False, policy__name="greedy", server__optimizer=optimizer)
+    chosen = config(
+        scenario="init", training=False, policy__name="greedy", server__optimizer=optimizer
+    )
     simulation = simulate(chosen, data())
     before = simulation.state.weights.copy()
     rounds = list(simulation)
@@ -278,7 +306,11 @@ def test_the_baseline_leaves_the_weights_as_they_are(data, optimizer):
 
 
 def test_noise_does_not_move_a_baseline():
-    private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0, "privacy__delta": 1e-3}
+    private = {
+        "privacy__mechanism": "dp-fedavg",
+        "privacy__noise_multiplier": 1.0,
+        "privacy__delta": 1e-3,
+    }
     simulation = simulate(config(training=False, clipping__norm=0.5, **private), text())
     before = simulation.state.weights.copy()
     assert list(simulation)[-1]["update_norm"] > 0
@@ -297,8 +329,15 @@ def test_noise_does_not_move_a_baseline():
 )
 @pytest.mark.parametrize(("data", "model"), [(text, "linear"), (images, "linear"), (images, "mlp")])
 def test_a_diverged_run_says_so(data, model, settings, deploy_every, dtype):
-    settings = {"server__optimizer": "sgd", "clipping__enabled": False, **settings, "model__name": model}
-    chosen = config(rounds=60, deploy_every=deploy_every, client__batch_size=2, dtype=dtype, **settings)
+    settings = {
+        "server__optimizer": "sgd",
+        "clipping__enabled": False,
+        **settings,
+        "model__name": model,
+    }
+    chosen = config(
+        rounds=60, deploy_every=deploy_every, client__batch_size=2, dtype=dtype, **settings
+    )
     with pytest.raises(Diverged, match=r"^diverged at round \d+: "):
         list(simulate(chosen, data()))
 
@@ -307,7 +346,9 @@ def test_scores_that_overflow_are_divergence_and_name_the_client():
     dataset = images()
     experiment = build_experiment(config(dtype="float32", model__name="mlp"), dataset)
     state = experiment.bandit.start(np.full(experiment.layout.size, 1e30, np.float32))
-    with pytest.raises(Diverged, match=r"^diverged at round 1: the scores of client c\d+ are not finite"):
+    with pytest.raises(
+        Diverged, match=r"^diverged at round 1: the scores of client c\d+ are not finite"
+    ):
         list(simulate(config(dtype="float32", model__name="mlp"), dataset, state=state))
 
 
@@ -318,7 +359,13 @@ def test_a_few_clients_that_leave_the_finite_numbers_are_rejected_by_name():
     begin, end = dataset.train.offsets[2:4]
     features[begin:end] *= np.float32(1e30)
     dataset = replace(dataset, train=replace(dataset.train, features=features))
-    settings = {"model__name": "mlp", "model__hidden": 4, "clients_per_round": 12, "rounds": 1, "dtype": "float32"}
+    settings = {
+        "model__name": "mlp",
+        "model__hidden": 4,
+        "clients_per_round": 12,
+        "rounds": 1,
+        "dtype": "float32",
+    }
     (metrics,) = list(simulate(config(policy__name="greedy", **settings), dataset))
     assert metrics["rejected"] == ["c002"]
     assert np.isfinite(metrics["update_norm"])
@@ -327,7 +374,11 @@ def test_a_few_clients_that_leave_the_finite_numbers_are_rejected_by_name():
 @pytest.mark.parametrize("policy", ["softmax", "epsilon-greedy", "falcon"])
 def test_an_easy_problem_is_learned(policy):
     """Four actions a linear model can tell apart: chance before the first deployment, more than twice that after."""
-    parameters = {"softmax": {"beta": 0.1}, "epsilon-greedy": {"epsilon": 0.1}, "falcon": {"mu": 4.0, "gamma": 50.0}}
+    parameters = {
+        "softmax": {"beta": 0.1},
+        "epsilon-greedy": {"epsilon": 0.1},
+        "falcon": {"mu": 4.0, "gamma": 50.0},
+    }
     settings = {f"policy__{key}": value for key, value in parameters[policy].items()}
     chosen = config(
         policy__name=policy,
@@ -363,7 +414,9 @@ def test_a_model_that_stays_is_evaluated_once(monkeypatch):
     module = importlib.import_module("fedbandit.simulation.simulate")
     evaluated = []
     found = module.held_out_metrics
-    monkeypatch.setattr(module, "held_out_metrics", lambda *given: evaluated.append(given) or found(*given))
+    monkeypatch.setattr(
+        module, "held_out_metrics", lambda *given: evaluated.append(given) or found(*given)
+    )
     data = replace(text(), test=text(1).train)
     rounds = simulate(config(scenario="init", training=False, evaluate_every=1), data).collect()
     assert len(evaluated) == 1

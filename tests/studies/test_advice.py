@@ -29,7 +29,15 @@ from fedbandit.studies.advice import (
 )
 from fedbandit.studies.advice_words import advice_of, recommended
 from fedbandit.studies.curves import Curves
-from fedbandit.studies.planning import POLICIES, Pace, Plan, plan_for, search_seconds, seconds_of, seeds_for
+from fedbandit.studies.planning import (
+    POLICIES,
+    Pace,
+    Plan,
+    plan_for,
+    search_seconds,
+    seconds_of,
+    seeds_for,
+)
 from fedbandit.studies.search import scaled
 
 
@@ -53,7 +61,10 @@ def test_softmax_is_chosen_unless_another_is_clearly_better_and_a_tie_is_said():
     assert "broken in favour of softmax" in tie
     clear = {**NEAR, "falcon": _curves(0.70, 0.81, 0.75)}
     assert choose(clear) == ("falcon", "")
-    assert choose({**clear, "softmax-weighted": _curves(0.80, 0.91, 0.85)}) == ("softmax-weighted", "")
+    assert choose({**clear, "softmax-weighted": _curves(0.80, 0.91, 0.85)}) == (
+        "softmax-weighted",
+        "",
+    )
     assert choose({**NEAR, "greedy": _curves(0.9, 0.9, 0.9)}) == ("greedy", "")
 
 
@@ -89,7 +100,9 @@ def test_a_budget_that_cannot_do_is_refused(tiny_text, tmp_path):
 
 
 @pytest.mark.parametrize("minutes", [3, 10, 60])
-@pytest.mark.parametrize("pace", [Pace(0.004, 0.5, 3.0, 2), Pace(0.02, 1.0, 4.0, 2), Pace(0.002, 0.2, 1.0, 8)])
+@pytest.mark.parametrize(
+    "pace", [Pace(0.004, 0.5, 3.0, 2), Pace(0.02, 1.0, 4.0, 2), Pace(0.002, 0.2, 1.0, 8)]
+)
 def test_the_plan_fits_the_time_and_uses_it(pace, minutes):
     """By its own reckoning within a fifth of the budget, unless runs of the paper's length with all seeds fit."""
     config = Config.build({"rounds": 1500, "deploy_every": 200})
@@ -104,11 +117,15 @@ def test_the_plan_fits_the_time_and_uses_it(pace, minutes):
     total = seconds_of(config, plan, seeds, True, pace)
     assert total <= 60 * minutes * 1.05
     assert total >= 0.8 * 60 * minutes or (plan.scale == 1 and seeds == 10)
-    assert plan.tries == 10 or plan.scale < 0.03  # fewer tries only where even the shortest runs do not fit
+    assert (
+        plan.tries == 10 or plan.scale < 0.03
+    )  # fewer tries only where even the shortest runs do not fit
 
 
 def test_what_needs_no_model_earns_what_a_simulation_of_it_earns(dataset, tiny_text):
-    config = base_configs(dataset, str(tiny_text), "scratch")["greedy"].with_values({"rounds": 40, "training": False})
+    config = base_configs(dataset, str(tiny_text), "scratch")["greedy"].with_values(
+        {"rounds": 40, "training": False}
+    )
     experiment = build_experiment(config, dataset)
     found = without_a_model(experiment)
     assert len(found) == 2
@@ -152,7 +169,14 @@ def _tournament(dataset, tiny_text, **changes):
 def test_the_advice_has_every_baseline_held_out_numbers_and_intervals(dataset, tiny_text):
     held = _tournament(dataset, tiny_text)
     text = str(advice_of(held))
-    for words in ("| untouched |", "| random |", "| always a |", "held-out accuracy", "95% interval", "a tie, broken"):
+    for words in (
+        "| untouched |",
+        "| random |",
+        "| always a |",
+        "held-out accuracy",
+        "95% interval",
+        "a tie, broken",
+    ):
         assert words in text
     assert "Warning" not in text
     assert re.search(r"every 7: .* \(cannot be told apart\)", text)
@@ -167,7 +191,9 @@ def test_the_advice_has_every_baseline_held_out_numbers_and_intervals(dataset, t
 
 def test_a_rule_that_a_constant_beats_is_not_praised(dataset, tiny_text):
     """It recommended a rule that earns 0.068 where the best constant earns 0.110."""
-    text = str(advice_of(_tournament(dataset, tiny_text, constants={"random": 0.05, "always a": 0.7})))
+    text = str(
+        advice_of(_tournament(dataset, tiny_text, constants={"random": 0.05, "always a": 0.7}))
+    )
     assert "> **Warning:** softmax earns less than `always a`" in text
     near = str(advice_of(_tournament(dataset, tiny_text, constants={"always a": 0.56})))
     assert "cannot be told apart from `always a`" in near
@@ -177,7 +203,10 @@ def test_memorised_examples_are_warned_of(dataset, tiny_text):
     """Reward 3.61 and a held-out recall of 0.22, against 0.39 for the untouched model, went without a warning."""
     held_out = {"softmax": np.array([0.22] * 3), UNTOUCHED: np.array([0.39] * 3)}
     text = str(advice_of(_tournament(dataset, tiny_text, held_out=held_out, visits=300.0)))
-    assert "on held-out data softmax is worse than the untouched model: held-out accuracy 0.2200 against 0.3900" in text
+    assert (
+        "on held-out data softmax is worse than the untouched model: held-out accuracy 0.2200 against 0.3900"
+        in text
+    )
     assert "each example is visited about 300 times" in text
 
 
@@ -198,7 +227,9 @@ def test_rewards_are_in_the_users_own_scale_by_default():
     assert Config.build({}).scenario == "init-shift"
 
 
-def test_every_policy_has_the_same_tries_whatever_the_load(dataset, tiny_text, tmp_path, monkeypatch):
+def test_every_policy_has_the_same_tries_whatever_the_load(
+    dataset, tiny_text, tmp_path, monkeypatch
+):
     """The search asks for so many points and gives no deadline, so a busy machine changes nothing but the time."""
     asked = []
 
@@ -207,7 +238,9 @@ def test_every_policy_has_the_same_tries_whatever_the_load(dataset, tiny_text, t
         raise _EnoughError
 
     monkeypatch.setattr("fedbandit.studies.advice.best_point", best_point)
-    (tmp_path / "tournament.json").write_text('{"scale": 0.02, "tries": 4, "seeds": 3}', encoding="utf-8")
+    (tmp_path / "tournament.json").write_text(
+        '{"scale": 0.02, "tries": 4, "seeds": 3}', encoding="utf-8"
+    )
     with pytest.raises(_EnoughError):
         hold(str(tiny_text), 1.0, tmp_path, runner=SimpleNamespace(), say=lambda text: None)
     assert asked == [("softmax", 4, None)]
@@ -223,21 +256,34 @@ def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_p
     # Decided as by an earlier call, so that a busy machine plays the same tournament.
     plan = '{"scale": 0.02, "tries": 3, "seeds": 3}'
     (tmp_path / "advice" / "tournament.json").write_text(plan, encoding="utf-8")
-    held = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
+    held = hold(
+        str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None
+    )
     text = str(advice_of(held))
-    for question in ("exploration worth it", "Which rule", "Which parameters", "How often", "privacy cost", "How sure"):
+    for question in (
+        "exploration worth it",
+        "Which rule",
+        "Which parameters",
+        "How often",
+        "privacy cost",
+        "How sure",
+    ):
         assert question in text
     assert set(held.curves) == {*POLICIES, UNTOUCHED}
     assert set(held.tries.values()) == {3}
     assert len(held.periods) == 3
     assert 8.0 in held.private or "cannot be had" in held.private_note
-    again = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
+    again = hold(
+        str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None
+    )
     for name, curves in held.curves.items():
         np.testing.assert_array_equal(again.curves[name].final, curves.final)
     for part in ("periods", "private", "rates/epsilon-8"):
         shutil.rmtree(tmp_path / "advice" / part)
     monkeypatch.setattr("fedbandit.studies.advice.choose", lambda curves: ("softmax-weighted", ""))
-    weighted = hold(str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None)
+    weighted = hold(
+        str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None
+    )
     assert "objective weighted-regression" in str(advice_of(weighted))
     assert recommended(weighted).objective.name == "weighted-regression"
     assert 8.0 in weighted.private or "cannot be had" in weighted.private_note

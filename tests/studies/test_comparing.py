@@ -11,14 +11,20 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.studies.comparing import members_of, seeds_of
 
 
-def test_configurations_run_into_folders_with_their_names_and_are_not_run_twice(tiny_text, tmp_path):
+def test_configurations_run_into_folders_with_their_names_and_are_not_run_twice(
+    tiny_text, tmp_path
+):
     start = small_config(data__source=str(tiny_text), rounds=4)
     members = {"mine": start, "with more": start.with_values({"policy.beta": 0.7})}
     results = compare(members, tmp_path, seeds=2)
-    assert [run.name for run in results.runs] == [f"{name}/seed-{s}" for name in ("mine", "with-more") for s in (0, 1)]
+    assert [run.name for run in results.runs] == [
+        f"{name}/seed-{s}" for name in ("mine", "with-more") for s in (0, 1)
+    ]
     assert results["reward"].shape == (4, 4)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
-    more = compare({**members, "other": start.with_values({"policy.name": "greedy"})}, tmp_path, seeds=2)
+    more = compare(
+        {**members, "other": start.with_values({"policy.name": "greedy"})}, tmp_path, seeds=2
+    )
     assert len(more) == 6
     assert {path: path.stat().st_mtime_ns for path in written} == written
     longer = compare(members, tmp_path, seeds=2, set={"rounds": 6})
@@ -27,7 +33,9 @@ def test_configurations_run_into_folders_with_their_names_and_are_not_run_twice(
 
 
 def test_the_command_prints_a_table_and_writes_picture_table_and_report(tiny_text, tmp_path):
-    (tmp_path / "mine.toml").write_text(small_config(data__source=str(tiny_text), rounds=3).to_toml(), encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(
+        small_config(data__source=str(tiny_text), rounds=3).to_toml(), encoding="utf-8"
+    )
     words = [f"{tmp_path / 'mine.toml'}", f"{tmp_path / 'mine.toml'} policy.beta=0.6"]
     made = in_this_process("compare", *words, "--seeds", 2, "--workers", 1, "-o", tmp_path / "out")
     assert made.returncode == 0, made.stderr
@@ -45,7 +53,10 @@ def test_the_command_prints_a_table_and_writes_picture_table_and_report(tiny_tex
     ("given", "message"),
     [
         ([], "at least one"),
-        (["so-scratch-greedy", "so-scratch-greedy"], "two configurations are called so-scratch-greedy"),
+        (
+            ["so-scratch-greedy", "so-scratch-greedy"],
+            "two configurations are called so-scratch-greedy",
+        ),
         (["so-scratch-greedy", "so-scratch-greedy seed=3"], "are the same configuration"),
         (["so-scratch-greedy policy.bta=3"], "policy.bta: unknown key"),
         ({"..": "so-scratch-greedy"}, "cannot be the name of a folder"),

@@ -32,27 +32,47 @@ def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, cap
     again = capsys.readouterr()
     assert again.out == said.out
     assert "finished" not in again.err
-    command(**{**words, "settings": [*settings, "policy.beta=1"], "policies": "softmax"}, out=tmp_path / "drift.png")
-    assert capsys.readouterr().err.count("finished") == 2  # another study, beside the first one's runs
+    command(
+        **{**words, "settings": [*settings, "policy.beta=1"], "policies": "softmax"},
+        out=tmp_path / "drift.png",
+    )
+    assert (
+        capsys.readouterr().err.count("finished") == 2
+    )  # another study, beside the first one's runs
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"policies": ","}, "--policies"), ({"at": "x"}, "--at"), ({"at": "20"}, "leave at least"), ({}, "png")],
+    [
+        ({"policies": ","}, "--policies"),
+        ({"at": "x"}, "--at"),
+        ({"at": "20"}, "leave at least"),
+        ({}, "png"),
+    ],
 )
 def test_wrong_words_are_refused_before_anything_is_run(tiny_text, tmp_path, wrong, message):
     with pytest.raises(ConfigError, match=message):
-        command(**{**SHORT, "data": str(tiny_text), "at": "12", **wrong}, out=tmp_path / "drift.gif")
+        command(
+            **{**SHORT, "data": str(tiny_text), "at": "12", **wrong}, out=tmp_path / "drift.gif"
+        )
     assert not list(tmp_path.iterdir())
 
 
-def test_a_policy_that_diverges_is_counted_and_the_others_are_told(tiny_text, tmp_path, monkeypatch):
+def test_a_policy_that_diverges_is_counted_and_the_others_are_told(
+    tiny_text, tmp_path, monkeypatch
+):
     study = DriftStudy(
-        str(tiny_text), at=(12,), policies=("greedy", "softmax"), settings=tuple(SETTINGS.items()), **SHORT
+        str(tiny_text),
+        at=(12,),
+        policies=("greedy", "softmax"),
+        settings=tuple(SETTINGS.items()),
+        **SHORT,
     )
     tame = drift.members(study)
     wild = {"client.learning_rate": 1e30, "clipping.enabled": False}
-    monkeypatch.setattr(drift, "members", lambda study: {**tame, "greedy": tame["greedy"].with_values(wild)})
+    monkeypatch.setattr(
+        drift, "members", lambda study: {**tame, "greedy": tame["greedy"].with_values(wild)}
+    )
     greedy, softmax = outcomes = run_study(
         study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1)
     )
@@ -61,12 +81,16 @@ def test_a_policy_that_diverges_is_counted_and_the_others_are_told(tiny_text, tm
     text = table(study, outcomes)
     assert "greedy: 2 of 2 seeds diverged" in text
     assert "the mean of 10 is back" in text
-    monkeypatch.setattr(drift, "members", lambda study: {"greedy": tame["greedy"].with_values(wild)})
+    monkeypatch.setattr(
+        drift, "members", lambda study: {"greedy": tame["greedy"].with_values(wild)}
+    )
     with pytest.raises(Diverged, match="every run"):
         run_study(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
 
 
-@pytest.mark.parametrize("key", ["seed", "rounds", "drift.at", "drift.kind", "data.source", "scenario"])
+@pytest.mark.parametrize(
+    "key", ["seed", "rounds", "drift.at", "drift.kind", "data.source", "scenario"]
+)
 def test_what_the_study_decides_is_not_set_beside_it(key):
     with pytest.raises(ConfigError, match=f"--set {key}"):
         DriftStudy(settings=((key, 1),))

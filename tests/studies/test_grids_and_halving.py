@@ -12,7 +12,16 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import LocalRunner, shared_start
-from fedbandit.studies.search import Candidate, appendix, cost, on_edge, one_two_five, points, race, rungs
+from fedbandit.studies.search import (
+    Candidate,
+    appendix,
+    cost,
+    on_edge,
+    one_two_five,
+    points,
+    race,
+    rungs,
+)
 
 
 def test_short_form_gives_the_appendix_grids():
@@ -75,18 +84,24 @@ def test_rungs_end_at_the_last_round_and_begin_late_enough():
 
 
 def _candidates(source, rates):
-    configs = {rate: small_config(data__source=str(source), client__learning_rate=rate) for rate in rates}
+    configs = {
+        rate: small_config(data__source=str(source), client__learning_rate=rate) for rate in rates
+    }
     return [Candidate(f"rate-{rate:g}", config, {"rate": rate}) for rate, config in configs.items()]
 
 
 def test_race_pauses_and_goes_on_without_playing_twice(tiny_text, tmp_path):
     candidates = _candidates(tiny_text, [0.01, 0.5, 2.0])
-    standings = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 3, runner=LocalRunner(1))
+    standings = race(
+        candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 3, runner=LocalRunner(1)
+    )
     assert [s.rounds for s in standings] == [12, 4, 4]
     winner = standings[0].candidate
     lines = read_metrics(tmp_path / winner.name)
     assert [line["round"] for line in lines] == list(range(1, 13))
-    at_first_step = {c.name: read_metrics(tmp_path / c.name)[3]["running_reward"] for c in candidates}
+    at_first_step = {
+        c.name: read_metrics(tmp_path / c.name)[3]["running_reward"] for c in candidates
+    }
     assert max(at_first_step, key=at_first_step.get) == winner.name
 
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
@@ -97,10 +112,16 @@ def test_race_pauses_and_goes_on_without_playing_twice(tiny_text, tmp_path):
 
 def test_race_is_the_same_as_playing_straight_through(tiny_text, tmp_path):
     [candidate] = _candidates(tiny_text, [0.5])
-    paused = race([candidate], [3], lambda c, s: tmp_path / "paused", [4, 12], 3, runner=LocalRunner(1))
-    straight = race([candidate], [3], lambda c, s: tmp_path / "straight", [12], 3, runner=LocalRunner(1))
+    paused = race(
+        [candidate], [3], lambda c, s: tmp_path / "paused", [4, 12], 3, runner=LocalRunner(1)
+    )
+    straight = race(
+        [candidate], [3], lambda c, s: tmp_path / "straight", [12], 3, runner=LocalRunner(1)
+    )
     assert paused[0].rewards == straight[0].rewards
-    assert (tmp_path / "paused/metrics.jsonl").read_bytes() == (tmp_path / "straight/metrics.jsonl").read_bytes()
+    assert (tmp_path / "paused/metrics.jsonl").read_bytes() == (
+        tmp_path / "straight/metrics.jsonl"
+    ).read_bytes()
 
 
 def test_a_run_that_lacks_only_its_summary_is_finished(tiny_text, tmp_path):
@@ -113,10 +134,14 @@ def test_a_run_that_lacks_only_its_summary_is_finished(tiny_text, tmp_path):
 
 
 def test_a_diverged_candidate_loses_and_is_not_played_again(tiny_text, tmp_path):
-    wild = small_config(data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False)
+    wild = small_config(
+        data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False
+    )
     candidates = [Candidate("wild", wild, {}), *_candidates(tiny_text, [0.5])]
     for _ in range(2):
-        standings = race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1))
+        standings = race(
+            candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1)
+        )
         assert [s.candidate.name for s in standings] == ["rate-0.5", "wild"]
         assert standings[1].score == -math.inf
         assert standings[1].statuses == ("diverged",)
@@ -126,13 +151,32 @@ def test_a_diverged_candidate_loses_and_is_not_played_again(tiny_text, tmp_path)
 def test_race_out_of_time_answers_with_what_it_has(tiny_text, tmp_path):
     candidates = _candidates(tiny_text, [0.1, 0.5])
     late = time.monotonic() - 1
-    assert race(candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1), deadline=late) == []
+    assert (
+        race(
+            candidates,
+            [0],
+            lambda c, s: tmp_path / c.name,
+            [4, 12],
+            2,
+            runner=LocalRunner(1),
+            deadline=late,
+        )
+        == []
+    )
 
 
 def test_runs_that_differ_in_privacy_do_not_count_as_sharing_their_pretrained_model():
     config = small_config(scenario="init", clipping__norm=0.5)
-    settings = {"privacy.mechanism": "dp-fedavg", "privacy.delta": 1e-3, "privacy.noise_multiplier": 1.0}
+    settings = {
+        "privacy.mechanism": "dp-fedavg",
+        "privacy.delta": 1e-3,
+        "privacy.noise_multiplier": 1.0,
+    }
     accounted = config.with_values({**settings, "privacy.pretraining": "accounted"})
     assert shared_start(config) != shared_start(accounted)
-    assert shared_start(accounted) != shared_start(accounted.with_values({"privacy.noise_multiplier": 2.0}))
-    assert shared_start(config) == shared_start(config.with_values({"seed": 9, "policy.beta": 0.5, "rounds": 3}))
+    assert shared_start(accounted) != shared_start(
+        accounted.with_values({"privacy.noise_multiplier": 2.0})
+    )
+    assert shared_start(config) == shared_start(
+        config.with_values({"seed": 9, "policy.beta": 0.5, "rounds": 3})
+    )

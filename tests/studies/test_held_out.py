@@ -32,7 +32,13 @@ def _run(*words):
 
 
 def _import(path, out, **options):
-    columns = {"client": "user", "action": "action", "reward": "reward", "propensity": "propensity", "text": ["words"]}
+    columns = {
+        "client": "user",
+        "action": "action",
+        "reward": "reward",
+        "propensity": "propensity",
+        "text": ["words"],
+    }
     return import_logged(path, out, LoggedOptions(**columns, **options))
 
 
@@ -59,7 +65,14 @@ def noise(tmp_path_factory):
 def trained(noise, tmp_path_factory):
     """A model that knows its log by heart, and what was said when it was trained."""
     model = tmp_path_factory.mktemp("model") / "model.safetensors"
-    rates = ("--set", "client.learning_rate=50", "--set", "server.learning_rate=0.2", "--set", "clipping.enabled=false")
+    rates = (
+        "--set",
+        "client.learning_rate=50",
+        "--set",
+        "server.learning_rate=0.2",
+        "--set",
+        "clipping.enabled=false",
+    )
     return model, _run("train-offline", noise, "-o", model, "--rounds", "60", *rates)
 
 
@@ -86,10 +99,15 @@ def test_pure_noise_is_not_estimated_at_one(noise, trained):
 
 def test_a_model_remembers_what_it_was_trained_on_and_it_is_said_first(noise, trained):
     model, _ = trained
-    assert DeviceModel.from_bytes(model.read_bytes()).trained_on == f"{open_dataset(noise).header.fingerprint}:train"
+    assert (
+        DeviceModel.from_bytes(model.read_bytes()).trained_on
+        == f"{open_dataset(noise).header.fingerprint}:train"
+    )
     words = ("evaluate", noise, "--policy", "greedy", "--model", model)
     said = _run(*words, "--split", "train").splitlines()
-    assert said[0].startswith("warning: the model was trained on these very events, which flatters it")
+    assert said[0].startswith(
+        "warning: the model was trained on these very events, which flatters it"
+    )
     assert not _run(*words).startswith("warning")
     assert json.loads(_run(*words, "--split", "train", "--json"))["cautions"]
     model_free = _run("evaluate", noise, "--split", "train")
@@ -100,7 +118,8 @@ def test_training_prints_a_command_that_evaluates_on_who_was_held_out(noise, tra
     model, said = trained
     command = said.splitlines()[-1]
     assert (
-        command == f"fedbandit evaluate {noise} --split test --policy epsilon-greedy --set epsilon=0.1 --model {model}"
+        command
+        == f"fedbandit evaluate {noise} --split test --policy epsilon-greedy --set epsilon=0.1 --model {model}"
     )
     assert "95% interval" in _run(*command.split()[1:])
 
@@ -142,9 +161,14 @@ def test_estimated_propensities_find_the_truth_and_widen(tmp_path):
     assert right["snips"].value == pytest.approx(0.4, abs=0.03)
     assert right["snips"].interval.contains(0.4)
     assert "propensities are estimated" in " ".join(right.notes)
-    assert right["snips"].interval.high - right["snips"].interval.low > 4 * right["snips"].standard_error
+    assert (
+        right["snips"].interval.high - right["snips"].interval.low
+        > 4 * right["snips"].standard_error
+    )
     without = table.drop(columns=["propensity", "words"])
-    found = evaluate(without, "uniform", client="user", estimate_propensities=True, estimators=["snips"])
+    found = evaluate(
+        without, "uniform", client="user", estimate_propensities=True, estimators=["snips"]
+    )
     assert found["snips"].mean_weight == pytest.approx(1, abs=0.05)
 
 

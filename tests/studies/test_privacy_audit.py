@@ -25,7 +25,9 @@ from fedbandit.studies.privacy_audit import (
     trials_needed,
 )
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "jax_privacy.json").read_text(encoding="utf-8"))
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "jax_privacy.json").read_text(encoding="utf-8")
+)
 PLANS = {
     **table_plans(),
     "dp-fedavg (poisson), adaptive clipping": PrivacyPlan(
@@ -59,7 +61,9 @@ def test_lower_bounds_from_counts():
     hits = 0.0005 ** (1 / 1000)  # Clopper and Pearson at the extremes
     assert perfect == pytest.approx(math.log(hits / (1 - hits)))
     assert epsilon_lower_bound(900, 1000, 100, 1000, 0.0) < math.log(9)
-    assert epsilon_lower_bound(900, 1000, 100, 1000, 0.0) > epsilon_lower_bound(90, 100, 10, 100, 0.0)
+    assert epsilon_lower_bound(900, 1000, 100, 1000, 0.0) > epsilon_lower_bound(
+        90, 100, 10, 100, 0.0
+    )
     # Rarely missing with the client counts as much as rarely accusing without.
     swapped = epsilon_lower_bound(500, 1000, 100, 1000, 0.0)
     assert epsilon_lower_bound(900, 1000, 500, 1000, 0.0) == pytest.approx(swapped)
@@ -67,7 +71,9 @@ def test_lower_bounds_from_counts():
 
 def test_one_run_bounds_are_those_of_jax_privacy():
     for canaries, guesses, right, epsilon in GOLDEN["one run"]:
-        assert one_run_epsilon(canaries, guesses, right, 1e-3, 1e-6) == pytest.approx(epsilon, abs=1e-4)
+        assert one_run_epsilon(canaries, guesses, right, 1e-3, 1e-6) == pytest.approx(
+            epsilon, abs=1e-4
+        )
 
 
 def test_one_run_of_guesses_proves_what_it_can():
@@ -84,11 +90,16 @@ def test_what_is_audited_is_what_the_plan_states(name):
         updates, count = (_statement(plan, what)[0] for what in ("updates", "count"))
         together = plan.noise_multiplier**-2 * (1 if plan.amplified else plan.turns())
         assert updates.multiplier**-2 + count.multiplier**-2 == pytest.approx(together)
-        assert updates.probability == count.probability == (plan.probability if plan.amplified else 1)
+        assert (
+            updates.probability == count.probability == (plan.probability if plan.amplified else 1)
+        )
     else:
         stated, _ = _statement(plan, "updates")
         if plan.amplified:
-            assert (stated.multiplier, stated.probability) == (plan.turn_multiplier, plan.probability)
+            assert (stated.multiplier, stated.probability) == (
+                plan.turn_multiplier,
+                plan.probability,
+            )
             assert len(stated.shifts) == plan.turns()
         else:
             assert stated.epsilon == pytest.approx(plan_epsilon(plan, "pld"))
@@ -128,9 +139,13 @@ def test_the_canary_takes_the_turns_that_hurt_most():
     """In a tree the first round is in most nodes; in two bands any but the last."""
     tree = PLANS["dp-ftrl (min-separation)"]
     stated, _ = _statement(tree, "updates")
-    assert stated.shifts[0] == pytest.approx(math.sqrt(tree.squared_sensitivities[-1]) / tree.noise_multiplier)
+    assert stated.shifts[0] == pytest.approx(
+        math.sqrt(tree.squared_sensitivities[-1]) / tree.noise_multiplier
+    )
     banded = replace(tree, strategy=Banded((1.0, 0.5)), separation=16, population=16 * 24)
-    assert _statement(banded, "updates")[0].shifts[0] == pytest.approx(math.sqrt(1.25) / banded.noise_multiplier)
+    assert _statement(banded, "updates")[0].shifts[0] == pytest.approx(
+        math.sqrt(1.25) / banded.noise_multiplier
+    )
 
 
 def test_the_needed_trials_of_a_gaussian_grow_with_its_noise():
@@ -148,7 +163,9 @@ def test_amplified_plans_are_judged_by_their_whole_profile(name, known_system_no
         assert {one.verdict for one in found} == {"passed"}
         short = audit(plan, source, actual=0.5)
         assert {one.verdict for one in short} == {"violated"}
-        assert {one.what for one in short} == ({"updates", "count"} if plan.adaptive else {"updates"})
+        assert {one.what for one in short} == (
+            {"updates", "count"} if plan.adaptive else {"updates"}
+        )
         # At the stated delta alone half the noise would pass: it is another part of the profile that gives it away.
         assert min(one.lower_bound for one in short) < max(one.stated for one in short)
 

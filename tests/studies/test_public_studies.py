@@ -27,7 +27,9 @@ def shop(tmp_path_factory):
     for visitor in range(40):
         for _ in range(10):
             department = rng.choice(list(words))
-            lines.append(f"v{visitor:02d},{' '.join(rng.choice(words[department].split(), 2))},{department}")
+            lines.append(
+                f"v{visitor:02d},{' '.join(rng.choice(words[department].split(), 2))},{department}"
+            )
     (folder / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     options = TableOptions(client="visitor", labels="department", text=["search"])
     import_table(folder / "table.csv", folder / "shop", options)
@@ -45,21 +47,36 @@ def small(shop):
 
 
 def test_a_sweep_has_every_value_with_every_seed(small, tmp_path):
-    spec = {"start": small, "grid": {"policy.beta": [0.05, 0.5], "client.learning_rate": [0.2, 1.0]}, "seeds": [3, 4]}
+    spec = {
+        "start": small,
+        "grid": {"policy.beta": [0.05, 0.5], "client.learning_rate": [0.2, 1.0]},
+        "seeds": [3, 4],
+    }
     results = sweep(spec, tmp_path / "out")
     assert results["reward"].shape == (8, 4)
     frame = results.to_pandas()
-    found = set(frame[["policy.beta", "client.learning_rate", "seed"]].itertuples(index=False, name=None))
-    assert found == {(beta, rate, seed) for beta in (0.05, 0.5) for rate in (0.2, 1.0) for seed in (3, 4)}
+    found = set(
+        frame[["policy.beta", "client.learning_rate", "seed"]].itertuples(index=False, name=None)
+    )
+    assert found == {
+        (beta, rate, seed) for beta in (0.05, 0.5) for rate in (0.2, 1.0) for seed in (3, 4)
+    }
     assert (tmp_path / "out" / "winner.toml").exists()
     assert len(results.summary().rows) == 4
-    alone = run(small.with_values({"policy.beta": 0.5, "client.learning_rate": 1.0, "seed": 4}), tmp_path / "alone")
+    alone = run(
+        small.with_values({"policy.beta": 0.5, "client.learning_rate": 1.0, "seed": 4}),
+        tmp_path / "alone",
+    )
     member = results.where({"policy.beta": 0.5, "client.learning_rate": 1.0, "seed": 4})
     np.testing.assert_array_equal(member["reward"], alone["reward"])
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("summary.json")}
-    wider = sweep({**spec, "grid": {**spec["grid"], "policy.beta": [0.05, 0.5, 1.0]}}, tmp_path / "out")
+    wider = sweep(
+        {**spec, "grid": {**spec["grid"], "policy.beta": [0.05, 0.5, 1.0]}}, tmp_path / "out"
+    )
     assert len(wider) == 12
-    assert all(path.stat().st_mtime_ns == time for path, time in written.items())  # nothing is run twice
+    assert all(
+        path.stat().st_mtime_ns == time for path, time in written.items()
+    )  # nothing is run twice
 
 
 def test_a_file_and_a_dictionary_are_the_same_sweep(small, tmp_path, capsys):
@@ -69,14 +86,22 @@ def test_a_file_and_a_dictionary_are_the_same_sweep(small, tmp_path, capsys):
         f'start = "{start}"\nseeds = 2\ngrid."policy.beta" = [0.1, 0.2]\n', encoding="utf-8"
     )
     of_file = sweep(tmp_path / "sweep.toml", tmp_path / "file")
-    of_dict = sweep({"start": start, "seeds": 2, "grid": {"policy.beta": [0.1, 0.2]}}, tmp_path / "dict", progress=True)
+    of_dict = sweep(
+        {"start": start, "seeds": 2, "grid": {"policy.beta": [0.1, 0.2]}},
+        tmp_path / "dict",
+        progress=True,
+    )
     assert [record.name for record in of_file.runs] == [record.name for record in of_dict.runs]
     np.testing.assert_array_equal(of_file["reward"], of_dict["reward"])
     assert "2 members x 2 seeds" in capsys.readouterr().out
 
 
 def test_configurations_to_start_from_may_be_of_one_policy(small, tmp_path):
-    starts = [small, small.with_values({"client.learning_rate": 0.7}), small.with_values({"policy.name": "greedy"})]
+    starts = [
+        small,
+        small.with_values({"client.learning_rate": 0.7}),
+        small.with_values({"policy.name": "greedy"}),
+    ]
     results = sweep({"start": starts}, tmp_path / "out")
     names = {re.sub(r"-[0-9a-f]{10}/.*", "", record.name) for record in results.runs}
     assert names == {"softmax", "softmax-2", "greedy"}
@@ -85,7 +110,11 @@ def test_configurations_to_start_from_may_be_of_one_policy(small, tmp_path):
 
 
 def test_runs_that_diverge_are_in_the_results_and_said(small, tmp_path):
-    wild = {"start": small, "set": {"clipping.enabled": False}, "grid": {"client.learning_rate": [0.2, 1e30]}}
+    wild = {
+        "start": small,
+        "set": {"clipping.enabled": False},
+        "grid": {"client.learning_rate": [0.2, 1e30]},
+    }
     results = sweep(wild, tmp_path / "out")
     assert len(results) == 2
     (problem,) = results.problems
@@ -161,7 +190,10 @@ def test_tables_in_memory_and_in_files_say_the_same(table, tmp_path):
         ({"policy": {"name": "constant", "action": "d"}}, "no action called 'd'"),
         ({"clients": "user"}, "clients: unknown option; did you mean client"),
         ({"model": Results(())}, "model: take the results of one run"),
-        ({"target": "wanted", "policy": Uniform()}, "policy: the column wanted says what the policy does"),
+        (
+            {"target": "wanted", "policy": Uniform()},
+            "policy: the column wanted says what the policy does",
+        ),
     ],
     ids=str,
 )
@@ -181,7 +213,9 @@ def test_what_is_no_table_is_refused(table):
 
 def test_a_model_comes_from_results_a_folder_or_a_file(small, tmp_path):
     dataset = random_images(clients=30)
-    config = Config.build({**small.model_dump(), "client": {"learning_rate": 0.5}, "policy": {"name": "greedy"}})
+    config = Config.build(
+        {**small.model_dump(), "client": {"learning_rate": 0.5}, "policy": {"name": "greedy"}}
+    )
     trained = run(config.with_values({"rounds": 20}), tmp_path / "run", dataset=dataset)
     exploring = config.with_values({"policy.name": "epsilon-greedy", "policy.epsilon": 1.0})
     experiment = build_experiment(exploring, dataset)

@@ -34,7 +34,10 @@ def test_full_information_training_finds_nearly_the_best():
     experiment = build_experiment(_config(), WORLD.dataset)
     engine = ThreadEngine(1)
     best = best_in_class(experiment, engine, rounds=60, client_learning_rate=0.5)
-    scores = lambda rows: experiment.bandit.work.learner.predict(best, WORLD.dataset.train.contexts(rows))  # noqa: E731
+
+    def scores(rows):
+        return experiment.bandit.work.learner.predict(best, WORLD.dataset.train.contexts(rows))
+
     chance = exact_regret(WORLD, range(30), Uniform(), scores).value
     # Not nearer: 1,200 examples carry noise of their own, and the best is chosen by what they paid.
     assert exact_regret(WORLD, range(30), Greedy(), scores).value < chance / 10
@@ -47,7 +50,9 @@ def test_full_information_training_finds_nearly_the_best():
 def _best(config, round_number=1):
     experiment = build_experiment(config, WORLD.dataset)
     with closing(ThreadEngine(1)) as engine:
-        best = best_in_class(experiment, engine, rounds=60, round_number=round_number, client_learning_rate=0.5)
+        best = best_in_class(
+            experiment, engine, rounds=60, round_number=round_number, client_learning_rate=0.5
+        )
     return best, estimated_regret(experiment, experiment.initial_weights(), best, round_number).best
 
 
@@ -66,14 +71,20 @@ def test_actions_that_do_not_exist_are_not_the_best_of_any_class():
     (_, before), (_, after) = (_best(config, round_number) for round_number in (30, 31))
     experiment = build_experiment(config, WORLD.dataset)
     lone = int(np.flatnonzero(experiment.bandit.scenario.stage(30).available)[0])
-    assert before == pytest.approx(WORLD.dataset.header.action_counts[lone] / WORLD.dataset.train.num_examples)
+    assert before == pytest.approx(
+        WORLD.dataset.header.action_counts[lone] / WORLD.dataset.train.num_examples
+    )
     assert after > before + 0.1
 
 
 @pytest.mark.parametrize(
     "held_back",
     [
-        {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 5.0}, "clipping": {"norm": 0.01}, "rounds": 6},
+        {
+            "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 5.0},
+            "clipping": {"norm": 0.01},
+            "rounds": 6,
+        },
         {"privacy": {"sampling": "poisson"}},
         {"gate": {"confidence": 0.9}},
     ],
@@ -111,9 +122,16 @@ def test_the_least_squares_fit_has_no_excess_and_the_truth_little():
     fit = LeastSquares.empty(WORLD).with_events(x[:250], actions[:250], rewards[:250])
     fit = fit.with_events(x[250:], actions[250:], rewards[250:])
     design = np.column_stack([x, np.ones(600)])
-    solved = np.stack([np.linalg.lstsq(design[actions == a], rewards[actions == a], rcond=None)[0] for a in range(3)])
+    solved = np.stack(
+        [
+            np.linalg.lstsq(design[actions == a], rewards[actions == a], rcond=None)[0]
+            for a in range(3)
+        ]
+    )
     flat = np.concatenate([solved[:, :-1].T.reshape(-1), solved[:, -1]])
     assert fit.excess(experiment.layout, flat) == pytest.approx(0, abs=1e-9)
     moved = flat.copy()
     moved[-1] += 0.3  # the bias of the last action
-    assert fit.excess(experiment.layout, moved) == pytest.approx(0.09 * (actions == 2).mean(), rel=1e-6)
+    assert fit.excess(experiment.layout, moved) == pytest.approx(
+        0.09 * (actions == 2).mean(), rel=1e-6
+    )

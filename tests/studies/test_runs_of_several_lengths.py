@@ -25,9 +25,13 @@ BUDGET = {
 @pytest.mark.parametrize("rounds", [[8, 4], [4, 8]])
 @pytest.mark.parametrize("halving", [None, {"factor": 2, "shortest": 4}])
 def test_a_sweep_over_rounds_plays_every_member_to_its_end(tiny_text, tmp_path, rounds, halving):
-    (tmp_path / "small.toml").write_text(small_config(data__source=str(tiny_text)).to_toml(), encoding="utf-8")
+    (tmp_path / "small.toml").write_text(
+        small_config(data__source=str(tiny_text)).to_toml(), encoding="utf-8"
+    )
     spec = SweepSpec(start=str(tmp_path / "small.toml"), grid={"rounds": rounds}, halving=halving)
-    [result] = results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    [result] = results = run_sweep(
+        spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None
+    )
     assert result.winner.statuses == ("finished",)
     rows = {row["rounds"]: row for row in rows_of(results, spec.all_seeds, tmp_path / "out")}
     assert rows[4]["rounds_run"] == 4
@@ -41,16 +45,30 @@ def test_a_spent_privacy_budget_ends_runs_of_races_and_comparisons(tiny_text, tm
     config = small_config(data__source=str(tiny_text), **BUDGET)
     last = build_experiment(config, open_dataset(tiny_text)).rounds
     assert last < config.rounds
-    candidates = [Candidate("private", config, {}), Candidate("other", config.with_values({"policy.beta": 0.5}), {})]
-    standings = race(candidates, [0], lambda c, seed: tmp_path / c.name, [1, 12], 2, runner=LocalRunner(1))
+    candidates = [
+        Candidate("private", config, {}),
+        Candidate("other", config.with_values({"policy.beta": 0.5}), {}),
+    ]
+    standings = race(
+        candidates, [0], lambda c, seed: tmp_path / c.name, [1, 12], 2, runner=LocalRunner(1)
+    )
     assert (standings[0].rounds, standings[0].statuses) == (last, ("finished",))
-    curves = run_members({"a": config}, [0, 1], lambda label, seed: tmp_path / f"{label}{seed}", runner=LocalRunner(1))
+    curves = run_members(
+        {"a": config},
+        [0, 1],
+        lambda label, seed: tmp_path / f"{label}{seed}",
+        runner=LocalRunner(1),
+    )
     assert curves["a"].running_reward.shape == (2, last)
 
 
 def test_members_that_all_diverged_have_no_final_reward(tiny_text, tmp_path):
-    wild = small_config(data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False)
-    curves = run_members({"wild": wild}, [0], lambda label, seed: tmp_path / label, runner=LocalRunner(1))
+    wild = small_config(
+        data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False
+    )
+    curves = run_members(
+        {"wild": wild}, [0], lambda label, seed: tmp_path / label, runner=LocalRunner(1)
+    )
     np.testing.assert_array_equal(curves["wild"].final, [])
     assert curves["wild"].diverged == (0,)
 

@@ -11,7 +11,15 @@ from fedbandit.presets import all_presets
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies.advice import _decided
-from fedbandit.studies.search import TUNING_SEED, Search, best_point, effort_in_words, scaled, search_steps, tune
+from fedbandit.studies.search import (
+    TUNING_SEED,
+    Search,
+    best_point,
+    effort_in_words,
+    scaled,
+    search_steps,
+    tune,
+)
 
 GRID = {"client.learning_rate": [1e-9, 0.5], "server.learning_rate": [0.05]}
 
@@ -40,7 +48,11 @@ def test_candidates_spend_no_time_on_held_out_data_before_their_last_round(tiny_
     config = small_config(data__source=str(tiny_text), rounds=4, deploy_every=1, evaluate_every=1)
     best_point("softmax", config, GRID, _search(tmp_path, []))
     held_out = {
-        path.parent.name: [line["round"] for line in read_metrics(path.parent) if any("test_" in key for key in line)]
+        path.parent.name: [
+            line["round"]
+            for line in read_metrics(path.parent)
+            if any("test_" in key for key in line)
+        ]
         for path in tmp_path.glob("*/metrics.jsonl")
     }
     assert len(held_out) == 2
@@ -56,16 +68,25 @@ def test_time_for_tuning_is_shared_by_the_size_of_the_grids(monkeypatch, tmp_pat
     shares = {}
     monkeypatch.setattr("fedbandit.studies.search.best_point", best)
     monkeypatch.setattr("fedbandit.studies.search.time", SimpleNamespace(monotonic=lambda: 0.0))
-    names = ("so-init-shift-greedy", "so-init-shift-baseline", "so-init-shift-falcon", "so-init-shift-softmax")
+    names = (
+        "so-init-shift-greedy",
+        "so-init-shift-baseline",
+        "so-init-shift-falcon",
+        "so-init-shift-softmax",
+    )
     members = {name: all_presets()[name] for name in names}
     tuned = tune(members, "so", tmp_path, 100.0, say=lambda text: None)
     assert list(tuned) == list(members)
-    assert shares == pytest.approx({names[0]: 10.0, names[2]: 100 * 384 / 576, names[3]: 100.0})  # of what is left
+    assert shares == pytest.approx(
+        {names[0]: 10.0, names[2]: 100 * 384 / 576, names[3]: 100.0}
+    )  # of what is left
     assert tuned[names[1]] == members[names[1]]  # a baseline does not learn
     assert tuned[names[3]].client.learning_rate == 0.02
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"point": {}}', '{"for": {"no-such-key": 1}, "point": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"point": {}}', '{"for": {"no-such-key": 1}, "point": {}}']
+)
 def test_a_damaged_choice_is_made_again(tiny_text, tmp_path, text):
     config = small_config(data__source=str(tiny_text), rounds=2)
     (tmp_path / "choice.json").write_text(text)
@@ -78,7 +99,9 @@ def test_a_choice_of_few_words_is_understood_for_the_configuration_it_names(tmp_
     config = small_config()
     kept = {"point": {"client.learning_rate": 0.2}, "for": config.identity()}
     (tmp_path / "choice.json").write_text(json.dumps(kept))
-    assert best_point("softmax", config, GRID, _search(tmp_path, [])) == {"client.learning_rate": 0.2}
+    assert best_point("softmax", config, GRID, _search(tmp_path, [])) == {
+        "client.learning_rate": 0.2
+    }
 
 
 @pytest.mark.parametrize("text", [None, "", '{"scale": null}', "3"])

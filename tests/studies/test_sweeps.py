@@ -8,7 +8,14 @@ import pytest
 from fedbandit.core.errors import ConfigError
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.runs.ray_runner import runner_of
-from fedbandit.studies.sweeps import groups_of, read_sweep, rows_of, run_sweep, summary_text, write_table
+from fedbandit.studies.sweeps import (
+    groups_of,
+    read_sweep,
+    rows_of,
+    run_sweep,
+    summary_text,
+    write_table,
+)
 
 SPEC = """
 start = ["so-scratch-softmax", "so-scratch-greedy"]
@@ -48,7 +55,14 @@ def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
     assert set(table["folder"].to_pylist()) == {
         str(path.parent.relative_to(tmp_path / "out")) for path in tmp_path.rglob("summary.json")
     }
-    for column in ("client.learning_rate", "policy.name", "policy.beta", "running_reward", "status", "seed"):
+    for column in (
+        "client.learning_rate",
+        "policy.name",
+        "policy.beta",
+        "running_reward",
+        "status",
+        "seed",
+    ):
         assert column in table.column_names
     assert set(table["client.learning_rate"].to_pylist()) == {0.2, 0.5, 1.0}
     assert table["policy.beta"].to_pylist().count(None) == 6  # greedy has none
@@ -59,10 +73,20 @@ def test_sweep_ranks_every_member_and_writes_both_tables(tiny_text, tmp_path):
 
 
 def test_extending_a_grid_keeps_what_was_played(tiny_text, tmp_path):
-    run_sweep(_spec(tmp_path, SPEC, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    run_sweep(
+        _spec(tmp_path, SPEC, tiny_text),
+        tmp_path / "out",
+        runner=LocalRunner(1),
+        say=lambda text: None,
+    )
     before = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     wider = SPEC.replace('"0.2..1"', '"0.2..2"')
-    run_sweep(_spec(tmp_path, wider, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
+    run_sweep(
+        _spec(tmp_path, wider, tiny_text),
+        tmp_path / "out",
+        runner=LocalRunner(1),
+        say=lambda text: None,
+    )
     after = {path.parent: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
     assert len(after) == len(before) + 4
     assert all(after[folder] == written for folder, written in before.items())
@@ -72,7 +96,10 @@ def test_a_winner_on_the_edge_is_warned_of(tiny_text, tmp_path):
     text = SPEC.replace('"0.2..1"', "[1e-9, 2e-9, 0.5]").replace("rounds = 6", "rounds = 30")
     text = text.replace(', "so-scratch-greedy"', "")
     results = run_sweep(
-        _spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None
+        _spec(tmp_path, text, tiny_text),
+        tmp_path / "out",
+        runner=LocalRunner(1),
+        say=lambda text: None,
     )
     assert results[0].winner.candidate.point["client.learning_rate"] == 0.5
     assert "edge of the grid (client.learning_rate)" in summary_text(results)
@@ -84,12 +111,16 @@ def test_halving_stops_the_hopeless_early(tiny_text, tmp_path):
     results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
     assert sorted({row["rounds_run"] for row in rows}) == [2, 6]
-    assert sum(row["status"] == "finished" for row in rows) == 4  # the best of each start, with two seeds
+    assert (
+        sum(row["status"] == "finished" for row in rows) == 4
+    )  # the best of each start, with two seeds
     assert {row["status"] for row in rows} == {"finished", "stopped early"}
 
 
 def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
-    text = SPEC.replace('"0.2..1"', "[0.2, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
+    text = SPEC.replace('"0.2..1"', "[0.2, 1e30]").replace(
+        "[set]", "[set]\nclipping.enabled = false"
+    )
     spec = _spec(tmp_path, text, tiny_text)
     results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=lambda text: None)
     rows = rows_of(results, spec.all_seeds, tmp_path / "out")
@@ -99,9 +130,14 @@ def test_diverged_members_are_recorded_as_losers(tiny_text, tmp_path):
 
 
 def test_where_everybody_diverged_nobody_has_won(tiny_text, tmp_path):
-    text = SPEC.replace('"0.2..1"', "[1e29, 2e29, 1e30]").replace("[set]", "[set]\nclipping.enabled = false")
+    text = SPEC.replace('"0.2..1"', "[1e29, 2e29, 1e30]").replace(
+        "[set]", "[set]\nclipping.enabled = false"
+    )
     results = run_sweep(
-        _spec(tmp_path, text, tiny_text), tmp_path / "out", runner=LocalRunner(1), say=lambda text: None
+        _spec(tmp_path, text, tiny_text),
+        tmp_path / "out",
+        runner=LocalRunner(1),
+        say=lambda text: None,
     )
     assert not (tmp_path / "out" / "winner.toml").exists()
     assert not [result for result in results if result.edges]
@@ -128,7 +164,11 @@ def test_wrong_files_are_refused_before_anything_is_played(tiny_text, tmp_path, 
 def test_the_privacy_that_members_spent_is_in_the_table(tiny_text, tmp_path):
     private = "[set]\nprivacy.mechanism = 'dp-fedavg'\nprivacy.noise_multiplier = 1.0\nprivacy.delta = 1e-3"
     private += "\nprivacy.sampling = 'poisson'\nclipping.norm = 0.5"
-    text = SPEC.replace("[set]", private).replace('"0.2..1"', "[0.5]").replace(', "so-scratch-greedy"', "")
+    text = (
+        SPEC.replace("[set]", private)
+        .replace('"0.2..1"', "[0.5]")
+        .replace(', "so-scratch-greedy"', "")
+    )
     spec, said = _spec(tmp_path, text, tiny_text), []
     results = run_sweep(spec, tmp_path / "out", runner=LocalRunner(1), say=said.append)
     assert "tuning spends privacy" in said[0]
@@ -138,7 +178,11 @@ def test_the_privacy_that_members_spent_is_in_the_table(tiny_text, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("rays",), "--engine"), (("threads", "auto"), "--ray-address"), (("threads", None, 0), "--workers")],
+    [
+        (("rays",), "--engine"),
+        (("threads", "auto"), "--ray-address"),
+        (("threads", None, 0), "--workers"),
+    ],
 )
 def test_wrong_places_to_play_are_refused(options, message):
     with pytest.raises(ConfigError, match=message), runner_of(*options):

@@ -15,7 +15,9 @@ def _candidate(value, noise, clients=60, seed=0, warnings=()):
 
 
 def _tuned(noise):
-    candidates = [_candidate(value, noise, seed=i) for i, value in enumerate((0.5, 0.4, 0.3, 0.2, 0.1))]
+    candidates = [
+        _candidate(value, noise, seed=i) for i, value in enumerate((0.5, 0.4, 0.3, 0.2, 0.1))
+    ]
     return Tuned(candidates[0], candidates, 0.3, 600)
 
 
@@ -31,8 +33,20 @@ def test_a_choice_that_its_check_refutes_is_not_recommended():
 @pytest.mark.parametrize(
     "runs",
     [
-        [[0.47, 0.48], [0.47, 0.49], [0.3, 0.3], [0.1, 0.2], [0.1, 0.1]],  # within what more exploration may cost
-        [[0.30, 0.50], [0.55, 0.45], [0.3, 0.3], [0.1, 0.2], [0.1, 0.1]],  # within what seeds differ
+        [
+            [0.47, 0.48],
+            [0.47, 0.49],
+            [0.3, 0.3],
+            [0.1, 0.2],
+            [0.1, 0.1],
+        ],  # within what more exploration may cost
+        [
+            [0.30, 0.50],
+            [0.55, 0.45],
+            [0.3, 0.3],
+            [0.1, 0.2],
+            [0.1, 0.1],
+        ],  # within what seeds differ
     ],
 )
 def test_a_choice_as_good_as_the_best_is_recommended(runs):
@@ -59,4 +73,6 @@ def test_the_influence_of_clients_is_what_the_standard_error_is_made_of():
     records = world().log(0, clients=40)
     moved = _influence(records, IPS())
     assert moved.sum() == pytest.approx(0, abs=1e-9)
-    assert np.sqrt(moved @ moved * 40 / 39) == pytest.approx(estimate(records, {"e": IPS()})["e"].standard_error)
+    assert np.sqrt(moved @ moved * 40 / 39) == pytest.approx(
+        estimate(records, {"e": IPS()})["e"].standard_error
+    )

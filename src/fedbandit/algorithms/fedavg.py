@@ -43,16 +43,24 @@ class FedAvg:
     def broadcast(self, kept: Vectors) -> Vectors:
         return {"weights": kept["weights"]}
 
-    def train(self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline) -> Contribution:
+    def train(
+        self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
+    ) -> Contribution:
         if pipeline.only_clips:
-            total, norms = learner.train(received["weights"], clients.events, pipeline.clip_norm, self.pull)
+            total, norms = learner.train(
+                received["weights"], clients.events, pipeline.clip_norm, self.pull
+            )
             return Contribution({"weights": total}, norms)
         updates = learner.updates(received["weights"], clients.events, self.pull)
         sent = (None if update is None else {"weights": update} for update in updates)
         return pipeline.collect(sent, clients.ids, self.sends)
 
     def step(self, kept: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
-        moments = {name.removeprefix(_MOMENTS): value for name, value in kept.items() if name.startswith(_MOMENTS)}
+        moments = {
+            name.removeprefix(_MOMENTS): value
+            for name, value in kept.items()
+            if name.startswith(_MOMENTS)
+        }
         moments, weights = self.optimizer.step(moments, kept["weights"], mean["weights"])
         return {"weights": weights, **_prefixed(moments)}
 

@@ -33,20 +33,26 @@ class Scaffold(FedAvg):
     def broadcast(self, kept: Vectors) -> Vectors:
         return {"weights": kept["weights"], "control": kept["control"]}
 
-    def train(self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline) -> Contribution:
+    def train(
+        self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
+    ) -> Contribution:
         control, rate = received["control"], learner.settings.learning_rate
         sizes = np.diff(clients.events.bounds)
         none = np.zeros_like(control)
         own = [clients.memory.get(int(client), {}).get("control", none) for client in clients.ids]
 
         def sent() -> Iterator[Vectors | None]:
-            updates = learner.updates(received["weights"], clients.events, drift=lambda client: control - own[client])
+            updates = learner.updates(
+                received["weights"], clients.events, drift=lambda client: control - own[client]
+            )
             for client, update in enumerate(updates):
                 if update is None:
                     yield None
                     continue
                 # The part of the update that the server will see: what was clipped off must not live on in c_i.
-                factor = clip_factor(joint_norm({"weights": update}, {"weights": 1.0}), pipeline.clip_norm)
+                factor = clip_factor(
+                    joint_norm({"weights": update}, {"weights": 1.0}), pipeline.clip_norm
+                )
                 steps = learner.settings.steps(int(sizes[client]))
                 change = -control - update * update.dtype.type(factor / (steps * rate))
                 yield {"weights": update, "control": change}
@@ -58,4 +64,7 @@ class Scaffold(FedAvg):
 
     def step(self, kept: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
         share = mean["control"].dtype.type(facts.clients / facts.population)
-        return {**super().step(kept, mean, facts), "control": kept["control"] + share * mean["control"]}
+        return {
+            **super().step(kept, mean, facts),
+            "control": kept["control"] + share * mean["control"],
+        }

@@ -35,7 +35,8 @@ from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
-from fedbandit.federated.clients import ClientWork, FixedCohorts, Recipe
+from fedbandit.federated.clients import ClientWork, Recipe
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.robust import needs_single
@@ -88,7 +89,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     """Build every part that the configuration names; a part that does not fit is refused with the path of its key."""
     header = dataset.header
     if header.logged:
-        raise ConfigError("data.source: holds logged feedback; a simulation needs labels to make rewards from")
+        raise ConfigError(
+            "data.source: holds logged feedback; a simulation needs labels to make rewards from"
+        )
     trainable = Trainable.of(config.model.described, DataSpec.of(header))
     policy = build_policy(config, header.num_actions, trainable.model.heads)
     scenario = _scenario(config, header)
@@ -98,7 +101,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     ledger = build_ledger(config, len(pool), pretrained > 0)
     seed = config.seed if scenario.pretraining is None else config.pretraining.seed
     initial = trainable.initial(seed, np.dtype(config.dtype))
-    bandit = _bandit_phase(config, dataset, trainable, initial, policy, objective, scenario, pool, ledger)
+    bandit = _bandit_phase(
+        config, dataset, trainable, initial, policy, objective, scenario, pool, ledger
+    )
     supervised = None
     if scenario.pretraining is not None:
         supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
@@ -121,13 +126,19 @@ def _bandit_phase(
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     learner = trainable.learner(objective, _settings(config), config.device, freezing)
     _check_scores(learner, weights, header)
-    optimizer = build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)
+    optimizer = build_optimizer(
+        "server.optimizer", config.server.optimizer, config.server.parameters
+    )
     algorithm = build_algorithm(config, optimizer)
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
-    aggregation = _aggregation(config, dataset, ledger, build_aggregation(config, algorithm, trained))
-    weighted = isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
+    aggregation = _aggregation(
+        config, dataset, ledger, build_aggregation(config, algorithm, trained)
+    )
+    weighted = (
+        isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
+    )
     return Phase(
         work=ClientWork(
             split=dataset.train,
@@ -168,7 +179,9 @@ def _planned_events(config: Config) -> int:
     return config.clients_per_round * most
 
 
-def make_work(config: dict[str, Any], path: str, fingerprint: str, phase: str, sources: dict[str, str]) -> ClientWork:
+def make_work(
+    config: dict[str, Any], path: str, fingerprint: str, phase: str, sources: dict[str, str]
+) -> ClientWork:
     """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts.
 
     `sources` are the digests of the user's own code that is to be executed; other code is refused.
@@ -191,7 +204,9 @@ def open_same_data(source: str, path: str, fingerprint: str) -> FederatedDataset
     made_here = source in EMBEDDED and not Path(path).exists()
     dataset = open_dataset(source) if made_here else FederatedDataset.open(path)
     if dataset.header.fingerprint != fingerprint:
-        raise DataError(f"{dataset.path}: holds other data on this machine than where the run was started")
+        raise DataError(
+            f"{dataset.path}: holds other data on this machine than where the run was started"
+        )
     return dataset
 
 
@@ -210,7 +225,11 @@ def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | N
 
 
 def _pretraining_phase(
-    config: Config, dataset: FederatedDataset, trainable: Trainable, rewards: RewardTable, ledger: Ledger | None
+    config: Config,
+    dataset: FederatedDataset,
+    trainable: Trainable,
+    rewards: RewardTable,
+    ledger: Ledger | None,
 ) -> Phase:
     """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
     chosen, pool = config.pretraining, range(config.pretraining.clients)
@@ -225,14 +244,18 @@ def _pretraining_phase(
             plan=SimpleVisits(seed, deploy_every=1, max_examples=_pretraining_examples(config)),
             policy=Greedy(),
             learner=trainable.learner(objective, _settings(config, rate), config.device),
-            algorithm=FedAvg(build_optimizer("pretraining.server_optimizer", *pretraining_server(config))),
+            algorithm=FedAvg(
+                build_optimizer("pretraining.server_optimizer", *pretraining_server(config))
+            ),
             seed=seed,
             num_actions=dataset.header.num_actions,
             heads=trainable.model.heads,
             supervised=True,
             recipe=_recipe(config, dataset, "pretraining"),
         ),
-        cohorts=plan.cohorts(pool, seed) if plan else FixedCohorts(pool, pretraining_cohort(config), seed),
+        cohorts=plan.cohorts(pool, seed)
+        if plan
+        else FixedCohorts(pool, pretraining_cohort(config), seed),
         scenario=Scenario((Stage(rewards),)),
         clipping=pretraining_clipping(config),
         deploy_every=1,
@@ -263,9 +286,13 @@ def _scenario(config: Config, header: Header) -> Scenario:
     else:
         scenario = construct("scenario", make, {}, header)
     if not isinstance(scenario, Scenario):
-        raise ConfigError(f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario")
+        raise ConfigError(
+            f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario"
+        )
     if config.mode == "population" and len(scenario.stages) > 1:
-        raise ConfigError("mode: rewards that change need simple mode; a cache would be paid anew for old events")
+        raise ConfigError(
+            "mode: rewards that change need simple mode; a cache would be paid anew for old events"
+        )
     return scenario
 
 
@@ -280,7 +307,9 @@ def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: 
 
 def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
     if isinstance(objective, Pointwise) and objective.logistic and rewards.highest > 1:
-        raise ConfigError(f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {rewards.highest:.3g}")
+        raise ConfigError(
+            f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {rewards.highest:.3g}"
+        )
 
 
 def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> range:
@@ -295,9 +324,13 @@ def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> 
     if (asked := config.clients_per_round) > len(pool):
         if pretrained:
             of = f"{pretrained} of the {there} clients of {name} leave {max(0, len(pool))} for the bandit phase"
-            raise ConfigError(f"pretraining.clients: {of}, and a round takes {asked}; {_fewer(there)}")
+            raise ConfigError(
+                f"pretraining.clients: {of}, and a round takes {asked}; {_fewer(there)}"
+            )
         works = f"set at most {there}, for example --set clients_per_round={max(1, there // 2)}"
-        raise ConfigError(f"clients_per_round: {asked} is more than the {there} clients that {name} has; {works}")
+        raise ConfigError(
+            f"clients_per_round: {asked} is more than the {there} clients that {name} has; {works}"
+        )
     return pool
 
 
@@ -318,7 +351,9 @@ def _visits(config: Config) -> VisitPlan:
     return PopulationVisits(config.seed, config.deploy_every, **living)
 
 
-def _aggregation(config: Config, dataset: FederatedDataset, ledger: Ledger | None, chosen: PlainMean) -> Aggregation:
+def _aggregation(
+    config: Config, dataset: FederatedDataset, ledger: Ledger | None, chosen: PlainMean
+) -> Aggregation:
     if ledger is None:
         return chosen
     of = {
@@ -357,7 +392,10 @@ def _settings(config: Config, learning_rate: float | None = None) -> ClientSetti
 def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> "Gate | None":
     if config.gate.confidence is None:
         return None
-    from fedbandit.evaluation.gate import Gate, why_impossible  # with the estimators, which few runs need
+    from fedbandit.evaluation.gate import (  # with the estimators, which few runs need
+        Gate,
+        why_impossible,
+    )
 
     if reason := why_impossible(policy, private=ledger is not None):
         raise ConfigError(f"gate: {reason}")
@@ -371,7 +409,18 @@ def _check_scores(learner: Learner, weights: np.ndarray, header: Header) -> None
         blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
     try:
         shape = learner.predict(weights, blank).mean.shape
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
-        raise ConfigError(f"model.name: the model cannot score contexts of shape {header.shape}: {error}") from error
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        AssertionError,
+    ) as error:
+        raise ConfigError(
+            f"model.name: the model cannot score contexts of shape {header.shape}: {error}"
+        ) from error
     if shape != (1, header.num_actions):
-        raise ConfigError(f"model.name: the model scores {shape[-1]} actions, the data set has {header.num_actions}")
+        raise ConfigError(
+            f"model.name: the model scores {shape[-1]} actions, the data set has {header.num_actions}"
+        )

@@ -16,14 +16,21 @@ from fedbandit.core.parts import construct, in_bytes, resolve
 from fedbandit.engines.threads import ThreadEngine
 from fedbandit.federated import server as optimizers
 from fedbandit.federated.algorithm import Algorithm, RoundFacts, remembers
-from fedbandit.federated.clients import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage, Vectors
 from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
 from fedbandit.federated.server import PlainMean, Still
 from fedbandit.objectives import Objective
-from fedbandit.policies import Policy, Prediction, Progress, check_probabilities, make_policy, rule_at
+from fedbandit.policies import (
+    Policy,
+    Prediction,
+    Progress,
+    check_probabilities,
+    make_policy,
+    rule_at,
+)
 from fedbandit.privacy.accounting import Ledger
 
 
@@ -34,13 +41,20 @@ def build_policy(config: Config, num_actions: int | None = None, heads: int = 0)
     if num_actions is None:
         return policy
     blank = np.zeros((2, num_actions), np.dtype(config.dtype))
-    prediction = Prediction(blank, heads=np.repeat(blank[:, None], heads, axis=1) if heads else None)
+    prediction = Prediction(
+        blank, heads=np.repeat(blank[:, None], heads, axis=1) if heads else None
+    )
     try:
-        for progress in (Progress(actions=num_actions), Progress(1, config.deploy_every, 1000, num_actions)):
+        for progress in (
+            Progress(actions=num_actions),
+            Progress(1, config.deploy_every, 1000, num_actions),
+        ):
             rule = rule_at(policy, progress)
             check_probabilities(rule.probabilities(prediction, None), prediction)
     except (ValueError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"policy.name: {config.policy.name} does not give probabilities: {error}") from error
+        raise ConfigError(
+            f"policy.name: {config.policy.name} does not give probabilities: {error}"
+        ) from error
     return policy
 
 
@@ -55,7 +69,9 @@ def build_algorithm(config: Config, optimizer: optimizers.ServerOptimizer) -> Al
         raise ConfigError(f"{path}: {name} does not say in `sends` what clients send")
     for sent, scale in sends.items():
         if scale is not None and not 0 < scale < math.inf:
-            raise ConfigError(f"{path}: the scale of {sent!r} in `sends` must be positive or None, not {scale}")
+            raise ConfigError(
+                f"{path}: the scale of {sent!r} in `sends` must be positive or None, not {scale}"
+            )
     unclipped = [sent for sent, scale in sends.items() if scale is None]
     if unclipped and config.privacy.mechanism != "none":
         raise ConfigError(
@@ -70,7 +86,10 @@ def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
     kind = type(algorithm).__name__
 
     def vectors(member: str, found: Any, *needed: str) -> Vectors:
-        if not (isinstance(found, dict) and all(isinstance(value, np.ndarray) for value in found.values())):
+        if not (
+            isinstance(found, dict)
+            and all(isinstance(value, np.ndarray) for value in found.values())
+        ):
             raise ConfigError(f"algorithm.name: {kind}.{member} must return arrays by name")
         for vector in needed:
             if vector not in found:
@@ -78,8 +97,15 @@ def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
         return found
 
     def like_weights(member: str, found: Any) -> None:
-        if not (isinstance(found, np.ndarray) and (found.shape, found.dtype) == (weights.shape, weights.dtype)):
-            made = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        if not (
+            isinstance(found, np.ndarray)
+            and (found.shape, found.dtype) == (weights.shape, weights.dtype)
+        ):
+            made = (
+                f"{found.dtype} {found.shape}"
+                if isinstance(found, np.ndarray)
+                else type(found).__name__
+            )
             raise ConfigError(
                 f"algorithm.name: {kind}.{member} gives {made}, the model has {weights.dtype} {weights.shape}"
             )
@@ -101,7 +127,9 @@ def build_stages(config: Config) -> tuple[Stage, ...]:
     """What compresses the updates; nothing unless a configuration names something."""
     if config.compression.name == "none":
         if config.compression.parameters:
-            raise ConfigError(f'compression.{next(iter(config.compression.parameters))}: set, but the name is "none"')
+            raise ConfigError(
+                f'compression.{next(iter(config.compression.parameters))}: set, but the name is "none"'
+            )
         return ()
     make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
     stage: Stage = construct("compression", make, config.compression.parameters)
@@ -120,7 +148,10 @@ def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray)
     if config.privacy.mechanism != "none":
         hidden = f"privacy.mechanism = {config.privacy.mechanism!r} adds noise to the sum and vouches for nothing else"
         raise ConfigError(f"{path}: {name} needs single updates; {hidden}")
-    needed, limit = config.clients_per_round * len(algorithm.sends) * weights.nbytes, config.aggregation.memory_limit
+    needed, limit = (
+        config.clients_per_round * len(algorithm.sends) * weights.nbytes,
+        config.aggregation.memory_limit,
+    )
     if needed > limit:
         each = f"{config.clients_per_round:,} clients of {len(algorithm.sends) * weights.nbytes:,} bytes"
         raise ConfigError(
@@ -138,7 +169,10 @@ def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray)
 def check_memory(config: Config, algorithm: Algorithm, clients: int, weights: np.ndarray) -> None:
     """Refuse an algorithm whose clients would remember more than the limit allows."""
     taking_part = min(clients, config.rounds * config.clients_per_round)
-    needed, limit = taking_part * remembers(algorithm) * weights.nbytes, config.algorithm.memory_limit
+    needed, limit = (
+        taking_part * remembers(algorithm) * weights.nbytes,
+        config.algorithm.memory_limit,
+    )
     if needed > limit:
         raise ConfigError(
             f"algorithm.memory_limit: {config.algorithm.name} remembers a vector of {weights.nbytes:,} bytes for each"
@@ -150,7 +184,11 @@ def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objecti
     """The objective, and the parameters it was made with; `scale()` is that of importance weights unless one is set."""
     make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
     parameters = config.objective.parameters
-    if isinstance(make, type) and issubclass(make, objectives.WeightedRegression) and "scale" not in parameters:
+    if (
+        isinstance(make, type)
+        and issubclass(make, objectives.WeightedRegression)
+        and "scale" not in parameters
+    ):
         parameters["scale"] = scale()
     objective: Objective = construct("objective", make, parameters)
     _require_methods("objective.name", objective, "loss")
@@ -213,7 +251,9 @@ def build_cohorts(config: Config, pool: range, ledger: Ledger | None) -> Cohorts
     if chosen.sampling == "min-separation":
         separation = chosen.separation or len(pool) // size
         if separation * size > len(pool):
-            raise ConfigError(f"privacy.separation: {separation}, but {len(pool)} clients allow {len(pool) // size}")
+            raise ConfigError(
+                f"privacy.separation: {separation}, but {len(pool)} clients allow {len(pool) // size}"
+            )
         return BlockCohorts(pool, size, separation, config.seed)
     return FixedCohorts(pool, size, config.seed)
 

@@ -9,7 +9,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedbandit.building.parts import build_clipping, build_optimizer, pretraining_clipping, pretraining_cohort
+from fedbandit.building.parts import (
+    build_clipping,
+    build_optimizer,
+    pretraining_clipping,
+    pretraining_cohort,
+)
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping
@@ -36,9 +41,20 @@ _SAMPLING: dict[str, Sampling] = {
     "banded-mf": "min-separation",
     "blt": "min-separation",
 }
-_OWN_KEYS = ("noise_multiplier", "delta", "sampling", "separation", "bands", "epsilon", "figures_share", "gate_share")
+_OWN_KEYS = (
+    "noise_multiplier",
+    "delta",
+    "sampling",
+    "separation",
+    "bands",
+    "epsilon",
+    "figures_share",
+    "gate_share",
+)
 _OF_DEPLOYMENTS = ("figures_share", "gate_share", "unit")
-_CANDIDATES: tuple[tuple[str, Sampling], ...] = (  # for the best; a mechanism without its best sampling cannot win
+_CANDIDATES: tuple[
+    tuple[str, Sampling], ...
+] = (  # for the best; a mechanism without its best sampling cannot win
     ("dp-fedavg", "poisson"),
     ("dp-fedavg", "min-separation"),
     ("dp-ftrl", "min-separation"),
@@ -64,7 +80,12 @@ class Candidate:
 
 
 def build_ledger(
-    config: Config, population: int, pretrained: bool, *, deployed: bool = False, secure: Redraws | None = None
+    config: Config,
+    population: int,
+    pretrained: bool,
+    *,
+    deployed: bool = False,
+    secure: Redraws | None = None,
 ) -> Ledger | None:
     """The plan of a private run with its noise calibrated and its budget set; None for a run without privacy.
 
@@ -76,23 +97,35 @@ def build_ledger(
         return None
     for key in () if deployed else _OF_DEPLOYMENTS:
         if getattr(chosen, key) is not None:
-            raise ConfigError(f"privacy.{key}: is for deployments; the figures of a simulation have no noise")
+            raise ConfigError(
+                f"privacy.{key}: is for deployments; the figures of a simulation have no noise"
+            )
     if deployed and chosen.sampling == "cyclic-poisson":
-        raise ConfigError("privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns")
+        raise ConfigError(
+            "privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns"
+        )
     if chosen.mechanism == "best":
         return _best(config, population, pretrained, deployed, secure)
     if not config.clipping.enabled:
-        raise ConfigError("clipping.enabled: a private run needs a clip norm, or the noise has no measure")
+        raise ConfigError(
+            "clipping.enabled: a private run needs a clip norm, or the noise has no measure"
+        )
     if pretrained and chosen.pretraining is None:
         raise ConfigError(
             f'privacy.pretraining: scenario {config.scenario} trains on clients first; say "public" if their data is'
             ' public, or "accounted" to train them privately and pay for it'
         )
     if chosen.noise_multiplier is None and chosen.epsilon is None:
-        raise ConfigError("privacy.noise_multiplier: missing; give it, or a budget in privacy.epsilon")
+        raise ConfigError(
+            "privacy.noise_multiplier: missing; give it, or a budget in privacy.epsilon"
+        )
     try:
         plan = _plan(config, population)
-        before = _pretraining_plan(config, plan) if pretrained and chosen.pretraining == "accounted" else None
+        before = (
+            _pretraining_plan(config, plan)
+            if pretrained and chosen.pretraining == "accounted"
+            else None
+        )
         public = pretrained and chosen.pretraining == "public"
         ledger = Ledger(plan, before, chosen.epsilon, chosen.accountant, public, chosen.noise)
         if secure is not None:
@@ -105,12 +138,19 @@ def build_ledger(
         key, _, problem = str(error).partition(": ")
         raise ConfigError(f"{f'privacy.{key}' if key in _OWN_KEYS else key}: {problem}") from None
     if ledger.last_round == 0:
-        raise ConfigError(f"privacy.epsilon: {chosen.epsilon:g} does not pay for a single round at this noise")
+        raise ConfigError(
+            f"privacy.epsilon: {chosen.epsilon:g} does not pay for a single round at this noise"
+        )
     return ledger
 
 
 def candidates(
-    config: Config, population: int, pretrained: bool, *, deployed: bool = False, secure: Redraws | None = None
+    config: Config,
+    population: int,
+    pretrained: bool,
+    *,
+    deployed: bool = False,
+    secure: Redraws | None = None,
 ) -> Iterator[Candidate]:
     """Every mechanism that the configuration leaves open, with its noise calibrated to the budget."""
     chosen = config.privacy
@@ -123,21 +163,35 @@ def candidates(
         }
         try:
             own_config = config.with_values(own)
-            ledger = build_ledger(own_config, population, pretrained, deployed=deployed, secure=secure)
+            ledger = build_ledger(
+                own_config, population, pretrained, deployed=deployed, secure=secure
+            )
         except ConfigError:
             continue  # it does not fit the rest of the configuration: adaptive clipping, restarts, few clients
         assert ledger is not None
-        yield Candidate(f"{mechanism_name(ledger.plan.strategy)} ({sampling})", ledger, error_of(ledger, config))
+        yield Candidate(
+            f"{mechanism_name(ledger.plan.strategy)} ({sampling})", ledger, error_of(ledger, config)
+        )
 
 
-def _open(chosen: PrivacyConfig, rounds: int, deployed: bool) -> Iterator[tuple[str, Sampling, int | None]]:
+def _open(
+    chosen: PrivacyConfig, rounds: int, deployed: bool
+) -> Iterator[tuple[str, Sampling, int | None]]:
     for mechanism, sampling in _CANDIDATES:
-        if chosen.sampling not in (None, sampling) or (chosen.sampling is None and sampling == "fixed"):
+        if chosen.sampling not in (None, sampling) or (
+            chosen.sampling is None and sampling == "fixed"
+        ):
             continue
         if sampling != "cyclic-poisson":
             yield mechanism, sampling, chosen.bands if mechanism == "banded-mf" else None
-        elif not deployed:  # fewer bands correlate less and amplify more: which is better depends on the cohorts
-            for bands in sorted({min(bands, rounds) for bands in _BANDS}) if chosen.bands is None else (chosen.bands,):
+        elif (
+            not deployed
+        ):  # fewer bands correlate less and amplify more: which is better depends on the cohorts
+            for bands in (
+                sorted({min(bands, rounds) for bands in _BANDS})
+                if chosen.bands is None
+                else (chosen.bands,)
+            ):
                 yield mechanism, sampling, bands
 
 
@@ -155,22 +209,30 @@ def server_momentum(config: Config) -> float:
     return float(getattr(optimizer, "momentum", getattr(optimizer, "beta_1", 0.0)))
 
 
-def _best(config: Config, population: int, pretrained: bool, deployed: bool, secure: Redraws | None) -> Ledger:
+def _best(
+    config: Config, population: int, pretrained: bool, deployed: bool, secure: Redraws | None
+) -> Ledger:
     chosen = config.privacy
     if chosen.epsilon is None or chosen.noise_multiplier is not None:
         raise ConfigError(
             'privacy.epsilon: mechanism = "best" compares mechanisms at a budget; give epsilon, and no noise_multiplier'
         )
     found = sorted(
-        candidates(config, population, pretrained, deployed=deployed, secure=secure), key=lambda one: one.error
+        candidates(config, population, pretrained, deployed=deployed, secure=secure),
+        key=lambda one: one.error,
     )
     if not found:
         # None fits: let the plainest one say what is in the way.
         plainest = config.with_values({"privacy.mechanism": "dp-fedavg"})
         build_ledger(plainest, population, pretrained, deployed=deployed, secure=secure)
-        raise ConfigError('privacy.mechanism: no mechanism fits this configuration, so there is no "best"')
+        raise ConfigError(
+            'privacy.mechanism: no mechanism fits this configuration, so there is no "best"'
+        )
     first, *rest = found
-    others = ", ".join(f"{one.name} {one.error:.3g}" for one in rest) or "no other fits this configuration"
+    others = (
+        ", ".join(f"{one.name} {one.error:.3g}" for one in rest)
+        or "no other fits this configuration"
+    )
     reason = (
         f"{first.name} leaves the least noise in the weights at epsilon {chosen.epsilon:g}: {first.error:.3g} clip"
         f" norms (root mean square over {config.rounds} rounds); {others}"
@@ -190,7 +252,9 @@ def _plan(config: Config, population: int) -> PrivacyPlan:
     strategy = _strategy(config, separation)
     if chosen.restart_at_deployments:
         if isinstance(strategy, Independent):
-            raise ConfigError("privacy.restart_at_deployments: independent noise has nothing to restart")
+            raise ConfigError(
+                "privacy.restart_at_deployments: independent noise has nothing to restart"
+            )
         strategy = Restarted(strategy, config.deploy_every)
     return PrivacyPlan(
         population=population,
@@ -214,13 +278,22 @@ def _strategy(config: Config, separation: int) -> Strategy:
         raise ConfigError(f"privacy.bands: {chosen.mechanism} has none; they belong to banded-mf")
     if chosen.buffers is not None and chosen.mechanism != "blt":
         raise ConfigError(f"privacy.buffers: {chosen.mechanism} has none; they belong to blt")
-    period = min(config.deploy_every if chosen.restart_at_deployments else config.rounds, config.rounds)
+    period = min(
+        config.deploy_every if chosen.restart_at_deployments else config.rounds, config.rounds
+    )
     if chosen.mechanism == "dp-ftrl":
         return Tree()
     if chosen.mechanism == "banded-mf":
-        return best_banded(period, chosen.bands or min(separation, DEFAULT_BANDS), server_momentum(config))
+        return best_banded(
+            period, chosen.bands or min(separation, DEFAULT_BANDS), server_momentum(config)
+        )
     if chosen.mechanism == "blt":
-        return best_blt(period, min(separation, period), chosen.buffers or DEFAULT_BUFFERS, server_momentum(config))
+        return best_blt(
+            period,
+            min(separation, period),
+            chosen.buffers or DEFAULT_BUFFERS,
+            server_momentum(config),
+        )
     return Independent()
 
 
@@ -247,11 +320,19 @@ def _with_secure_sums(ledger: Ledger, secure: Redraws) -> Ledger:
     plan = ledger.plan
     discrete = stays_whole(plan.strategy)
     if discrete and ledger.accountant == "pld":
-        raise ConfigError("privacy.accountant: pld does not know the discrete noise of secure sums; use rdp")
-    found = replace(ledger, discrete=discrete, redraws=secure if plan.sampling == "poisson" else None)
+        raise ConfigError(
+            "privacy.accountant: pld does not know the discrete noise of secure sums; use rdp"
+        )
+    found = replace(
+        ledger, discrete=discrete, redraws=secure if plan.sampling == "poisson" else None
+    )
     if (charged := plan.rounds * found.redraw_chance) > NEGLIGIBLE * plan.delta:
         fewer = [replace(secure, needed=needed) for needed in range(3, secure.needed)]
-        fits = [one.needed for one in fewer if plan.rounds * one.chance(plan.probability) <= NEGLIGIBLE * plan.delta]
+        fits = [
+            one.needed
+            for one in fewer
+            if plan.rounds * one.chance(plan.probability) <= NEGLIGIBLE * plan.delta
+        ]
         advice = f"at most {fits[-1]} would do" if fits else "no number would do"
         raise ConfigError(
             f"deployment.min_reports: a draw of fewer than {secure.needed} devices is drawn anew, which costs"
@@ -264,7 +345,9 @@ def _with_secure_sums(ledger: Ledger, secure: Redraws) -> Ledger:
 
 def _with_noise(ledger: Ledger, noise_multiplier: float) -> Ledger:
     before = ledger.pretraining and replace(ledger.pretraining, noise_multiplier=noise_multiplier)
-    return replace(ledger, plan=replace(ledger.plan, noise_multiplier=noise_multiplier), pretraining=before)
+    return replace(
+        ledger, plan=replace(ledger.plan, noise_multiplier=noise_multiplier), pretraining=before
+    )
 
 
 def _with_clipping(ledger: Ledger, clipping: Clipping, at_first: Clipping) -> Ledger:
@@ -295,6 +378,8 @@ def _refuse_settings_without_mechanism(chosen: PrivacyConfig) -> None:
     if chosen.noise != "seed":
         raise ConfigError('privacy.noise: set, but privacy.mechanism is "none"')
     if chosen.sampling == "cyclic-poisson":
-        raise ConfigError('privacy.sampling: cyclic-poisson belongs to banded-mf, but privacy.mechanism is "none"')
+        raise ConfigError(
+            'privacy.sampling: cyclic-poisson belongs to banded-mf, but privacy.mechanism is "none"'
+        )
     if chosen.separation is not None and chosen.sampling != "min-separation":
         raise ConfigError('privacy.separation: set, but privacy.sampling is not "min-separation"')

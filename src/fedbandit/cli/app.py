@@ -50,7 +50,9 @@ def main() -> None:
     except BrokenPipeError as error:
         if not _unread():
             _fail(str(error.strerror), 2)  # of a connection
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python would try again at its end
         sys.exit(1)
 
 
@@ -74,18 +76,25 @@ def _answer() -> None:
     except FedbanditError as error:
         _fail(str(error), error.exit_code)
     except OSError as error:
-        if error.errno is None or isinstance(error, BrokenPipeError):  # not the system's, or `main` looks at it
+        if error.errno is None or isinstance(
+            error, BrokenPipeError
+        ):  # not the system's, or `main` looks at it
             raise
         place = f"{error.filename}: " if error.filename else ""
         if error.errno in _DISK_TROUBLE:
             place = place or "the disk: "
-            _fail(f"{place}{error.strerror}; nothing is lost: free some space and run the same command again", 2)
+            _fail(
+                f"{place}{error.strerror}; nothing is lost: free some space and run the same command again",
+                2,
+            )
         _fail(f"{place}{error.strerror}", 2)
     except Exception as error:
         message = getattr(error, "format_message", None)  # the parser's own errors
         if message is None:
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":  # a command without a sub-command shows its help
+        if (
+            type(error).__name__ == "NoArgsIsHelpError"
+        ):  # a command without a sub-command shows its help
             print(message())
             sys.exit(0)
         context = getattr(error, "ctx", None)
@@ -123,7 +132,10 @@ def program(asked: str | None = None) -> Commands:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and exit.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
     """Options of the program itself."""

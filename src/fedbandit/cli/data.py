@@ -15,16 +15,28 @@ import_app = Commands("Import a data set into a folder.")
 app.add_typer(import_app, name="import")
 
 
-Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")]
-TestFraction = Annotated[float, typer.Option(help="Share of examples to hold out if the source has no split.")]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")
+]
+TestFraction = Annotated[
+    float, typer.Option(help="Share of examples to hold out if the source has no split.")
+]
 Vocabulary = Annotated[int, typer.Option(help="Number of words to keep, the most frequent first.")]
-Actions = Annotated[int, typer.Option(help="Number of tags that become actions, the most frequent first.")]
-DropUnlabelled = Annotated[bool, typer.Option("--drop-unlabelled", help="Skip examples without any action.")]
+Actions = Annotated[
+    int, typer.Option(help="Number of tags that become actions, the most frequent first.")
+]
+DropUnlabelled = Annotated[
+    bool, typer.Option("--drop-unlabelled", help="Skip examples without any action.")
+]
 Client = Annotated[str, typer.Option(help="The column with the client id.")]
-Text = Annotated[list[str], typer.Option(help="A text column; repeatable. Other columns are then left out.")]
+Text = Annotated[
+    list[str], typer.Option(help="A text column; repeatable. Other columns are then left out.")
+]
 FeatureColumns = Annotated[
     list[str],
-    typer.Option(help="Columns of numbers: a,b,c or a pattern such as 'x_*'; alone they become a dense array."),
+    typer.Option(
+        help="Columns of numbers: a,b,c or a pattern such as 'x_*'; alone they become a dense array."
+    ),
 ]
 SplitColumn = Annotated[str | None, typer.Option(help="A column that says train or test.")]
 Treat = Annotated[
@@ -35,35 +47,57 @@ Treat = Annotated[
         help="Decide what a column is: text, number, log, raw, category, hashed, date, flag or ignore; repeatable.",
     ),
 ]
-Categories = Annotated[int, typer.Option(help="Values of a category with a feature each; with more it is hashed.")]
+Categories = Annotated[
+    int, typer.Option(help="Values of a category with a feature each; with more it is hashed.")
+]
 Scale = Annotated[str, typer.Option(help="How numbers are scaled: standard or none.")]
 Dense = Annotated[
-    bool | None, typer.Option(help="Whether contexts are a dense array.", show_default="if --features alone is given")
+    bool | None,
+    typer.Option(
+        help="Whether contexts are a dense array.", show_default="if --features alone is given"
+    ),
 ]
-MissingWords = Annotated[list[str], typer.Option(help="A cell that means that the value is missing; repeatable.")]
-Encoding = Annotated[str | None, typer.Option(help="The encoding of a CSV file.", show_default="found in the file")]
+MissingWords = Annotated[
+    list[str], typer.Option(help="A cell that means that the value is missing; repeatable.")
+]
+Encoding = Annotated[
+    str | None, typer.Option(help="The encoding of a CSV file.", show_default="found in the file")
+]
 Delimiter = Annotated[
-    str | None, typer.Option(help="The delimiter of a CSV file, or tab.", show_default="found in the file")
+    str | None,
+    typer.Option(help="The delimiter of a CSV file, or tab.", show_default="found in the file"),
 ]
 Like = Annotated[
-    str | None, typer.Option(help="A data set whose words, columns, scaling and actions are used.", metavar="DATASET")
+    str | None,
+    typer.Option(
+        help="A data set whose words, columns, scaling and actions are used.", metavar="DATASET"
+    ),
 ]
-OutUnlessDry = Annotated[Path | None, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be made of the columns; write nothing.")]
+OutUnlessDry = Annotated[
+    Path | None, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show what would be made of the columns; write nothing.")
+]
 
 
 @import_app.command()
 def table(
     path: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file.")],
     client: Client,
-    labels: Annotated[list[str], typer.Option(help="The column with the label or labels; repeatable, or a,b,c.")],
+    labels: Annotated[
+        list[str], typer.Option(help="The column with the label or labels; repeatable, or a,b,c.")
+    ],
     out: OutUnlessDry = None,
     text: Text = [],  # noqa: B006 - typer's way to say "repeatable"
     features: FeatureColumns = [],  # noqa: B006
     treat: Treat = [],  # noqa: B006
     label_separator: Annotated[
         str | None,
-        typer.Option(help="The separator between labels in a cell, or none.", show_default="found in the cells"),
+        typer.Option(
+            help="The separator between labels in a cell, or none.",
+            show_default="found in the cells",
+        ),
     ] = None,
     vocabulary: Vocabulary = 10_000,
     actions: Annotated[
@@ -78,7 +112,8 @@ def table(
     dense: Dense = None,
     missing: MissingWords = [],  # noqa: B006
     drop_unlabelled: Annotated[
-        bool, typer.Option("--drop-unlabelled/--keep-unlabelled", help="Skip rows without any action.")
+        bool,
+        typer.Option("--drop-unlabelled/--keep-unlabelled", help="Skip rows without any action."),
     ] = True,
     split: SplitColumn = None,
     test_fraction: TestFraction = 0.1,
@@ -120,18 +155,27 @@ def table(
 def arrays(
     path: Annotated[Path, typer.Argument(help="A .npz file.")],
     out: Out,
-    features: Annotated[str, typer.Option(help="The array of features or images, one row per example.")],
+    features: Annotated[
+        str, typer.Option(help="The array of features or images, one row per example.")
+    ],
     labels: Annotated[str, typer.Option(help="The array of labels.")],
     clients: Annotated[str, typer.Option(help="The array of client ids.")],
     invert: Annotated[
-        bool, typer.Option("--invert", help="Invert images: bright ink on dark becomes dark ink on bright.")
+        bool,
+        typer.Option(
+            "--invert", help="Invert images: bright ink on dark becomes dark ink on bright."
+        ),
     ] = False,
     case_map: Annotated[
         bool | None,
-        typer.Option(help="Whether the classes are 0-9, A-Z, a-z.", show_default="yes for 62 classes of 28x28 images"),
+        typer.Option(
+            help="Whether the classes are 0-9, A-Z, a-z.",
+            show_default="yes for 62 classes of 28x28 images",
+        ),
     ] = None,
     actions: Annotated[
-        int | None, typer.Option(help="Number of classes.", show_default="the largest label plus one")
+        int | None,
+        typer.Option(help="Number of classes.", show_default="the largest label plus one"),
     ] = None,
     test_fraction: TestFraction = 0.1,
 ) -> None:
@@ -154,7 +198,10 @@ def arrays(
 def emnist(
     out: Out,
     path: Annotated[
-        Path | None, typer.Argument(help="The file emnist_all.sqlite(.lzma) or its folder; downloaded if missing.")
+        Path | None,
+        typer.Argument(
+            help="The file emnist_all.sqlite(.lzma) or its folder; downloaded if missing."
+        ),
     ] = None,
     digits: Annotated[bool, typer.Option("--digits", help="Import the ten digits only.")] = False,
 ) -> None:
@@ -172,12 +219,17 @@ def emnist(
 def stackoverflow(
     out: Out,
     path: Annotated[
-        Path | None, typer.Argument(help="The file stackoverflow.sqlite(.lzma) or its folder; downloaded if missing.")
+        Path | None,
+        typer.Argument(
+            help="The file stackoverflow.sqlite(.lzma) or its folder; downloaded if missing."
+        ),
     ] = None,
     words: Annotated[
         Path | None, typer.Option(help="The published word_count file.", show_default="beside PATH")
     ] = None,
-    tags: Annotated[Path | None, typer.Option(help="The published tag_count file.", show_default="beside PATH")] = None,
+    tags: Annotated[
+        Path | None, typer.Option(help="The published tag_count file.", show_default="beside PATH")
+    ] = None,
     vocabulary: Vocabulary = 10_000,
     actions: Actions = 50,
     drop_unlabelled: DropUnlabelled = False,
@@ -193,7 +245,9 @@ def stackoverflow(
         import_stackoverflow,
     )
 
-    options = StackOverflowOptions(vocabulary=vocabulary, actions=actions, drop_unlabelled=drop_unlabelled)
+    options = StackOverflowOptions(
+        vocabulary=vocabulary, actions=actions, drop_unlabelled=drop_unlabelled
+    )
 
     def importer(progress: Any) -> None:
         database = find_database(path, "stackoverflow.sqlite", progress)
@@ -229,7 +283,10 @@ def stackexchange(
     from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
 
     options = StackExchangeOptions(
-        vocabulary=vocabulary, actions=actions, drop_unlabelled=drop_unlabelled, test_fraction=test_fraction
+        vocabulary=vocabulary,
+        actions=actions,
+        drop_unlabelled=drop_unlabelled,
+        test_fraction=test_fraction,
     )
     _run(out, import_stackexchange, path, out, options)
 
@@ -240,17 +297,26 @@ def logged(
     client: Client,
     action: Annotated[str, typer.Option(help="The column with the action that was taken.")],
     reward: Annotated[str, typer.Option(help="The column with its reward.")],
-    propensity: Annotated[str, typer.Option(help="The column with the probability of that action.")],
+    propensity: Annotated[
+        str, typer.Option(help="The column with the probability of that action.")
+    ],
     out: OutUnlessDry = None,
     text: Text = [],  # noqa: B006
     features: FeatureColumns = [],  # noqa: B006
     treat: Treat = [],  # noqa: B006
-    available: Annotated[str | None, typer.Option(help="The column with the available actions.")] = None,
-    separator: Annotated[str, typer.Option(help="The separator between available actions in a cell.")] = "|",
+    available: Annotated[
+        str | None, typer.Option(help="The column with the available actions.")
+    ] = None,
+    separator: Annotated[
+        str, typer.Option(help="The separator between available actions in a cell.")
+    ] = "|",
     vocabulary: Vocabulary = 10_000,
     actions: Annotated[
         int | None,
-        typer.Option(help="Number N of actions, which are named 0 to N-1.", show_default="the names in the file"),
+        typer.Option(
+            help="Number N of actions, which are named 0 to N-1.",
+            show_default="the names in the file",
+        ),
     ] = None,
     categories: Categories = 100,
     scale: Scale = "standard",
@@ -292,11 +358,16 @@ def logged(
 @import_app.command()
 def dsjson(
     path: Annotated[Path, typer.Argument(help="A file with one JSON object a line.")],
-    client: Annotated[str, typer.Option(help="The feature that says whose decision it was, such as User.id.")],
+    client: Annotated[
+        str, typer.Option(help="The feature that says whose decision it was, such as User.id.")
+    ],
     out: OutUnlessDry = None,
     action_name: Annotated[
         str | None,
-        typer.Option(help="The feature that names an action.", show_default="its tag, id or name, or all its features"),
+        typer.Option(
+            help="The feature that names an action.",
+            show_default="its tag, id or name, or all its features",
+        ),
     ] = None,
     treat: Treat = [],  # noqa: B006
     vocabulary: Vocabulary = 10_000,
@@ -314,21 +385,34 @@ def dsjson(
     from fedbandit.data.importers.decisions import dsjson_options, import_dsjson, preview_dsjson
 
     columns = ColumnOptions(
-        treat=treat, vocabulary=vocabulary, categories=categories, scale=scale, missing=missing, like=like
+        treat=treat,
+        vocabulary=vocabulary,
+        categories=categories,
+        scale=scale,
+        missing=missing,
+        like=like,
     )
     options = dsjson_options(client, columns, test_fraction)
-    importer, preview = (partial(one, action_name=action_name) for one in (import_dsjson, preview_dsjson))
+    importer, preview = (
+        partial(one, action_name=action_name) for one in (import_dsjson, preview_dsjson)
+    )
     _run_or_preview(path, out, options, importer, preview, dry_run)
 
 
 @import_app.command()
 def openbandit(
     path: Annotated[
-        Path, typer.Argument(help="A campaign's CSV file in the Open Bandit Dataset's layout, or its folder.")
+        Path,
+        typer.Argument(
+            help="A campaign's CSV file in the Open Bandit Dataset's layout, or its folder."
+        ),
     ],
     out: OutUnlessDry = None,
     client: Annotated[
-        str | None, typer.Option(help="The column with the client id.", show_default="users with the same features")
+        str | None,
+        typer.Option(
+            help="The column with the client id.", show_default="users with the same features"
+        ),
     ] = None,
     treat: Treat = [],  # noqa: B006
     categories: Categories = 100,
@@ -339,7 +423,11 @@ def openbandit(
 ) -> None:
     """A log in the layout of the Open Bandit Dataset."""
     from fedbandit.data.importers.contexts import ColumnOptions
-    from fedbandit.data.importers.decisions import import_open_bandit, open_bandit_options, preview_open_bandit
+    from fedbandit.data.importers.decisions import (
+        import_open_bandit,
+        open_bandit_options,
+        preview_open_bandit,
+    )
 
     columns = ColumnOptions(treat=treat, categories=categories, scale=scale, like=like)
     options = open_bandit_options(path, columns, client, test_fraction)
@@ -357,7 +445,10 @@ class Layout(StrEnum):
 def export(
     source: Annotated[str, typer.Argument(help="A data set of logged decisions.")],
     to: Annotated[Layout, typer.Option(help="The layout.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file (dsjson) or folder (openbandit) to create.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The file (dsjson) or folder (openbandit) to create."),
+    ],
     split: Annotated[str, typer.Option(help="The part to export: train or test.")] = "train",
 ) -> None:
     """Write logged decisions in the layout of another tool."""
@@ -375,7 +466,11 @@ def generate(
     out: Out,
     clients: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of training clients.", show_default="2000 for topics, 500 for glyphs"),
+        typer.Option(
+            min=1,
+            help="Number of training clients.",
+            show_default="2000 for topics, 500 for glyphs",
+        ),
     ] = None,
     like: Annotated[
         str | None,
@@ -384,7 +479,9 @@ def generate(
             show_default="as embedded",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The random seed; the same seed gives the same bytes.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The random seed; the same seed gives the same bytes.")
+    ] = 0,
 ) -> None:
     """Make a synthetic population of any size.
 
@@ -406,10 +503,14 @@ def generate(
 
 @app.command()
 def info(
-    source: Annotated[str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")],
+    source: Annotated[
+        str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")
+    ],
     picture: Annotated[
         Path | None,
-        typer.Option(help="The contact sheet to write, for images.", show_default="NAME-contact-sheet.png"),
+        typer.Option(
+            help="The contact sheet to write, for images.", show_default="NAME-contact-sheet.png"
+        ),
     ] = None,
 ) -> None:
     """Verify a data set and show what is in it.
@@ -429,8 +530,12 @@ def info(
 
 @app.command()
 def statistics(
-    source: Annotated[str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")],
-    no_difficulty: Annotated[bool, typer.Option("--no-difficulty", help="Skip the supervised models.")] = False,
+    source: Annotated[
+        str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")
+    ],
+    no_difficulty: Annotated[
+        bool, typer.Option("--no-difficulty", help="Skip the supervised models.")
+    ] = False,
 ) -> None:
     """Measure sizes, skew, differences between clients, difficulty."""
     from fedbandit.data import open_dataset
@@ -440,7 +545,9 @@ def statistics(
         typer.echo(line)
 
 
-def _run_or_preview(path: Path, out: Path | None, options: Any, importer: Any, preview: Any, dry_run: bool) -> None:
+def _run_or_preview(
+    path: Path, out: Path | None, options: Any, importer: Any, preview: Any, dry_run: bool
+) -> None:
     """Import a table and show what was made of it, or only show that."""
     from fedbandit.core.errors import ConfigError
     from fedbandit.core.progress import to_stderr

@@ -12,22 +12,30 @@ if TYPE_CHECKING:
 
 app = Commands("Run training rounds on real devices with Flower.")
 _Ca = Annotated[
-    Path | None, typer.Option("--ca", help="Certificate of the authority that signed the server certificate.")
+    Path | None,
+    typer.Option("--ca", help="Certificate of the authority that signed the server certificate."),
 ]
 _State = Annotated[Path, typer.Argument(metavar="STATE", help="The server's state folder.")]
 
 
 @app.command()
 def server(
-    toml: Annotated[Path, typer.Argument(metavar="TOML", help="The deployment; see docs/deployment.md.")],
+    toml: Annotated[
+        Path, typer.Argument(metavar="TOML", help="The deployment; see docs/deployment.md.")
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     ca: _Ca = None,
     certificate: Annotated[Path | None, typer.Option(help="The server certificate.")] = None,
     key: Annotated[Path | None, typer.Option(help="The server's private key.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Use no TLS, on loopback or a trusted network.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use no TLS, on loopback or a trusted network.")
+    ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve /metrics and /healthz on this port of 127.0.0.1; 0 takes a free one.")
+        int | None,
+        typer.Option(
+            help="Serve /metrics and /healthz on this port of 127.0.0.1; 0 takes a free one."
+        ),
     ] = None,
 ) -> None:
     """Run the rounds of a deployment, or resume them.
@@ -45,25 +53,41 @@ def server(
 
 @app.command()
 def client(
-    agent: Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder on this device.")],
-    superlink: Annotated[str, typer.Option("--server", metavar="HOST:PORT", help="The address of the server.")],
+    agent: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The agent's folder on this device.")
+    ],
+    superlink: Annotated[
+        str, typer.Option("--server", metavar="HOST:PORT", help="The address of the server.")
+    ],
     ca: _Ca = None,
-    key: Annotated[Path | None, typer.Option(help="This node's private key, in OpenSSH's format.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Use no TLS, on loopback or a trusted network.")] = False,
+    key: Annotated[
+        Path | None, typer.Option(help="This node's private key, in OpenSSH's format.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Use no TLS, on loopback or a trusted network.")
+    ] = False,
     secure_aggregation: Annotated[
         bool, typer.Option("--secure-aggregation", help="Send updates by secure aggregation only.")
     ] = False,
     roster: Annotated[
-        Path | None, typer.Option(help="Public keys of the nodes to hide among; the operator's roster.pub.")
+        Path | None,
+        typer.Option(help="Public keys of the nodes to hide among; the operator's roster.pub."),
     ] = None,
     unsigned_keys: Annotated[
-        bool, typer.Option("--unsigned-keys", help="Try secure aggregation without a roster: believe the server.")
+        bool,
+        typer.Option(
+            "--unsigned-keys", help="Try secure aggregation without a roster: believe the server."
+        ),
     ] = False,
     create: Annotated[
-        bool, typer.Option("--create", help="Start before the app has made FOLDER: create it if it is missing.")
+        bool,
+        typer.Option(
+            "--create", help="Start before the app has made FOLDER: create it if it is missing."
+        ),
     ] = False,
     user: Annotated[
-        str | None, typer.Option(help="Whose device this is, if one person has several: an opaque name.")
+        str | None,
+        typer.Option(help="Whose device this is, if one person has several: an opaque name."),
     ] = None,
 ) -> None:
     """Let this device take part until Ctrl-C or SIGTERM.
@@ -73,7 +97,9 @@ def client(
     from fedbandit.deploy.flower.operate import take_part
 
     security = _security(insecure, ca=ca, node_key=key)
-    take_part(agent, superlink, security, secure_aggregation, _say, create, roster, unsigned_keys, user)
+    take_part(
+        agent, superlink, security, secure_aggregation, _say, create, roster, unsigned_keys, user
+    )
 
 
 @app.command()
@@ -90,7 +116,9 @@ def register(
 
 
 @app.command()
-def status(state: _State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(
+    state: _State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Show what the server waits for, reward, privacy and versions."""
     import json
 
@@ -128,7 +156,8 @@ def resume(state: _State) -> None:
 
 @app.command()
 def pin(
-    state: _State, version: Annotated[int, typer.Argument(help="One of the versions that `status` lists.")]
+    state: _State,
+    version: Annotated[int, typer.Argument(help="One of the versions that `status` lists.")],
 ) -> None:
     """Keep a model version: deploy nothing newer until `unpin`.
 
@@ -153,7 +182,9 @@ def unpin(state: _State) -> None:
 @app.command()
 def revoke(
     state: _State,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="A node's number or a device's name; see `nodes`.")],
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="A node's number or a device's name; see `nodes`.")
+    ],
     undo: Annotated[bool, typer.Option("--undo", help="Allow it again.")] = False,
 ) -> None:
     """Exclude a node or a device from the next round on.
@@ -177,7 +208,8 @@ def revoke(
 
 @app.command()
 def rollback(
-    state: _State, version: Annotated[int, typer.Argument(help="One of the versions that `status` lists.")]
+    state: _State,
+    version: Annotated[int, typer.Argument(help="One of the versions that `status` lists.")],
 ) -> None:
     """Return to an earlier model version.
 
@@ -189,7 +221,9 @@ def rollback(
 
     pinned = read_wishes(state).pinned
     if pinned not in (None, version):
-        raise DataError(f"{state}: model {pinned} is pinned; unpin it first, or pin {version} instead")
+        raise DataError(
+            f"{state}: model {pinned} is pinned; unpin it first, or pin {version} instead"
+        )
     ask_rollback(state, version)
     print(f"the server will roll back to model {version} at its next round")
 

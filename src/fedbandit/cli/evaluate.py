@@ -6,7 +6,10 @@ from typing import Annotated, Any
 import typer
 
 Settings = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable."
+    ),
 ]
 
 
@@ -14,7 +17,10 @@ What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a
 
 
 def evaluate(
-    logs: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file of decisions, or a logged data set.")],
+    logs: Annotated[
+        Path,
+        typer.Argument(help="A .csv, .tsv or .parquet file of decisions, or a logged data set."),
+    ],
     policy: Annotated[
         str | None,
         typer.Option(
@@ -25,10 +31,15 @@ def evaluate(
     ] = None,
     parameters: Annotated[
         list[str],
-        typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy, such as epsilon=0.1; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A parameter of the policy, such as epsilon=0.1; repeatable.",
+        ),
     ] = [],  # noqa: B006 - typer's way to say "repeatable"
     model: Annotated[
-        Path | None, typer.Option(help="A run folder or model file that gives the policy its scores.")
+        Path | None,
+        typer.Option(help="A run folder or model file that gives the policy its scores."),
     ] = None,
     reward_model: Annotated[
         str,
@@ -39,41 +50,63 @@ def evaluate(
     ] = "auto",
     target: Annotated[
         str | None,
-        typer.Option(help="A column with the policy's probability of the logged action, instead of --policy."),
+        typer.Option(
+            help="A column with the policy's probability of the logged action, instead of --policy."
+        ),
     ] = None,
     estimators: Annotated[
         str,
-        typer.Option(help="Estimators, separated by commas: ips,snips,dm,dr,switch.", show_default="all that apply"),
+        typer.Option(
+            help="Estimators, separated by commas: ips,snips,dm,dr,switch.",
+            show_default="all that apply",
+        ),
     ] = "",
-    clip: Annotated[float | None, typer.Option(help="Clip importance weights at this value.")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="Clip importance weights at this value.")
+    ] = None,
     shrink: Annotated[
-        float | None, typer.Option(help="Shrink importance weights w to L·w / (w² + L) with this L.")
+        float | None,
+        typer.Option(help="Shrink importance weights w to L·w / (w² + L) with this L."),
     ] = None,
     switch: Annotated[
         float | None, typer.Option(help="The largest weight that switch uses.", show_default="10")
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
     interval: Annotated[
-        str, typer.Option(help="Kind of interval, over clients: bootstrap, or bernstein (wider, always holds).")
+        str,
+        typer.Option(
+            help="Kind of interval, over clients: bootstrap, or bernstein (wider, always holds)."
+        ),
     ] = "bootstrap",
     reward_range: Annotated[
-        str | None, typer.Option(help="LOW,HIGH between which rewards lie.", show_default="as in the log")
+        str | None,
+        typer.Option(help="LOW,HIGH between which rewards lie.", show_default="as in the log"),
     ] = None,
     floor: Annotated[
-        float | None, typer.Option(help="The smallest possible propensity.", show_default="as in the log")
+        float | None,
+        typer.Option(help="The smallest possible propensity.", show_default="as in the log"),
     ] = None,
     estimate_propensities: Annotated[
-        bool, typer.Option("--estimate-propensities", help="Estimate propensities from the log; intervals widen.")
+        bool,
+        typer.Option(
+            "--estimate-propensities", help="Estimate propensities from the log; intervals widen."
+        ),
     ] = False,
     client: Annotated[
-        str | None, typer.Option(help="The column with the client id.", show_default="every row is a client")
+        str | None,
+        typer.Option(help="The column with the client id.", show_default="every row is a client"),
     ] = None,
     action: Annotated[str, typer.Option(help="The column with the action.")] = "action",
     reward: Annotated[str, typer.Option(help="The column with the reward.")] = "reward",
-    propensity: Annotated[str, typer.Option(help="The column with the probability of the action.")] = "propensity",
-    available: Annotated[str | None, typer.Option(help="The column with the available actions.")] = None,
+    propensity: Annotated[
+        str, typer.Option(help="The column with the probability of the action.")
+    ] = "propensity",
+    available: Annotated[
+        str | None, typer.Option(help="The column with the available actions.")
+    ] = None,
     split: Annotated[
-        str | None, typer.Option(help="The split of a data set: test or train.", show_default="test, held out")
+        str | None,
+        typer.Option(help="The split of a data set: test or train.", show_default="test, held out"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -103,17 +136,27 @@ def evaluate(
         seed=seed,
         split=None if split is None else _one_of("split", split, ("train", "test")),
         columns=LogColumns(
-            action=action, reward=reward, propensity=propensity, client=client, target=target, available=available
+            action=action,
+            reward=reward,
+            propensity=propensity,
+            client=client,
+            target=target,
+            available=available,
         ),
     )
     _report(evaluate_logs(logs, request), as_json)
 
 
 def train_offline(
-    logs: Annotated[Path, typer.Argument(help="A data set made by `fedbandit data import logged`.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The model file to write (.safetensors).")],
+    logs: Annotated[
+        Path, typer.Argument(help="A data set made by `fedbandit data import logged`.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The model file to write (.safetensors).")
+    ],
     what: Annotated[
-        str | None, typer.Option("--config", help="A preset or TOML file.", show_default="linear model")
+        str | None,
+        typer.Option("--config", help="A preset or TOML file.", show_default="linear model"),
     ] = None,
     objective: Annotated[
         str | None,
@@ -126,7 +169,9 @@ def train_offline(
         int | None,
         typer.Option(help="Number of training rounds.", show_default="the configuration's, or 100"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing model file.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite an existing model file.")
+    ] = False,
     settings: Settings = [],  # noqa: B006
 ) -> None:
     """Train a model from logged feedback, federated and off-policy.
@@ -146,7 +191,9 @@ def train_offline(
 
     dataset = open_dataset(logs)
     size = min(64, dataset.train.num_clients)
-    config = Config.build({"rounds": 100, "clients_per_round": size}) if what is None else load(what)
+    config = (
+        Config.build({"rounds": 100, "clients_per_round": size}) if what is None else load(what)
+    )
     named = {"objective.name": objective, "rounds": rounds}
     config = config.with_values({key: value for key, value in named.items() if value is not None})
     config = config.with_values(parse_settings(settings))
@@ -160,30 +207,49 @@ def train_offline(
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, model.to_bytes())
     clients, events = dataset.train.num_clients, dataset.train.num_examples
-    print(f"{config.objective.name}: {config.rounds} rounds on {events} events of {clients} clients")
+    print(
+        f"{config.objective.name}: {config.rounds} rounds on {events} events of {clients} clients"
+    )
     if dataset.test is None or not dataset.test.num_examples:
-        print("No client is held out to evaluate it on; `fedbandit data import logged --test-fraction` holds some out")
+        print(
+            "No client is held out to evaluate it on; `fedbandit data import logged --test-fraction` holds some out"
+        )
         return
     held_out = dataset.test.num_clients
     print(f"Evaluate it on the {held_out} clients that were held out:")
-    print(f"fedbandit evaluate {logs} --split test --policy epsilon-greedy --set epsilon=0.1 --model {out}")
+    print(
+        f"fedbandit evaluate {logs} --split test --policy epsilon-greedy --set epsilon=0.1 --model {out}"
+    )
 
 
 def tune(
     what: What,
-    data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
-    server: Annotated[str, typer.Option(help="Server learning rates, separated by commas.")] = "0.005,0.02,0.05",
-    client: Annotated[str, typer.Option(help="Client learning rates, separated by commas.")] = "0.1,0.5,2",
+    data: Annotated[
+        str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
+    ] = None,
+    server: Annotated[
+        str, typer.Option(help="Server learning rates, separated by commas.")
+    ] = "0.005,0.02,0.05",
+    client: Annotated[
+        str, typer.Option(help="Client learning rates, separated by commas.")
+    ] = "0.1,0.5,2",
     explore: Annotated[
         str | None,
         typer.Option(
-            help="Values of epsilon, beta or gamma, separated by commas.", show_default="around the configuration's"
+            help="Values of epsilon, beta or gamma, separated by commas.",
+            show_default="around the configuration's",
         ),
     ] = None,
     estimator: Annotated[str, typer.Option(help="The estimator: ips, snips or dr.")] = "snips",
-    cost: Annotated[float, typer.Option(help="Share of the reward that more exploration may cost.")] = 0.05,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Run every candidate and compare.")] = True,
-    seeds: Annotated[int, typer.Option(help="Number of seeds of that comparison; none of them made the log.")] = 2,
+    cost: Annotated[
+        float, typer.Option(help="Share of the reward that more exploration may cost.")
+    ] = 0.05,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Run every candidate and compare.")
+    ] = True,
+    seeds: Annotated[
+        int, typer.Option(help="Number of seeds of that comparison; none of them made the log.")
+    ] = 2,
     settings: Settings = [],  # noqa: B006
 ) -> None:
     """Choose learning rates and exploration from logs.
@@ -205,7 +271,9 @@ def tune(
     if data is not None:
         config = config.with_values({"data.source": data})
     if check and seeds < 1:
-        raise ConfigError(f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it")
+        raise ConfigError(
+            f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it"
+        )
     dataset = open_dataset(config.data.source)
     with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
         tuned = choose(
@@ -213,7 +281,9 @@ def tune(
             dataset,
             server_rates=_numbers("server", server),
             client_rates=_numbers("client", client),
-            exploration=exploration_around(config) if explore is None else _numbers("explore", explore),
+            exploration=exploration_around(config)
+            if explore is None
+            else _numbers("explore", explore),
             engine=engine,
             estimator=_one_of("estimator", estimator, ("ips", "snips", "dr")),
             cost=cost,
@@ -227,7 +297,9 @@ def tune(
         what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
         measured = f"  run {found.rewards[number]:.4f}" if found else ""
         mark = "  <- chosen" if candidate is tuned.chosen else ""
-        print(f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{measured}  {what_is}{mark}")
+        print(
+            f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{measured}  {what_is}{mark}"
+        )
     for warning in tuned.chosen.estimate.warnings:
         print(f"warning: {warning}")
     for line in verdict(tuned, found):
@@ -240,7 +312,9 @@ def _numbers(option: str, text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{option}: expected numbers separated by commas, not {text!r}") from None
+        raise ConfigError(
+            f"--{option}: expected numbers separated by commas, not {text!r}"
+        ) from None
 
 
 def _one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
@@ -275,7 +349,9 @@ def _report(evaluation: Any, as_json: bool) -> None:
 
 
 def theory(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")] = Path("theory.png"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")
+    ] = Path("theory.png"),
     rounds: Annotated[int, typer.Option(help="Number of rounds of every run.")] = 600,
     every: Annotated[str, typer.Option(help="Rounds between deployments, separated by commas.")] = (
         "1,5,20,60,120,200,300,600"
@@ -283,9 +359,12 @@ def theory(
     seeds: Annotated[int, typer.Option(help="Number of runs for each deployment period.")] = 3,
     epsilon: Annotated[float, typer.Option(help="The ε of ε-greedy.")] = 0.1,
     gamma: Annotated[
-        float, typer.Option(help="The γ of FALCON without schedule; its μ is the number of actions.")
+        float,
+        typer.Option(help="The γ of FALCON without schedule; its μ is the number of actions."),
     ] = 100.0,
-    log_class: Annotated[float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")] = 45.0,
+    log_class: Annotated[
+        float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")
+    ] = 45.0,
     delta: Annotated[float, typer.Option(help="The probability that the bounds fail.")] = 0.05,
 ) -> None:
     """Compare regret bounds with the regret that is measured.
@@ -302,9 +381,13 @@ def theory(
     try:
         periods = [int(part) for part in every.split(",")]
     except ValueError:
-        raise ConfigError(f"--every: expected whole numbers separated by commas, not {every!r}") from None
+        raise ConfigError(
+            f"--every: expected whole numbers separated by commas, not {every!r}"
+        ) from None
     if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
-        raise ConfigError(f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1")
+        raise ConfigError(
+            f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1"
+        )
     study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
     try:
         setting, _ = study.setting(), Falcon(gamma=gamma)
@@ -320,18 +403,26 @@ def theory(
     if longest is None:
         print("even with a perfect oracle the federated bound is vacuous for every period")
     else:
-        print(f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period")
+        print(
+            f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period"
+        )
     print("constants are dropped: compare shapes, not heights")
     print(draw(study, rows, out))
 
 
 def regret(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    data: Annotated[str | None, typer.Option(help="The data set.", show_default="the run's")] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of full-information training for the best policy.")] = 200,
+    data: Annotated[
+        str | None, typer.Option(help="The data set.", show_default="the run's")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of full-information training for the best policy.")
+    ] = 200,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Client learning rate of that training.", show_default="that of pre-training"),
+        typer.Option(
+            help="Client learning rate of that training.", show_default="that of pre-training"
+        ),
     ] = None,
 ) -> None:
     """Estimate the regret of a run against the best policy.
@@ -356,9 +447,19 @@ def regret(
     reached = newest_state(run)
     now = max(1, reached.round)  # the world may have changed on the way there
     with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
-        best = best_in_class(experiment, engine, rounds=rounds, round_number=now, client_learning_rate=learning_rate)
-    found = estimated_regret(experiment, reached.weights, best, round_number=now, events=reached.events)
-    print(f"best of the class {found.best:.4f}, ours {found.ours:.4f}: regret {found.value:.4f} per event")
-    print("averaged over clients, each counting the same; the best is by full-information training on their data")
+        best = best_in_class(
+            experiment, engine, rounds=rounds, round_number=now, client_learning_rate=learning_rate
+        )
+    found = estimated_regret(
+        experiment, reached.weights, best, round_number=now, events=reached.events
+    )
+    print(
+        f"best of the class {found.best:.4f}, ours {found.ours:.4f}: regret {found.value:.4f} per event"
+    )
+    print(
+        "averaged over clients, each counting the same; the best is by full-information training on their data"
+    )
     if found.reference_beaten:
-        print("note: ours earned more than full-information training found; give it more rounds or another rate")
+        print(
+            "note: ours earned more than full-information training found; give it more rounds or another rate"
+        )

@@ -6,11 +6,18 @@ from typing import Annotated
 import typer
 
 Settings = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable.")
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable."),
 ]
-Workers = Annotated[int | None, typer.Option(help="Number of parallel runs.", show_default="one per core")]
-Engine = Annotated[str, typer.Option(help="Where runs are computed: threads (this machine) or ray (a cluster).")]
-RayAddress = Annotated[str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")]
+Workers = Annotated[
+    int | None, typer.Option(help="Number of parallel runs.", show_default="one per core")
+]
+Engine = Annotated[
+    str, typer.Option(help="Where runs are computed: threads (this machine) or ray (a cluster).")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")
+]
 
 
 def figure(
@@ -23,18 +30,26 @@ def figure(
         ),
     ],
     data: Annotated[
-        str | None, typer.Option(help="A data set folder.", show_default="embedded glyphs or topics")
+        str | None,
+        typer.Option(help="A data set folder.", show_default="embedded glyphs or topics"),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
-    scale: Annotated[float, typer.Option(help="Shorten rounds and deployment period to this share; try 0.05.")] = 1.0,
-    out: Annotated[Path, typer.Option("--out", "-o", file_okay=False, help="The folder for pictures and runs.")] = Path(
-        "figures"
-    ),
+    scale: Annotated[
+        float, typer.Option(help="Shorten rounds and deployment period to this share; try 0.05.")
+    ] = 1.0,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", file_okay=False, help="The folder for pictures and runs.")
+    ] = Path("figures"),
     tune: Annotated[
         bool,
-        typer.Option("--tune", help="First tune rates and exploration on the paper's grid, with separate seeds."),
+        typer.Option(
+            "--tune",
+            help="First tune rates and exploration on the paper's grid, with separate seeds.",
+        ),
     ] = False,
-    budget: Annotated[float | None, typer.Option(help="Minutes for --tune.", show_default="10")] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Minutes for --tune.", show_default="10")
+    ] = None,
     settings: Settings = [],  # noqa: B006 - typer's way to say "repeatable"
     workers: Workers = None,
     engine: Engine = "threads",
@@ -65,10 +80,17 @@ def figure(
 
 
 def gallery(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with figures that `fedbandit figure` has made.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("gallery.html"),
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders with figures that `fedbandit figure` has made.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "gallery.html"
+    ),
     into: Annotated[
-        list[Path], typer.Option(help="Markdown with begin and end marks for cards, details or table; repeatable.")
+        list[Path],
+        typer.Option(
+            help="Markdown with begin and end marks for cards, details or table; repeatable."
+        ),
     ] = [],  # noqa: B006
 ) -> None:
     """Put figures that were made on one page, with their verdicts.
@@ -87,10 +109,18 @@ def gallery(
 
 
 def sweep(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="The values to vary; see docs/your-own-data.md.")],
+    spec: Annotated[
+        Path,
+        typer.Argument(metavar="SPEC.toml", help="The values to vary; see docs/your-own-data.md."),
+    ],
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", file_okay=False, help="The folder for runs and tables; use it again to resume."),
+        typer.Option(
+            "--out",
+            "-o",
+            file_okay=False,
+            help="The folder for runs and tables; use it again to resume.",
+        ),
     ],
     workers: Workers = None,
     engine: Engine = "threads",
@@ -121,12 +151,18 @@ def compare(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", file_okay=False, help="The folder for runs, picture and tables; use it again to resume."
+            "--out",
+            "-o",
+            file_okay=False,
+            help="The folder for runs, picture and tables; use it again to resume.",
         ),
     ] = Path("comparison"),
     seeds: Annotated[int, typer.Option(help="Number of seeds; they are 0, 1, 2 and so on.")] = 5,
     against: Annotated[
-        str | None, typer.Option(help="The configuration to compare with, as the table names it.", show_default="best")
+        str | None,
+        typer.Option(
+            help="The configuration to compare with, as the table names it.", show_default="best"
+        ),
     ] = None,
     settings: Settings = [],  # noqa: B006
     workers: Workers = None,
@@ -154,12 +190,16 @@ def compare(
     typer.echo(f"{found}\n\n{found.in_words()}\n")
     for problem in results.problems:
         typer.echo(f"note: {problem}")
-    typer.echo(f"picture: {out / 'comparison.png'}; table: {' and '.join(map(str, tables))}; report: {page}")
+    typer.echo(
+        f"picture: {out / 'comparison.png'}; table: {' and '.join(map(str, tables))}; report: {page}"
+    )
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders that contain runs.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write one HTML page about runs: curves, parameters, data.
 
@@ -178,7 +218,9 @@ def watch(
     from fedbandit.report.watch import make_server
 
     server = make_server(folder, port)
-    typer.echo(f"following {folder} on http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C to stop)")
+    typer.echo(
+        f"following {folder} on http://127.0.0.1:{server.server_address[1]}/ (Ctrl-C to stop)"
+    )
     try:
         server.serve_forever()
     except KeyboardInterrupt:
@@ -192,12 +234,19 @@ def advise(
     budget: Annotated[float, typer.Option(help="Approximate time in minutes.")] = 10.0,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", file_okay=False, help="The folder for runs and advice; use it again to resume."),
+        typer.Option(
+            "--out",
+            "-o",
+            file_okay=False,
+            help="The folder for runs and advice; use it again to resume.",
+        ),
     ] = Path("advice"),
     scenario: Annotated[
         str, typer.Option(help="The scenario: scratch, init, init-shift or my_module:MyScenario.")
     ] = "init",
-    epsilon: Annotated[float, typer.Option(help="The epsilon whose cost to measure; 0 for none.")] = 8.0,
+    epsilon: Annotated[
+        float, typer.Option(help="The epsilon whose cost to measure; 0 for none.")
+    ] = 8.0,
     workers: Workers = None,
     engine: Engine = "threads",
     ray_address: RayAddress = None,
@@ -213,11 +262,15 @@ def advise(
     from fedbandit.studies.advice_words import advice_of, recommended
 
     with runner_of(engine, ray_address, workers) as runner:
-        held = hold(data, budget, out, scenario=scenario, epsilon=epsilon or None, runner=runner, say=_note)
+        held = hold(
+            data, budget, out, scenario=scenario, epsilon=epsilon or None, runner=runner, say=_note
+        )
     text = str(advice_of(held))
     write_text(out / "advice.md", text)
     write_text(out / "recommended.toml", recommended(held).to_toml())
-    typer.echo(f"{text}\nThis text: {out / 'advice.md'}; as a page: {write_advice(held, out / 'advice.html')}")
+    typer.echo(
+        f"{text}\nThis text: {out / 'advice.md'}; as a page: {write_advice(held, out / 'advice.html')}"
+    )
     typer.echo(f"Run it: fedbandit run {out / 'recommended.toml'} -o runs/recommended")
 
 
@@ -228,20 +281,33 @@ def _note(text: str) -> None:
 
 def drift(
     kind: Annotated[
-        str, typer.Option(help="The change: permute (labels), appear (actions) or rotate (preferences).")
+        str,
+        typer.Option(
+            help="The change: permute (labels), appear (actions) or rotate (preferences)."
+        ),
     ] = "permute",
-    data: Annotated[str, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = "topics",
-    at: Annotated[str, typer.Option(help="Rounds before which the change happens, separated by commas.")] = "200",
+    data: Annotated[
+        str, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
+    ] = "topics",
+    at: Annotated[
+        str, typer.Option(help="Rounds before which the change happens, separated by commas.")
+    ] = "200",
     rounds: Annotated[int, typer.Option(help="Number of rounds of each run.")] = 400,
     deploy_every: Annotated[int, typer.Option(help="Rounds between deployments.")] = 10,
     policies: Annotated[
-        str, typer.Option(help="Policies, separated by commas; parameters behind a name: 'softmax floor=0.05'.")
+        str,
+        typer.Option(
+            help="Policies, separated by commas; parameters behind a name: 'softmax floor=0.05'."
+        ),
     ] = "greedy,epsilon-greedy,softmax,falcon",
     seeds: Annotated[int, typer.Option(help="Number of runs of each policy.")] = 3,
     settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable.")
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Set any value of every run; repeatable."),
     ] = [],  # noqa: B006
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")] = Path("drift.png"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")
+    ] = Path("drift.png"),
     workers: Workers = None,
 ) -> None:
     """Measure how each policy recovers after a sudden change.
@@ -278,7 +344,9 @@ def drift(
         raise ConfigError("--policies: name at least one")
     edges = [1, *changes, rounds + 1]
     if seeds < 1 or any(later - earlier < study.window for earlier, later in pairwise(edges)):
-        raise ConfigError(f"--at, --rounds: leave at least {study.window} rounds before, between and after changes")
+        raise ConfigError(
+            f"--at, --rounds: leave at least {study.window} rounds before, between and after changes"
+        )
     require_picture(out)
     names = {policy: name_of(policy, config) for policy, config in members(study).items()}
     runs = out.with_name(f"{out.stem}-runs")
@@ -289,6 +357,10 @@ def drift(
         on_end=telling(lambda text: typer.echo(text, err=True)),
     )
     typer.echo(table(study, outcomes))
-    title = {"permute": "Labels trade places", "appear": "New actions appear", "rotate": "Preferences rotate"}
+    title = {
+        "permute": "Labels trade places",
+        "appear": "New actions appear",
+        "rotate": "Preferences rotate",
+    }
     shown = f"{title.get(kind, kind)} ({open_dataset(data).header.name}, {seeds} seeds)"
     typer.echo(f"{draw(study, outcomes, out, shown)}; runs: {runs}")

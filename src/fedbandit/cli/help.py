@@ -33,11 +33,21 @@ class _Interrupted(FedbanditError):
     exit_code = 130
 
 
-def _write_parameters(command: click.Command, context: click.Context, formatter: click.HelpFormatter) -> None:
+def _write_parameters(
+    command: click.Command, context: click.Context, formatter: click.HelpFormatter
+) -> None:
     """Arguments, then options. Typer escapes brackets for rich even if it prints plain text."""
     for kind in ("argument", "option"):
-        chosen = [parameter for parameter in command.get_params(context) if parameter.param_type_name == kind]
-        records = [record for parameter in chosen if (record := parameter.get_help_record(context)) is not None]
+        chosen = [
+            parameter
+            for parameter in command.get_params(context)
+            if parameter.param_type_name == kind
+        ]
+        records = [
+            record
+            for parameter in chosen
+            if (record := parameter.get_help_record(context)) is not None
+        ]
         if records:
             with formatter.section(f"{kind.title()}s"):
                 formatter.write_dl([(names, _plain(text)) for names, text in records])
@@ -67,7 +77,9 @@ class _Group(TyperGroup):
         for name, command in self.commands.items():
             summary = " ".join((command.help or "").split("\n\n")[0].split()).removesuffix(".")
             section = getattr(command, "rich_help_panel", None)
-            sections[section if isinstance(section, Section) else Section.COMMANDS].append((name, summary))
+            sections[section if isinstance(section, Section) else Section.COMMANDS].append(
+                (name, summary)
+            )
         widest = max(len(name) for name in self.commands)
         for section, rows in sections.items():
             if rows:
@@ -76,8 +88,16 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
-            inner = [f"{name} {args[0]}" for name, group in self.commands.items() if args[0] in _commands_of(group)]
-            hint = f"; did you mean {' or '.join(inner)}?" if inner else nearest(args[0], self.commands)
+            inner = [
+                f"{name} {args[0]}"
+                for name, group in self.commands.items()
+                if args[0] in _commands_of(group)
+            ]
+            hint = (
+                f"; did you mean {' or '.join(inner)}?"
+                if inner
+                else nearest(args[0], self.commands)
+            )
             raise click.UsageError(f"no such command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 

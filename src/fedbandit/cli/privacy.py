@@ -12,26 +12,41 @@ from fedbandit.cli.help import Commands
 
 app = Commands("Compute epsilon, noise and clip norms; audit the mechanism.")
 Population = Annotated[int, typer.Option(help="Number of clients that may take part.")]
-ClientsPerRound = Annotated[int, typer.Option(help="Clients per round: on average with poisson, otherwise exactly.")]
-Noise = Annotated[float, typer.Option(help="Noise multiplier: standard deviation divided by the clip norm.")]
+ClientsPerRound = Annotated[
+    int, typer.Option(help="Clients per round: on average with poisson, otherwise exactly.")
+]
+Noise = Annotated[
+    float, typer.Option(help="Noise multiplier: standard deviation divided by the clip norm.")
+]
 Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
 Delta = Annotated[float, typer.Option(help="Delta, well below 1/population.")]
 Accountant = Annotated[str, typer.Option(help="The accountant: rdp or pld (tighter).")]
-Mechanism = Annotated[str, typer.Option(help="The mechanism: dp-fedavg, dp-ftrl, banded-mf or blt.")]
+Mechanism = Annotated[
+    str, typer.Option(help="The mechanism: dp-fedavg, dp-ftrl, banded-mf or blt.")
+]
 Sampling = Annotated[
     str | None,
     typer.Option(
-        help="The sampling: poisson, cyclic-poisson, fixed or min-separation.", show_default="what suits the mechanism"
+        help="The sampling: poisson, cyclic-poisson, fixed or min-separation.",
+        show_default="what suits the mechanism",
     ),
 ]
 Separation = Annotated[
     int | None,
-    typer.Option(help="Rounds between two participations of a client.", show_default="as many as possible"),
+    typer.Option(
+        help="Rounds between two participations of a client.", show_default="as many as possible"
+    ),
 ]
-Bands = Annotated[int | None, typer.Option(help="Bands of banded-mf.", show_default="32, or the separation if less")]
+Bands = Annotated[
+    int | None,
+    typer.Option(help="Bands of banded-mf.", show_default="32, or the separation if less"),
+]
 What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
 Settings = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
+    list[str],
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable."
+    ),
 ]
 
 
@@ -47,12 +62,24 @@ def epsilon(
     sampling: Sampling = None,
     separation: Separation = None,
     bands: Bands = None,
-    runs: Annotated[int, typer.Option(min=1, help="Runs on the same clients, as in a sweep: all of them count.")] = 1,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Runs on the same clients, as in a sweep: all of them count.")
+    ] = 1,
 ) -> None:
     """Print epsilon, and below it the assumptions."""
     from fedbandit.privacy.reporting import sweep_cost
 
-    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, bands, noise=noise)
+    ledger = _ledger(
+        population,
+        clients_per_round,
+        rounds,
+        delta,
+        mechanism,
+        sampling,
+        separation,
+        bands,
+        noise=noise,
+    )
     _print_epsilon(ledger, accountant)
     if runs > 1:
         print(sweep_cost(ledger, runs)["note"])
@@ -86,7 +113,9 @@ def noise(
     )
     print(f"{ledger.plan.noise_multiplier:g}")
     spent = ledger.epsilon(rounds) if accountant == "rdp" else ledger.tight_epsilon(rounds)
-    print(f"epsilon {spent:.4f} of {epsilon:g} at delta {delta:g} by {accountant.upper()} after {rounds} rounds")
+    print(
+        f"epsilon {spent:.4f} of {epsilon:g} at delta {delta:g} by {accountant.upper()} after {rounds} rounds"
+    )
     _print_assumptions(ledger.plan)
 
 
@@ -98,9 +127,15 @@ def compare(
     rounds: Rounds,
     delta: Delta = 1e-6,
     accountant: Accountant = "rdp",
-    momentum: Annotated[float, typer.Option(min=0, max=0.999, help="Momentum of the server's optimiser.")] = 0.0,
-    bands: Annotated[int | None, typer.Option(help="Bands of banded-mf.", show_default="4, 8, 16 and 32")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw them too (.png, .svg or .pdf).")] = None,
+    momentum: Annotated[
+        float, typer.Option(min=0, max=0.999, help="Momentum of the server's optimiser.")
+    ] = 0.0,
+    bands: Annotated[
+        int | None, typer.Option(help="Bands of banded-mf.", show_default="4, 8, 16 and 32")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Draw them too (.png, .svg or .pdf).")
+    ] = None,
 ) -> None:
     """Print the noise that each mechanism leaves in the weights.
 
@@ -135,7 +170,9 @@ def compare(
 @app.command()
 def extrapolate(
     scale: Annotated[float, typer.Option(help="Factor by which clients per round and noise grow.")],
-    population: Annotated[int, typer.Option(help="Number of clients that may take part after scaling.")],
+    population: Annotated[
+        int, typer.Option(help="Number of clients that may take part after scaling.")
+    ],
     clients_per_round: ClientsPerRound,
     noise: Noise,
     rounds: Rounds,
@@ -165,7 +202,9 @@ def extrapolate(
 
 @app.command()
 def plot(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write (.png, .svg or .pdf).")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The picture to write (.png, .svg or .pdf).")
+    ],
     population: Population,
     clients_per_round: ClientsPerRound,
     noise: Noise,
@@ -181,17 +220,25 @@ def plot(
 
     if noise == 0:
         raise ConfigError("--noise: without noise there is no epsilon to draw")
-    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise)
+    ledger = _ledger(
+        population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise
+    )
     print(draw_epsilon(ledger, out))
 
 
 @app.command("clip-norm")
 def clip_norm(
     what: What,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of each run.", show_default="as configured")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of each run.", show_default="as configured")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
+    ] = None,
     quantile: Annotated[float, typer.Option(help="Quantile of the update norms.")] = 0.5,
-    grid: Annotated[bool, typer.Option(help="Then try learning rates around the configured ones.")] = True,
+    grid: Annotated[
+        bool, typer.Option(help="Then try learning rates around the configured ones.")
+    ] = True,
     settings: Settings = [],  # noqa: B006
 ) -> None:
     """Find a clip norm without noise, then learning rates for it.
@@ -210,15 +257,21 @@ def clip_norm(
     found = estimate_norm(config, dataset, quantile)
     norm = rounded(found)
     print(f"{norm:g}")
-    print(f"adaptive clipping at quantile {quantile:g} without noise settled at {found:.4g} in {config.rounds} rounds")
+    print(
+        f"adaptive clipping at quantile {quantile:g} without noise settled at {found:.4g} in {config.rounds} rounds"
+    )
     if grid:
         print("server rate  client rate  running reward")
         tried = []
         for point in try_rates(config, norm, dataset):
             reward = "diverged" if point.running_reward is None else f"{point.running_reward:.4f}"
-            print(f"{point.server_learning_rate:>11g}  {point.client_learning_rate:>11g}  {reward:>14}")
+            print(
+                f"{point.server_learning_rate:>11g}  {point.client_learning_rate:>11g}  {reward:>14}"
+            )
             tried.append(point)
-        best = max(tried, key=lambda point: -1.0 if point.running_reward is None else point.running_reward)
+        best = max(
+            tried, key=lambda point: -1.0 if point.running_reward is None else point.running_reward
+        )
         print(
             f"next: --set clipping.norm={norm:g} --set server.learning_rate={best.server_learning_rate:g}"
             f" --set client.learning_rate={best.client_learning_rate:g}"
@@ -240,19 +293,29 @@ def audit(
     adaptive: Annotated[
         bool, typer.Option("--adaptive", help="Adaptive clipping, whose count is attacked too.")
     ] = False,
-    source: Annotated[str, typer.Option(help="Whose noise: simulation, deployment or both.")] = "both",
+    source: Annotated[
+        str, typer.Option(help="Whose noise: simulation, deployment or both.")
+    ] = "both",
     trials: Annotated[
         int | None,
         typer.Option(
-            min=50, help="Planted clients, half of them absent.", show_default="enough to find half the noise"
+            min=50,
+            help="Planted clients, half of them absent.",
+            show_default="enough to find half the noise",
         ),
     ] = None,
     actual_noise: Annotated[
-        float | None, typer.Option(min=0, help="Add this noise instead of the stated one, to see the audit fail.")
+        float | None,
+        typer.Option(
+            min=0, help="Add this noise instead of the stated one, to see the audit fail."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the audit's own draws.")] = 0,
     table: Annotated[
-        int | None, typer.Option(min=1, help="Audit every mechanism so many times with half the noise and with all.")
+        int | None,
+        typer.Option(
+            min=1, help="Audit every mechanism so many times with half the noise and with all."
+        ),
     ] = None,
 ) -> None:
     """Attack the noise of rounds with planted clients.
@@ -301,7 +364,9 @@ def _print_finding(found: Any) -> None:
     if found.trials >= found.needed:
         print(f"  {found.trials} planted clients: an audit of this size {found_by}")
     else:
-        print(f"  {found.trials} planted clients decide nothing: it takes {found.needed} until an audit {found_by}")
+        print(
+            f"  {found.trials} planted clients decide nothing: it takes {found.needed} until an audit {found_by}"
+        )
 
 
 def _print_audit_table(repetitions: int) -> None:
@@ -345,11 +410,17 @@ def _ledger(
         "bands": bands,
         "accountant": accountant,
     }
-    return build_ledger(_config(clients_per_round, rounds, privacy, adaptive=adaptive), population, pretrained=False)
+    return build_ledger(
+        _config(clients_per_round, rounds, privacy, adaptive=adaptive), population, pretrained=False
+    )
 
 
 def _config(
-    clients_per_round: int, rounds: int, privacy: dict[str, Any], momentum: float = 0.0, adaptive: bool = False
+    clients_per_round: int,
+    rounds: int,
+    privacy: dict[str, Any],
+    momentum: float = 0.0,
+    adaptive: bool = False,
 ) -> Any:
     """A run with these values whose server adds up what it gets."""
     from fedbandit.config import Config
@@ -382,7 +453,13 @@ def _print_epsilon(ledger: Any, accountant: str) -> None:
     by_rdp = _accountant(accountant) == "rdp"
     found = ledger.epsilon(plan.rounds) if by_rdp else ledger.tight_epsilon(plan.rounds)
     print(show(found))
-    by = "RDP" if by_rdp else "RDP (too large for PLD to be worth the time)" if hopeless(found) else "PLD"
+    by = (
+        "RDP"
+        if by_rdp
+        else "RDP (too large for PLD to be worth the time)"
+        if hopeless(found)
+        else "PLD"
+    )
     print(f"epsilon at delta {plan.delta:g} by {by}: {verdict(found)}")
     _print_assumptions(plan)
 

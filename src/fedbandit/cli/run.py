@@ -8,22 +8,44 @@ import typer
 
 def run(
     what: Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The run folder; use the same one again to resume.")],
-    data: Annotated[str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of bandit rounds; more extend a finished run.")] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The run folder; use the same one again to resume.")
+    ],
+    data: Annotated[
+        str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of bandit rounds; more extend a finished run.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of the bandit phase.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Worker threads; results do not depend on their number.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Where clients are computed: threads or ray.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Worker threads; results do not depend on their number.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where clients are computed: threads or ray.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="Torch device: cpu, cuda, cuda:1.")] = None,
     settings: Annotated[
-        list[str], typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable.")
+        list[str],
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable."
+        ),
     ] = [],  # noqa: B006
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints; 0 for every round.")] = 20,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Seconds between checkpoints; 0 for every round.")
+    ] = 20,
     tracker: Annotated[
-        str | None, typer.Option(help="Also send metrics to tensorboard, mlflow, wandb or my_module:MyTracker.")
+        str | None,
+        typer.Option(
+            help="Also send metrics to tensorboard, mlflow, wandb or my_module:MyTracker."
+        ),
     ] = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Print the time spent in each step.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print the time spent in each step.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Run a simulation into a folder, or resume it.
@@ -80,7 +102,9 @@ def run(
         _print_profile(outcome.profile)
 
 
-def presets(names_only: Annotated[bool, typer.Option("--names", help="Print the names only.")] = False) -> None:
+def presets(
+    names_only: Annotated[bool, typer.Option("--names", help="Print the names only.")] = False,
+) -> None:
     """List the presets: the paper's tables with their parameters."""
     from fedbandit.presets import all_presets, describe
 
@@ -94,7 +118,9 @@ def presets(names_only: Annotated[bool, typer.Option("--names", help="Print the 
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for runs and picture.")] = Path("demo"),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for runs and picture.")
+    ] = Path("demo"),
 ) -> None:
     """Compare four policies on embedded data in two minutes."""
     from fedbandit.report.report import demo as run_demo

@@ -31,7 +31,10 @@ class Quantize:
         places = update / scale * self.levels if scale > 0 else np.zeros_like(update)
         lower = np.floor(places)
         steps = lower + (rng.random(len(update)) < places - lower)
-        return {"codes": self._pack(steps.astype(np.int32) + self.levels), "scale": np.array([scale], update.dtype)}
+        return {
+            "codes": self._pack(steps.astype(np.int32) + self.levels),
+            "scale": np.array([scale], update.dtype),
+        }
 
     def decode(self, payload: Vectors, size: int) -> np.ndarray:
         scale: np.floating = payload["scale"][0]
@@ -50,5 +53,7 @@ class Quantize:
     def _unpack(self, packed: np.ndarray, size: int) -> np.ndarray:
         if self.bits in (8, 16):
             return packed.view(f"<u{self.bits // 8}").astype(np.int32)
-        digits = np.unpackbits(packed, count=size * self.bits, bitorder="little").reshape(size, self.bits)
+        digits = np.unpackbits(packed, count=size * self.bits, bitorder="little").reshape(
+            size, self.bits
+        )
         return np.asarray(digits.astype(np.int32) @ (1 << np.arange(self.bits)))

@@ -23,7 +23,9 @@ class TopK:
         smallest = np.partition(sizes, len(sizes) - k)[len(sizes) - k]
         above, equal = np.flatnonzero(sizes > smallest), np.flatnonzero(sizes == smallest)
         places = np.sort(np.concatenate([above, equal[: k - len(above)]]))
-        if not np.isfinite(update).all():  # an update that is not finite must not look as if it were
+        if not np.isfinite(
+            update
+        ).all():  # an update that is not finite must not look as if it were
             places = np.flatnonzero(~np.isfinite(update))[:1]
         return {"places": places.astype(np.uint32), "values": update[places]}
 

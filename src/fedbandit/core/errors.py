@@ -66,4 +66,6 @@ def needing(what: str) -> Iterator[None]:
         extra = EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:  # a package of the user's own, or a mistake of ours
             raise
-        raise MissingExtra(f"{what} needs fedbandit[{extra}]: pip install 'fedbandit[{extra}]'") from None
+        raise MissingExtra(
+            f"{what} needs fedbandit[{extra}]: pip install 'fedbandit[{extra}]'"
+        ) from None

@@ -30,7 +30,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name, for good."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")  # others may write it too
+    temporary = path.with_name(
+        f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp"
+    )  # others may write it too
     try:
         with open(temporary, "wb") as file:
             write(file)
@@ -108,7 +110,11 @@ def shallow(values: dict[str, Any]) -> dict[str, Any]:
     """The values, if they are nested no deeper than anything that walks through them can go; else `ValueError`."""
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
-        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        inner = [
+            list(one.values()) if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        ]
         level = [value for values in inner for value in values]
         if not level:
             return values
@@ -150,7 +156,9 @@ def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
         for reach in (enough, enough * 64):
             start = max(0, size - reach)
             file.seek(start)
-            lines = file.read(reach).split(b"\n")[0 if start == 0 else 1 : -1]  # neither a torn end nor a torn start
+            lines = file.read(reach).split(b"\n")[
+                0 if start == 0 else 1 : -1
+            ]  # neither a torn end nor a torn start
             if lines or start == 0:
                 return lines
     raise ValueError(f"{path.name} has a line of more than {reach // 1_000_000} MB")
@@ -199,7 +207,9 @@ def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple
     """The same as two parts, a small one and that of the arrays, to be written without another copy."""
     from safetensors.numpy import save
 
-    header, data = _split(save({name: np.ascontiguousarray(array) for name, array in tensors.items()}))
+    header, data = _split(
+        save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+    )
     header["__metadata__"] = dict(texts)
     header["__metadata__"][_CHECKSUM] = _checksum(header, data)
     text = json.dumps(header).encode()

@@ -46,7 +46,9 @@ def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
         entry = builder.bitcast(builder.gep(entries, [arguments[1]]), byte)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        builder.call(fetch, [entry, number(0), number(3), number(1)])  # to read, into every level, data
+        builder.call(
+            fetch, [entry, number(0), number(3), number(1)]
+        )  # to read, into every level, data
         return context.get_dummy_value()
 
     return numba.void(array, index), code
@@ -57,7 +59,9 @@ prefetch: Any = intrinsic(_prefetch)
 _11 = np.uint64(11)
 
 
-def uniforms(seed: int, purpose: Purpose, times: np.ndarray, clients: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def uniforms(
+    seed: int, purpose: Purpose, times: np.ndarray, clients: np.ndarray, positions: np.ndarray
+) -> np.ndarray:
     """A float64 in [0, 1) for every (time, client, position): `randomness.uniforms` of the same address."""
     drawn: np.ndarray = _uniforms(_start(seed, purpose), times, clients, positions)
     return drawn
@@ -104,7 +108,11 @@ def _random_examples(start, times, clients, offsets, limit):  # type: ignore[no-
         size = offsets[clients[pair] + 1] - offsets[clients[pair]]
         most = max(most, size)
         total += size if limit < 0 else min(size, limit)
-    owner, positions, rows = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    owner, positions, rows = (
+        np.empty(total, np.int64),
+        np.empty(total, np.int64),
+        np.empty(total, np.int64),
+    )
     keys, order = np.empty(most, np.uint64), np.empty(most, np.int64)
     ends = np.empty(2 * most + 2, np.int64)
     end = 0
@@ -327,7 +335,11 @@ def best_rewards(offsets, labels, actions, exact, near, near_value):  # type: ig
 def fresh_sums(bounds, fresh, rewards, propensities):  # type: ignore[no-untyped-def]
     """For each client of some events: how many are fresh, and the sums of their rewards and propensities."""
     clients = len(bounds) - 1
-    counts, reward_sums, propensity_sums = np.zeros(clients, np.int64), np.zeros(clients), np.zeros(clients)
+    counts, reward_sums, propensity_sums = (
+        np.zeros(clients, np.int64),
+        np.zeros(clients),
+        np.zeros(clients),
+    )
     for client in range(clients):
         for i in range(bounds[client], bounds[client + 1]):
             if fresh[i]:
@@ -345,7 +357,9 @@ def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-
         row = scores[i]
         for label in labels[offsets[i] : offsets[i + 1]]:
             mine, before = row[label], np.int32(0)
-            for a in range(len(row)):  # in vectors, since it neither ends early nor depends on the label
+            for a in range(
+                len(row)
+            ):  # in vectors, since it neither ends early nor depends on the label
                 before += np.int32(row[a] > mine)
             if before < top and mine == mine:  # what is not a number is never among the best
                 for a in range(label):

@@ -29,8 +29,16 @@ class JsonLines(logging.Formatter):
     """A record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        found: dict[str, object] = {"time": when, "level": record.levelname.lower(), "message": record.getMessage()}
+        when = (
+            datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
+        found: dict[str, object] = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
         found |= getattr(record, "facts", {})
         if repeated := getattr(record, "repeated", 0):
             found["repeated"] = repeated
@@ -45,10 +53,15 @@ class NoRepeats(logging.Filter):
     def __init__(self, seconds: float = _AGAIN) -> None:
         super().__init__()
         self._seconds = seconds
-        self._last: dict[str, tuple[str, float, int]] = {}  # template -> text, when, how often left out since
+        self._last: dict[
+            str, tuple[str, float, int]
+        ] = {}  # template -> text, when, how often left out since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        text, (before, when, left_out) = record.getMessage(), self._last.get(str(record.msg), ("", 0.0, 0))
+        text, (before, when, left_out) = (
+            record.getMessage(),
+            self._last.get(str(record.msg), ("", 0.0, 0)),
+        )
         if text == before and record.created - when < self._seconds and not record.exc_info:
             self._last[str(record.msg)] = (text, when, left_out + 1)
             return False
@@ -59,7 +72,9 @@ class NoRepeats(logging.Filter):
 
 def rotating(path: Path, size: int = _BYTES, kept: int = _KEPT) -> logging.Handler:
     """A handler for such a file of at most `size` bytes, and as many in each of `kept` older ones."""
-    handler = RotatingFileHandler(path, maxBytes=size, backupCount=kept, encoding="utf-8", delay=True)
+    handler = RotatingFileHandler(
+        path, maxBytes=size, backupCount=kept, encoding="utf-8", delay=True
+    )
     handler.setFormatter(JsonLines())
     handler.addFilter(NoRepeats())
     return handler

@@ -16,7 +16,9 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 
-PATIENCE = "FEDBANDIT_PATIENCE"  # seconds; 0: compile at once, inf: never where there is a plain form
+PATIENCE = (
+    "FEDBANDIT_PATIENCE"  # seconds; 0: compile at once, inf: never where there is a plain form
+)
 
 
 class Loops:

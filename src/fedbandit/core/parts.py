@@ -31,7 +31,9 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
     return getattr(module, attribute)
 
 
-def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any) -> Any:
+def construct(
+    path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any
+) -> Any:
     """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path."""
     accepted = check_keys(path, make, parameters, len(leading))
     values = {key: _typed(f"{path}.{key}", make, key, value) for key, value in parameters.items()}
@@ -39,7 +41,11 @@ def construct(path: str, make: Callable[..., Any], parameters: Mapping[str, Any]
         return make(*leading, **values)
     except TypeError as error:
         signature = inspect.signature(make).parameters
-        missing = [k for k in accepted if k not in values and signature[k].default is inspect.Parameter.empty]
+        missing = [
+            k
+            for k in accepted
+            if k not in values and signature[k].default is inspect.Parameter.empty
+        ]
         if missing:
             raise ConfigError(f"{path}.{missing[0]}: missing") from None
         raise ConfigError(f"{path}: {error}") from None
@@ -68,7 +74,9 @@ def check_keys(
         raise ConfigError(f"{path}: {make!r} cannot be made with parameters") from None
     for key in parameters:
         if key not in accepted:
-            raise ConfigError(f"{path}.{key}: unknown key{_meant(key, make, [*accepted, *beside], others or {})}")
+            raise ConfigError(
+                f"{path}.{key}: unknown key{_meant(key, make, [*accepted, *beside], others or {})}"
+            )
     return accepted
 
 
@@ -81,13 +89,19 @@ def _meant(key: str, make: Any, known: Iterable[str], others: Mapping[str, Any])
     return f"{chosen}; {' and '.join(takers)} take{'s' * (len(takers) == 1)} it"
 
 
-def with_defaults(make: Callable[..., Any], parameters: Mapping[str, Any], leading: int = 0) -> dict[str, Any]:
+def with_defaults(
+    make: Callable[..., Any], parameters: Mapping[str, Any], leading: int = 0
+) -> dict[str, Any]:
     """The parameters that `make` is called with, its own defaults included where JSON can hold them."""
     try:
         known = list(inspect.signature(make).parameters.values())[leading:]
     except (TypeError, ValueError):
         return dict(parameters)
-    defaults = {one.name: one.default for one in known if isinstance(one.default, bool | int | float | str | None)}
+    defaults = {
+        one.name: one.default
+        for one in known
+        if isinstance(one.default, bool | int | float | str | None)
+    }
     return {**defaults, **parameters}
 
 
@@ -111,7 +125,11 @@ def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
         wanted = inspect.signature(make, eval_str=True).parameters[key].annotation
     if wanted is inspect.Parameter.empty or _is_plainly(value, wanted):
         return value
-    from pydantic import ConfigDict, TypeAdapter, ValidationError  # a device with plain parameters does without
+    from pydantic import (  # a device with plain parameters does without
+        ConfigDict,
+        TypeAdapter,
+        ValidationError,
+    )
 
     adapter = TypeAdapter(wanted, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
     try:
@@ -124,7 +142,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"client": {"learning_rate": 0.1}}` becomes `{"client.learning_rate": 0.1}`; keys may be dotted already."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= (
+            flatten(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 

@@ -30,7 +30,9 @@ def draw_actions(probabilities: np.ndarray, uniforms: np.ndarray) -> tuple[np.nd
     cumulative = np.cumsum(probabilities, axis=1)
     threshold = uniforms.astype(cumulative.dtype) * cumulative[:, -1]
     actions = (cumulative <= threshold[:, None]).sum(axis=1)
-    overshot = np.flatnonzero(actions == probabilities.shape[1])  # the threshold was rounded up to the total
+    overshot = np.flatnonzero(
+        actions == probabilities.shape[1]
+    )  # the threshold was rounded up to the total
     for row in overshot:
         actions[row] = np.flatnonzero(probabilities[row])[-1]
     return actions, np.take_along_axis(probabilities, actions[:, None], axis=1)[:, 0]
@@ -46,7 +48,10 @@ def best_rewards(
 ) -> np.ndarray:
     """The best of what an example's labels give for its action, at least 0."""
     rewards = np.zeros(len(actions), np.float32)
-    row, own = np.repeat(np.arange(len(actions)), np.diff(offsets)), labels[offsets[0] : offsets[-1]]
+    row, own = (
+        np.repeat(np.arange(len(actions)), np.diff(offsets)),
+        labels[offsets[0] : offsets[-1]],
+    )
     for answers, values in ((own, exact), (near[own], near_value)):
         right = actions[row] == answers
         np.maximum.at(rewards, row[right], values[own[right]])
@@ -68,11 +73,16 @@ def fresh_sums(
 
 def labels_among_best(scores: np.ndarray, offsets: np.ndarray, labels: np.ndarray, top: int) -> int:
     """How many labels are among the best-scored `top` actions of their example; the lower index among equals."""
-    row, own = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)), labels[offsets[0] : offsets[-1]]
+    row, own = (
+        np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)),
+        labels[offsets[0] : offsets[-1]],
+    )
     mine = scores[row, own][:, None]
     lower = np.arange(scores.shape[1]) < own[:, None]
     before = np.where(lower, scores[row] >= mine, scores[row] > mine).sum(axis=1)
-    return int(((before < top) & (mine[:, 0] == mine[:, 0])).sum())  # what is not a number is never among the best
+    return int(
+        ((before < top) & (mine[:, 0] == mine[:, 0])).sum()
+    )  # what is not a number is never among the best
 
 
 def all_finite(numbers: np.ndarray) -> bool:
@@ -105,7 +115,11 @@ def gathered_offsets(offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def gather(
-    offsets: np.ndarray, source: np.ndarray, rows: np.ndarray, target_offsets: np.ndarray, target: np.ndarray
+    offsets: np.ndarray,
+    source: np.ndarray,
+    rows: np.ndarray,
+    target_offsets: np.ndarray,
+    target: np.ndarray,
 ) -> None:
     """Copy the entries of the given rows, one row after the other."""
     moved = np.repeat(offsets[rows] - target_offsets[:-1], np.diff(target_offsets))

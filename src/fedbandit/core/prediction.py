@@ -37,11 +37,17 @@ class Prediction:
 
     def like(self, n: int) -> "Prediction":
         """A prediction of the same kind for n contexts, all zero."""
-        return Prediction(*(None if a is None else np.zeros((n, *a.shape[1:]), a.dtype) for a in self._arrays()))  # type: ignore[arg-type]
+        return Prediction(
+            *(None if a is None else np.zeros((n, *a.shape[1:]), a.dtype) for a in self._arrays())
+        )  # type: ignore[arg-type]
 
     def finite(self) -> np.ndarray:
         """Which rows hold finite numbers only: bool [n]."""
-        checks = [np.isfinite(a).all(axis=tuple(range(1, a.ndim))) for a in self._arrays() if a is not None]
+        checks = [
+            np.isfinite(a).all(axis=tuple(range(1, a.ndim)))
+            for a in self._arrays()
+            if a is not None
+        ]
         sound: np.ndarray = np.logical_and.reduce(checks)
         return sound
 

@@ -57,12 +57,17 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def handling(handle: Callable[[int], None], numbers: tuple[signal.Signals, ...] = STOPPING) -> Iterator[None]:
+def handling(
+    handle: Callable[[int], None], numbers: tuple[signal.Signals, ...] = STOPPING
+) -> Iterator[None]:
     """Call `handle(number)` for each of these signals; only the main thread can, elsewhere nothing is changed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda received, frame: handle(received)) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda received, frame: handle(received))
+        for number in numbers
+    }
     try:
         yield
     finally:

@@ -67,7 +67,9 @@ class _Tally:
     done: float
     started: float
     note: str = ""
-    first: tuple[float, float] | None = None  # done and seconds after the first step, which compiles and opens files
+    first: tuple[float, float] | None = (
+        None  # done and seconds after the first step, which compiles and opens files
+    )
 
     def seconds(self) -> float:
         return time.monotonic() - self.started
@@ -86,7 +88,11 @@ class _Tally:
         if self.first is None or self.done <= self.first[0]:
             return [share]
         rate = (self.done - self.first[0]) / max(self.seconds() - self.first[1], 1e-9)
-        return [share, f"{self._amount(rate)}/s", f"{_duration(max(self.total - self.done, 0) / rate)} left"]
+        return [
+            share,
+            f"{self._amount(rate)}/s",
+            f"{_duration(max(self.total - self.done, 0) / rate)} left",
+        ]
 
     def _amount(self, number: float) -> str:
         number, unit = (number / 1e6, "MB") if self.unit == "B" else (number, self.unit)
@@ -108,7 +114,9 @@ def _bar(tally: _Tally, stream: TextIO) -> Iterator[Callable[[], None]]:
             nonlocal last
             if tally.seconds() - last >= every:
                 last = tally.seconds()
-                bars.update(task, completed=tally.done, facts="  ".join([*tally.facts(), tally.note]))
+                bars.update(
+                    task, completed=tally.done, facts="  ".join([*tally.facts(), tally.note])
+                )
 
         yield show
         show(every=0)
@@ -135,4 +143,10 @@ def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], N
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return (
+        f"{hours} h {minutes:02d} min"
+        if hours
+        else f"{minutes} min {rest:02d} s"
+        if minutes
+        else f"{rest} s"
+    )

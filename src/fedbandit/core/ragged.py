@@ -38,7 +38,11 @@ class Ragged:
 
     def copy(self) -> "Ragged":
         """The same rows in arrays of their own."""
-        return Ragged(self.offsets.copy(), self.ids.copy(), None if self.values is None else self.values.copy())
+        return Ragged(
+            self.offsets.copy(),
+            self.ids.copy(),
+            None if self.values is None else self.values.copy(),
+        )
 
     def row_of_entry(self) -> np.ndarray:
         """For each entry, the row it stands in: int64 [total]."""

@@ -24,14 +24,18 @@ from fedbandit.core.errors import ConfigError
 RESULTS = 3
 
 
-_executed: dict[str, bytes] = {}  # the source of each module of a user's, by name, as it was when it was executed
+_executed: dict[
+    str, bytes
+] = {}  # the source of each module of a user's, by name, as it was when it was executed
 
 
 def import_module(name: str) -> ModuleType:
     """The module of that name; if it is not loaded yet, it and the user's modules it imports are compiled anew."""
     if name in sys.modules:
         return sys.modules[name]
-    if os.getcwd() not in sys.path:  # a module beside the TOML file, as a user would expect of `python -m`
+    if (
+        os.getcwd() not in sys.path
+    ):  # a module beside the TOML file, as a user would expect of `python -m`
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()  # a file may have been written a moment ago
     already = _Finder in sys.meta_path
@@ -73,7 +77,10 @@ def source_digests(names: Iterable[str]) -> dict[str, str]:
 
     These are the modules that the parts are in, and those of the user's that they import.
     """
-    found = {_file_of(name): hashlib.sha256(source).hexdigest() for name, source in _closure(names).items()}
+    found = {
+        _file_of(name): hashlib.sha256(source).hexdigest()
+        for name, source in _closure(names).items()
+    }
     return dict(sorted(found.items()))
 
 
@@ -81,7 +88,9 @@ def loaded_digests(names: Iterable[str]) -> dict[str, str]:
     """As `source_digests`, with all the parts loaded."""
     names = [name for name in names if ":" in name]
     for name in names:
-        with suppress(Exception):  # whatever a user's own file does when it is read: who builds the part says it
+        with suppress(
+            Exception
+        ):  # whatever a user's own file does when it is read: who builds the part says it
             import_module(name.partition(":")[0])
     return source_digests(names)
 
@@ -112,7 +121,9 @@ class _Finder:
     """Finds what Python would find, and has a user's own modules loaded by `_Loader`."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or type(spec.loader) is not SourceFileLoader or not _is_users(spec.origin):
             return None
@@ -125,7 +136,10 @@ class _Finder:
 def _installed() -> tuple[Path, ...]:
     """Where Python, installed packages and fedbandit itself are: their versions are known by other means."""
     places = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return (*(Path(place).resolve() for place in places if place), Path(__file__).resolve().parents[1])
+    return (
+        *(Path(place).resolve() for place in places if place),
+        Path(__file__).resolve().parents[1],
+    )
 
 
 def _is_users(origin: str | None) -> bool:
@@ -142,7 +156,12 @@ def _origin(name: str) -> str | None:
 def _source(name: str) -> bytes | None:
     """What was executed, or for a module that somebody else has loaded, what its file held when we first saw it."""
     origin = _origin(name)
-    if name not in _executed and origin is not None and origin.endswith(".py") and name.split(".")[0] != "fedbandit":
+    if (
+        name not in _executed
+        and origin is not None
+        and origin.endswith(".py")
+        and name.split(".")[0] != "fedbandit"
+    ):
         try:
             _executed[name] = Path(origin).read_bytes()
         except OSError:

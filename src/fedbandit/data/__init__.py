@@ -10,8 +10,18 @@ from fedbandit.core.errors import DataError
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.verification import cache_folder
 
-EMBEDDED = {"glyphs": 1, "topics": 1}  # name -> version; a new version when what it generates changes
-__all__ = ["EMBEDDED", "FederatedDataset", "cache_folder", "import_frame", "import_log", "open_dataset"]
+EMBEDDED = {
+    "glyphs": 1,
+    "topics": 1,
+}  # name -> version; a new version when what it generates changes
+__all__ = [
+    "EMBEDDED",
+    "FederatedDataset",
+    "cache_folder",
+    "import_frame",
+    "import_log",
+    "open_dataset",
+]
 
 
 def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDataset:
@@ -27,7 +37,9 @@ def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDatase
     if str(source) in EMBEDDED:
         return FederatedDataset.open(_embedded(str(source)), verify=verify)
     if not Path(source).exists():
-        raise DataError(f"data.source: {source} is neither a folder nor an embedded data set ({', '.join(EMBEDDED)})")
+        raise DataError(
+            f"data.source: {source} is neither a folder nor an embedded data set ({', '.join(EMBEDDED)})"
+        )
     return FederatedDataset.open(source, verify=verify)
 
 
@@ -61,7 +73,14 @@ def import_frame(
 
 
 def import_log(
-    frame: Any, out: str | Path, *, client: str, action: str, reward: str, propensity: str, **options: Any
+    frame: Any,
+    out: str | Path,
+    *,
+    client: str,
+    action: str,
+    reward: str,
+    propensity: str,
+    **options: Any,
 ) -> FederatedDataset:
     """Make a data set of logged decisions; `frame` is what `import_frame` takes, the options those of `import logged`.
 
@@ -80,7 +99,9 @@ def import_log(
     from fedbandit.data.importers.logged import LoggedOptions, import_logged
 
     with importing(out):
-        chosen = LoggedOptions(client=client, action=action, reward=reward, propensity=propensity, **options)
+        chosen = LoggedOptions(
+            client=client, action=action, reward=reward, propensity=propensity, **options
+        )
         return FederatedDataset.open(import_logged(frame, out, chosen))
 
 

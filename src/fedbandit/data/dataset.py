@@ -60,13 +60,19 @@ class Header:
     actions: tuple[str, ...]  # their names, in the order of the model's outputs
     action_counts: tuple[int, ...]  # how many training examples carry each as a label
     multilabel: bool = False
-    lower_case: Mapping[int, int] = field(default_factory=dict)  # upper-case label -> its lower-case version
+    lower_case: Mapping[int, int] = field(
+        default_factory=dict
+    )  # upper-case label -> its lower-case version
     logged: bool = False  # actions, rewards and propensities in place of labels
     scale: float = 1.0  # stored dense features times this are the contexts
     source: Mapping[str, Any] = field(default_factory=dict)  # how it was made
     fingerprint: str = ""  # identifies the contents; part of a run's identity
-    published_counts: tuple[int, ...] = ()  # how frequent each action is, where the source itself says so
-    encoder: Encoder | None = None  # how a row of a table becomes a context; None: words alone, or as it was given
+    published_counts: tuple[
+        int, ...
+    ] = ()  # how frequent each action is, where the source itself says so
+    encoder: Encoder | None = (
+        None  # how a row of a table becomes a context; None: words alone, or as it was given
+    )
 
     @property
     def num_actions(self) -> int:
@@ -108,7 +114,9 @@ class Split:
     """The examples of one split, grouped by client; clients are sorted by id."""
 
     client_ids: np.ndarray  # bytes [clients], utf-8
-    offsets: np.ndarray  # int64 [clients + 1]: examples of client c are rows offsets[c]:offsets[c + 1]
+    offsets: (
+        np.ndarray
+    )  # int64 [clients + 1]: examples of client c are rows offsets[c]:offsets[c + 1]
     features: np.ndarray | Ragged
     labels: Ragged
     scale: float = 1.0
@@ -135,10 +143,14 @@ class Split:
             return self.features.take(rows)
         return self._scaled(self.features[rows])
 
-    def examples(self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray) -> tuple[Contexts, Ragged]:
+    def examples(
+        self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray
+    ) -> tuple[Contexts, Ragged]:
         """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of clients[i]."""
         features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
-        if not isinstance(features, Ragged) or not read_pays(features, len(rows), int((stops - starts).sum())):
+        if not isinstance(features, Ragged) or not read_pays(
+            features, len(rows), int((stops - starts).sum())
+        ):
             return self.contexts(rows), self.labels.take(rows)
         asked = (starts, stops, bounds, rows)
         return read_rows(features, *asked), read_rows(self.labels, *asked)
@@ -176,10 +188,14 @@ class FederatedDataset:
     train: Split
     test: Split | None = None
     path: Path | None = None
-    files: Mapping[str, FileState] = field(default_factory=dict)  # as they were when they were opened
+    files: Mapping[str, FileState] = field(
+        default_factory=dict
+    )  # as they were when they were opened
 
     @classmethod
-    def open(cls, path: Path | str, *, verify: bool = False, progress: Progress | None = None) -> "FederatedDataset":
+    def open(
+        cls, path: Path | str, *, verify: bool = False, progress: Progress | None = None
+    ) -> "FederatedDataset":
         """Open a folder made by `fedbandit data import` and map its arrays.
 
         The whole of it is read the first time it is opened, and again when a file has changed or `verify` asks for it.
@@ -206,10 +222,14 @@ class FederatedDataset:
             try:
                 now = os.stat(path)
             except OSError as error:
-                raise DataError(f"{path}: {error.strerror}; it was there when it was opened") from None
+                raise DataError(
+                    f"{path}: {error.strerror}; it was there when it was opened"
+                ) from None
             if (now.st_size, now.st_mtime_ns, now.st_ino) != state:
                 cut = now.st_size < state[0]
-                what = f"was cut from {state[0]:,} to {now.st_size:,} bytes" if cut else "was changed"
+                what = (
+                    f"was cut from {state[0]:,} to {now.st_size:,} bytes" if cut else "was changed"
+                )
                 raise DataError(f"{path}: {what} while it was in use")
 
     def check_mapped(self) -> None:
@@ -225,14 +245,20 @@ class FederatedDataset:
         """Handle, size and time of every mapped file."""
         known = {file.inode: (file.size, file.modified) for file in self.files.values()}
         handles = [pages.handle for pages in _mappings(self)]
-        return [(handle, known[node]) for handle in handles if (node := os.fstat(handle).st_ino) in known]
+        return [
+            (handle, known[node])
+            for handle in handles
+            if (node := os.fstat(handle).st_ino) in known
+        ]
 
     @cached_property
     def _expected(self) -> list[tuple[str, tuple[int, int, int]]]:
         """Path, size, time and inode of every file, ready for a look in every round; none of data in memory alone."""
         if self.path is None:
             return []
-        return [(f"{self.path}/{name}", (f.size, f.modified, f.inode)) for name, f in self.files.items()]
+        return [
+            (f"{self.path}/{name}", (f.size, f.modified, f.inode)) for name, f in self.files.items()
+        ]
 
     def vocabulary(self) -> list[str]:
         """The words behind the columns of sparse text, most frequent first."""
@@ -242,7 +268,9 @@ class FederatedDataset:
             words = (self.path / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise DataError(f"{self.path / 'vocabulary.txt'}: cannot be read: {error}") from None
-        expected = self.header.shape[0] if self.header.encoder is None else self.header.encoder.words
+        expected = (
+            self.header.shape[0] if self.header.encoder is None else self.header.encoder.words
+        )
         if len(words) != expected:
             counts = f"{len(words):,} words, contexts have {expected:,}"
             raise DataError(f"{self.path / 'vocabulary.txt'}: {counts}; {AGAIN}")
@@ -265,15 +293,21 @@ def _how_to_import(path: Path) -> str:
 def _read_header(door: Door) -> Header:
     path = door.folder
     if not path.is_dir() and path.exists():
-        raise DataError(f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it")
+        raise DataError(
+            f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it"
+        )
     if not (path / "header.json").exists():
-        raise DataError(f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one")
+        raise DataError(
+            f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one"
+        )
     fields = door.json("header.json")
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
     found = fields.get("version")
     if found not in (WITHOUT_CHECKSUMS, VERSION):
-        raise DataError(f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again")
+        raise DataError(
+            f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again"
+        )
     if found == VERSION and not door.look_at(CHECKSUMS):
         raise DataError(f"{path}: {CHECKSUMS} is missing; {AGAIN}")
     try:
@@ -287,20 +321,26 @@ def _open_split(door: Door, split: str, header: Header) -> Split | None:
     if not (door.folder / split).is_dir():
         return None
 
-    def array(name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: Rule) -> np.ndarray:
+    def array(
+        name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: Rule
+    ) -> np.ndarray:
         return door.array(f"{split}/{name}.npy", kinds, shape, rule)
 
     def offsets(name: str, rows: int) -> np.ndarray:
         found = array(name, ("int64",), (rows + 1,), Offsets())
         if found[-1] < 0:
-            raise DataError(f"{door.folder / split / name}.npy, entry {rows}: {Offsets().wrong(found[-1])}; {AGAIN}")
+            raise DataError(
+                f"{door.folder / split / name}.npy, entry {rows}: {Offsets().wrong(found[-1])}; {AGAIN}"
+            )
         return found
 
     def ragged(name: str, limit: int, values: bool = False) -> Ragged:
         starts = offsets(f"{name}_offsets", n)
         total = (int(starts[-1]),)
         ids = array(f"{name}_ids", ("int32",), total, below(limit))
-        return Ragged(starts, ids, array(f"{name}_values", ("float32",), total, FINITE) if values else None)
+        return Ragged(
+            starts, ids, array(f"{name}_values", ("float32",), total, FINITE) if values else None
+        )
 
     clients = array("clients", ("bytes",), (None,), ClientIds())
     client_offsets = offsets("offsets", len(clients))

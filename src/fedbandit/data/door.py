@@ -35,7 +35,10 @@ _TYPES: dict[str, type] = {
 _LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
 
 
-_LATER: dict[str, Any] = {"published_counts": [], "encoder": None}  # fields that the first headers did not have
+_LATER: dict[str, Any] = {
+    "published_counts": [],
+    "encoder": None,
+}  # fields that the first headers did not have
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,10 +46,14 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     found = {**_LATER, **fields}
     needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder"}
     if wrong := sorted(needed ^ found.keys()):
-        raise ValueError(f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}")
+        raise ValueError(
+            f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}"
+        )
     for name, kind in _TYPES.items():
         if type(found[name]) is not kind:
-            raise ValueError(f"{name} is not {'true or false' if kind is bool else f'a {kind.__name__}'}")
+            raise ValueError(
+                f"{name} is not {'true or false' if kind is bool else f'a {kind.__name__}'}"
+            )
     for name in _LISTS:
         if not isinstance(found[name], list):
             raise ValueError(f"{name} is not a list")
@@ -55,21 +62,35 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     if type(found["scale"]) not in (int, float) or not math.isfinite(found["scale"]):
         raise ValueError("scale is not a finite number")
     shape, actions = found["shape"], found["actions"]
-    if not _whole(shape) or math.prod(shape) > _MOST_ENTRIES or (found["kind"] == "sparse" and len(shape) != 1):
+    if (
+        not _whole(shape)
+        or math.prod(shape) > _MOST_ENTRIES
+        or (found["kind"] == "sparse" and len(shape) != 1)
+    ):
         raise ValueError("shape is not that of a context")
     if not actions or not all(isinstance(action, str) for action in actions):
         raise ValueError("actions are not a list of names")
     for name in ("action_counts", "published_counts"):
         counts = found[name]
-        if not _whole(counts) or (len(counts) != len(actions) and (name == "action_counts" or counts)):
+        if not _whole(counts) or (
+            len(counts) != len(actions) and (name == "action_counts" or counts)
+        ):
             raise ValueError(f"{name} are not one whole number for each action")
     pairs = found["lower_case"]
-    if not all(isinstance(pair, list) and len(pair) == 2 and _whole(pair, len(actions) - 1) for pair in pairs):
+    if not all(
+        isinstance(pair, list) and len(pair) == 2 and _whole(pair, len(actions) - 1)
+        for pair in pairs
+    ):
         raise ValueError("lower_case are not pairs of actions")
     encoder = None if found["encoder"] is None else Encoder.from_json(found["encoder"])
-    if encoder is not None and (shape != [encoder.width] or encoder.dense != (found["kind"] == "dense")):
+    if encoder is not None and (
+        shape != [encoder.width] or encoder.dense != (found["kind"] == "dense")
+    ):
         raise ValueError("encoder does not make contexts of this kind and shape")
-    sequences = {name: tuple(found[name]) for name in ("shape", "actions", "action_counts", "published_counts")}
+    sequences = {
+        name: tuple(found[name])
+        for name in ("shape", "actions", "action_counts", "published_counts")
+    }
     return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder}
 
 
@@ -142,7 +163,9 @@ class ClientIds:
 
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
         ids = np.concatenate([before, block])
-        good = np.concatenate([block[:1] > (before if len(before) else b""), ids[1:] > ids[:-1]])[-len(block) :]
+        good = np.concatenate([block[:1] > (before if len(before) else b""), ids[1:] > ids[:-1]])[
+            -len(block) :
+        ]
         if not good.all():
             return int(np.argmin(good))
         # Each id behind a zero byte, so that half a letter at the end of one cannot be completed by the next.
@@ -164,7 +187,16 @@ AGAIN = "import the data set again"
 _LARGEST_JSON = 1 << 28  # bytes
 
 
-_UNREADABLE = (ValueError, TypeError, SyntaxError, OverflowError, EOFError, MemoryError, RecursionError, TokenError)
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    SyntaxError,
+    OverflowError,
+    EOFError,
+    MemoryError,
+    RecursionError,
+    TokenError,
+)
 
 
 @dataclass(frozen=True)
@@ -208,7 +240,9 @@ class Door:
             try:
                 return json.loads(file.read())
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{self.folder / name}: unreadable: {str(error) or 'nested too deeply'}") from None
+                raise DataError(
+                    f"{self.folder / name}: unreadable: {str(error) or 'nested too deeply'}"
+                ) from None
 
     def look_at(self, name: str) -> bool:
         """Remember a file that is not mapped; False if there is none."""
@@ -218,7 +252,11 @@ class Door:
         return True
 
     def array(
-        self, name: str, types: Collection[str], shape: tuple[int | None, ...], rule: Rule | None = None
+        self,
+        name: str,
+        types: Collection[str],
+        shape: tuple[int | None, ...],
+        rule: Rule | None = None,
     ) -> np.ndarray:
         """A mapped array of one of these types and of this shape, where None stands for any length."""
         path = self.folder / name
@@ -229,15 +267,21 @@ class Door:
                 found, by_columns, dtype = read(file)
             except _UNREADABLE as error:
                 said = str(error).partition("\n")[0]
-                raise DataError(f"{path}: damaged: {said or type(error).__name__}; {AGAIN}") from None
+                raise DataError(
+                    f"{path}: damaged: {said or type(error).__name__}; {AGAIN}"
+                ) from None
             if dtype.hasobject or not dtype.itemsize or not _is_one_of(dtype, types):
                 kind = dtype.str if dtype.kind == "S" or not dtype.isnative else dtype.name
-                raise DataError(f"{path}: holds {kind} where {' or '.join(types)} is expected; {AGAIN}")
+                raise DataError(
+                    f"{path}: holds {kind} where {' or '.join(types)} is expected; {AGAIN}"
+                )
             if by_columns and len(found) > 1:
                 raise DataError(f"{path}: is stored by columns; {AGAIN}")
             if not _fits(found, shape):
                 expected = ", ".join("any" if side is None else str(side) for side in shape)
-                raise DataError(f"{path}: has shape {found} where ({expected}) is expected; {AGAIN}")
+                raise DataError(
+                    f"{path}: has shape {found} where ({expected}) is expected; {AGAIN}"
+                )
             begins, size = file.tell(), math.prod(found) * dtype.itemsize
             excess = self.states[name].size - begins - size
             if excess < 0:

@@ -19,7 +19,9 @@ from fedbandit.core.ragged import Ragged
 Kind = Literal["number", "category", "hashed", "date", "flag"]
 Cells = np.ndarray | Sequence[str]
 """A column's cells: float64 [n] with NaN where missing (dates in seconds), or names with "" where missing."""
-MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "<na>", "nat"})  # names that say that there is none
+MISSING = frozenset(
+    {"", "na", "n/a", "#n/a", "nan", "null", "<na>", "nat"}
+)  # names that say that there is none
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _PARTS = {"weekday": 7, "hour": 2, "year": 2}  # of a date, with their numbers of features
 _FARTHEST = 5.0  # standard deviations; what lies beyond counts as this, so that one cell cannot throw training
@@ -61,10 +63,18 @@ class Column:
 
     def encode(self, cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Its features that are not zero: rows int64 [entries], positions int64 [entries], values float64 [entries]."""
-        missing = np.isnan(cells) if isinstance(cells, np.ndarray) else np.array([not cell for cell in cells], bool)
+        missing = (
+            np.isnan(cells)
+            if isinstance(cells, np.ndarray)
+            else np.array([not cell for cell in cells], bool)
+        )
         there = np.flatnonzero(~missing)
         if isinstance(cells, np.ndarray):
-            parts = self._dates(there, cells[there]) if self.kind == "date" else [self._numbers(there, cells[there])]
+            parts = (
+                self._dates(there, cells[there])
+                if self.kind == "date"
+                else [self._numbers(there, cells[there])]
+            )
         else:
             parts = [self._names(there, [cells[row] for row in there.tolist()])]
         if self.missing:
@@ -74,7 +84,9 @@ class Column:
         kept = values != 0
         return rows[kept], positions[kept], values[kept]
 
-    def _numbers(self, rows: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _numbers(
+        self, rows: np.ndarray, found: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         first = np.zeros(len(rows), np.int64)
         if self.kind == "flag":
             return rows, first, np.where(found != 0, 1.0, -1.0)
@@ -84,8 +96,14 @@ class Column:
             found = np.clip((found - self.mean) / self.deviation, -_FARTHEST, _FARTHEST)
         return rows, first, found
 
-    def _names(self, rows: np.ndarray, found: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        places = {name: _bucket(name, self.buckets) for name in set(found)} if self.kind == "hashed" else self._places
+    def _names(
+        self, rows: np.ndarray, found: list[str]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        places = (
+            {name: _bucket(name, self.buckets) for name in set(found)}
+            if self.kind == "hashed"
+            else self._places
+        )
         positions = np.array([places.get(name, -1) for name in found], np.int64)
         known = positions >= 0
         return rows[known], positions[known], np.ones(int(known.sum()))
@@ -94,15 +112,23 @@ class Column:
     def _places(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self.values)}
 
-    def _dates(self, rows: np.ndarray, seconds: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _dates(
+        self, rows: np.ndarray, seconds: np.ndarray
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Each part on its circle or its own features; together they weigh as much as any other column."""
         parts, start, weight = [], 0, 1 / sqrt(len(self.parts))
         for part in self.parts:
             if part == "weekday":
-                day = (np.floor(seconds / _DAY).astype(np.int64) + 3) % 7  # the first of January 1970 was a Thursday
+                day = (
+                    np.floor(seconds / _DAY).astype(np.int64) + 3
+                ) % 7  # the first of January 1970 was a Thursday
                 parts.append((rows, start + day, np.full(len(rows), weight)))
             else:
-                angle = 2 * np.pi * (seconds % _DAY / _DAY if part == "hour" else seconds % _YEAR / _YEAR)
+                angle = (
+                    2
+                    * np.pi
+                    * (seconds % _DAY / _DAY if part == "hour" else seconds % _YEAR / _YEAR)
+                )
                 for place, values in enumerate((np.sin(angle), np.cos(angle))):
                     parts.append((rows, np.full(len(rows), start + place), weight * values))
             start += _PARTS[part]
@@ -124,11 +150,15 @@ class Column:
             return "" if name.lower() in MISSING else name
         if self.kind == "date":
             return _seconds(self.name, value)
-        if not isinstance(value, int | float) or (self.kind == "number" and isinstance(value, bool)):
+        if not isinstance(value, int | float) or (
+            self.kind == "number" and isinstance(value, bool)
+        ):
             raise ValueError(f"context: {self.name} is a {self.kind}, got {type(value).__name__}")
         if self.kind == "flag" and value not in (0, 1):
             raise ValueError(f"context: {self.name} is true or false, got {value}")
-        if not abs(value) <= LARGEST:  # NaN is not, and a large whole number need not become a float
+        if (
+            not abs(value) <= LARGEST
+        ):  # NaN is not, and a large whole number need not become a float
             raise ValueError(f"context: {self.name} is not finite or beyond {LARGEST:g}")
         return float(value)
 
@@ -173,7 +203,11 @@ class Encoder:
         """Contexts as rows of (feature, value); `bags` holds the rows' words, where there are text columns."""
         n = len(next(iter(cells.values()))) if bags is None else len(bags)
         shares = 2 if self.words and self.columns else 1
-        rows, ids, values = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.float64)]
+        rows, ids, values = (
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.int64)],
+            [np.empty(0, np.float64)],
+        )
         if bags is not None:
             assert bags.values is not None
             rows.append(bags.row_of_entry())
@@ -182,7 +216,11 @@ class Encoder:
         start = self.words
         for column in self.columns:
             own_rows, positions, found = column.encode(cells[column.name])
-            weight = 1.0 if column.kind == "number" and not column.scaled else 1 / sqrt(shares * len(self.columns))
+            weight = (
+                1.0
+                if column.kind == "number" and not column.scaled
+                else 1 / sqrt(shares * len(self.columns))
+            )
             rows.append(own_rows)
             ids.append(start + positions)
             values.append(weight * found)
@@ -241,10 +279,14 @@ class Encoder:
             raise ValueError("encoder: text is not a list of columns, or words is not a count")
         if type(found["dense"]) is not bool or not isinstance(columns, list):
             raise ValueError("encoder: dense is not true or false, or columns is not a list")
-        encoder = cls(tuple(_column(column) for column in columns), tuple(text), words, found["dense"])
+        encoder = cls(
+            tuple(_column(column) for column in columns), tuple(text), words, found["dense"]
+        )
         names = [*encoder.text, *(column.name for column in encoder.columns)]
         if len(set(names)) != len(names) or (words > 0) != bool(text) or (encoder.dense and words):
-            raise ValueError("encoder: columns are named twice, or words and text do not belong together")
+            raise ValueError(
+                "encoder: columns are named twice, or words and text do not belong together"
+            )
         if not 1 <= encoder.width <= _MOST_FEATURES:
             raise ValueError("encoder: has no features or too many")
         return encoder
@@ -267,7 +309,9 @@ def _column(found: object) -> Column:
             value = list(value)
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise ValueError(f"{where}: {key} is not a {wanted.__name__}")
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in found.items()
+    }
     column = Column(**fields)
     if column.kind not in get_args(Kind):
         raise ValueError(f"{where}: {str(column.kind)[:50]!r} is not a kind of column")
@@ -276,9 +320,13 @@ def _column(found: object) -> Column:
         raise ValueError(f"{where}: mean or deviation is not a number to scale by")
     if not _are_names(column.values) or bool(column.values) != (column.kind == "category"):
         raise ValueError(f"{where}: values are not the names of a category")
-    if not 0 <= column.buckets <= _MOST_FEATURES or bool(column.buckets) != (column.kind == "hashed"):
+    if not 0 <= column.buckets <= _MOST_FEATURES or bool(column.buckets) != (
+        column.kind == "hashed"
+    ):
         raise ValueError(f"{where}: buckets are not those of a hashed category")
-    unknown = [part for part in column.parts if part not in _PARTS] or len(set(column.parts)) != len(column.parts)
+    unknown = [part for part in column.parts if part not in _PARTS] or len(
+        set(column.parts)
+    ) != len(column.parts)
     if unknown or bool(column.parts) != (column.kind == "date"):
         raise ValueError(f"{where}: parts are not those of a date")
     return column

@@ -30,11 +30,15 @@ def export_dsjson(
     features, actions = _feature_names(dataset), dataset.header.actions
     with _writing(out) as file:
         for first, row, names in _rows(part, features, progress):
-            file.write(json.dumps(_event(part, first, row, names, actions), ensure_ascii=False) + "\n")
+            file.write(
+                json.dumps(_event(part, first, row, names, actions), ensure_ascii=False) + "\n"
+            )
     return out
 
 
-def _event(part: Split, at: int, features: dict[str, float], client: str, actions: tuple[str, ...]) -> dict[str, Any]:
+def _event(
+    part: Split, at: int, features: dict[str, float], client: str, actions: tuple[str, ...]
+) -> dict[str, Any]:
     assert part.log is not None
     log, everything = part.log, list(range(len(actions)))
     could = everything if log.available is None else log.available.slice(at, at + 1).ids.tolist()
@@ -50,7 +54,11 @@ def _event(part: Split, at: int, features: dict[str, float], client: str, action
         "EventId": f"{client}/{at}",
         "a": [place + 1 for place in ranked],
         "p": [probability, *[rest] * (len(could) - 1)],
-        "c": {"client": {"id": client}, "context": features, "_multi": [{"action": {"id": actions[a]}} for a in could]},
+        "c": {
+            "client": {"id": client},
+            "context": features,
+            "_multi": [{"action": {"id": actions[a]}} for a in could],
+        },
     }
 
 
@@ -65,20 +73,42 @@ def export_open_bandit(
     out, part = Path(out), _logged(dataset, split)
     assert part.log is not None
     if part.log.available is not None:
-        raise DataError(f"{dataset.header.name}: Open Bandit's layout has no sets of available actions; use dsjson")
+        raise DataError(
+            f"{dataset.header.name}: Open Bandit's layout has no sets of available actions; use dsjson"
+        )
     features = _feature_names(dataset)
     if len(features) > _MOST_COLUMNS:
-        raise DataError(f"{dataset.header.name}: {len(features):,} features; as columns {_MOST_COLUMNS:,} are the most")
+        raise DataError(
+            f"{dataset.header.name}: {len(features):,} features; as columns {_MOST_COLUMNS:,} are the most"
+        )
     if out.exists():
         raise DataError(f"{out}: already exists; nothing was overwritten")
     out.mkdir(parents=True)
     columns = [f"user_feature_{place}" for place in range(len(features))]
     with _writing(out / f"{split}.csv") as file:
         table = csv.writer(file)
-        table.writerow(["", "timestamp", "item_id", "position", "click", "propensity_score", *columns, "client"])
+        table.writerow(
+            [
+                "",
+                "timestamp",
+                "item_id",
+                "position",
+                "click",
+                "propensity_score",
+                *columns,
+                "client",
+            ]
+        )
         for at, row, client in _rows(part, features, progress):
             log = part.log
-            facts = [at, at, int(log.actions[at]), 1, float(log.rewards[at]), repr(float(log.propensities[at]))]
+            facts = [
+                at,
+                at,
+                int(log.actions[at]),
+                1,
+                float(log.rewards[at]),
+                repr(float(log.propensities[at])),
+            ]
             table.writerow([*facts, *(row.get(name, 0.0) for name in features), client])
     with _writing(out / "item_context.csv") as file:
         table = csv.writer(file)
@@ -92,7 +122,9 @@ def _logged(dataset: FederatedDataset, split: str) -> Split:
     if part is None:
         raise DataError(f"{dataset.header.name}: has no split {split!r}")
     if part.log is None:
-        raise DataError(f"{dataset.header.name}: holds labels, not logged decisions; there is nothing to export")
+        raise DataError(
+            f"{dataset.header.name}: holds labels, not logged decisions; there is nothing to export"
+        )
     return part
 
 
@@ -105,7 +137,9 @@ def _feature_names(dataset: FederatedDataset) -> list[str]:
     return [f"x{place}" for place in range(int(np.prod(header.shape)))]
 
 
-def _rows(part: Split, names: list[str], progress: Progress) -> Iterator[tuple[int, dict[str, float], str]]:
+def _rows(
+    part: Split, names: list[str], progress: Progress
+) -> Iterator[tuple[int, dict[str, float], str]]:
     """Each row's number, its features that are not zero, and its client."""
     owners = np.repeat(np.arange(part.num_clients), part.sizes())
     with progress.task("Writing decisions", part.num_examples) as advance:
@@ -121,7 +155,10 @@ def _rows(part: Split, names: list[str], progress: Progress) -> Iterator[tuple[i
                     flat = contexts[place].reshape(-1)
                     ids = np.flatnonzero(flat)
                     values = flat[ids]
-                found = {names[i]: float(value) for i, value in zip(ids.tolist(), values.tolist(), strict=True)}
+                found = {
+                    names[i]: float(value)
+                    for i, value in zip(ids.tolist(), values.tolist(), strict=True)
+                }
                 yield at, found, part.client_id(int(owners[at]))
             advance(len(rows))
 

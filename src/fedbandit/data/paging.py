@@ -31,7 +31,9 @@ class Pages(mmap.mmap):
         pages.handle, pages.path = os.dup(handle), path
         return pages
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # modules may be gone before the last mapping
+    def __del__(
+        self, close: Callable[[int], None] = os.close
+    ) -> None:  # modules may be gone before the last mapping
         if hasattr(self, "handle"):
             close(self.handle)
 
@@ -42,7 +44,9 @@ def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
     return isinstance(pages, Pages) and len(pages) >= _LARGE and stored <= _WASTE * asked
 
 
-def read_rows(rows: Ragged, starts: np.ndarray, stops: np.ndarray, bounds: np.ndarray, chosen: np.ndarray) -> Ragged:
+def read_rows(
+    rows: Ragged, starts: np.ndarray, stops: np.ndarray, bounds: np.ndarray, chosen: np.ndarray
+) -> Ragged:
     """What `rows.take(chosen)` gives, read from the mapped files client by client.
 
     Client i has the rows starts[i] to stops[i], and chosen[bounds[i]:bounds[i + 1]] are some of them.
@@ -52,10 +56,15 @@ def read_rows(rows: Ragged, starts: np.ndarray, stops: np.ndarray, bounds: np.nd
     offsets, places = np.zeros(len(chosen) + 1, np.int64), np.empty(len(chosen), np.int64)
     firsts, counts = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
     file = _file(rows.offsets)
-    _check(read_offsets(*file, starts, stops, bounds, chosen, firsts, counts, places, offsets), rows.offsets)
+    _check(
+        read_offsets(*file, starts, stops, bounds, chosen, firsts, counts, places, offsets),
+        rows.offsets,
+    )
 
     def entries(mapped: np.ndarray) -> np.ndarray:
-        found = np.empty(offsets[-1], np.int32)  # the loop moves four bytes at a time, whatever they mean
+        found = np.empty(
+            offsets[-1], np.int32
+        )  # the loop moves four bytes at a time, whatever they mean
         _check(read_entries(*_file(mapped), firsts, counts, bounds, places, offsets, found), mapped)
         return found.view(mapped.dtype)
 

@@ -28,10 +28,23 @@ class Spool:
     """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client."""
 
     def __init__(
-        self, folder: Path, *, sparse: bool, shape: tuple[int, ...], actions: int, dtype: np.dtype, logged: bool
+        self,
+        folder: Path,
+        *,
+        sparse: bool,
+        shape: tuple[int, ...],
+        actions: int,
+        dtype: np.dtype,
+        logged: bool,
     ) -> None:
         folder.mkdir()
-        self._folder, self._sparse, self._shape, self._actions, self._logged = folder, sparse, shape, actions, logged
+        self._folder, self._sparse, self._shape, self._actions, self._logged = (
+            folder,
+            sparse,
+            shape,
+            actions,
+            logged,
+        )
         self.examples = 0
         self.action_counts = np.zeros(actions, np.int64)  # as labels, or as logged actions
         self._codes: dict[str, int] = {}  # client id -> number, in order of appearance
@@ -40,7 +53,11 @@ class Spool:
         self._columns: dict[str, _Column] = {}
         layout: dict[str, Any] = {"label_length": np.int32, "label_ids": np.int32}
         if sparse:
-            layout |= {"feature_length": np.int32, "feature_ids": np.int32, "feature_values": np.float32}
+            layout |= {
+                "feature_length": np.int32,
+                "feature_ids": np.int32,
+                "feature_values": np.float32,
+            }
         else:
             layout |= {"features": dtype}
         if logged:
@@ -58,12 +75,18 @@ class Spool:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add_many(
-        self, clients: Iterable[str], features: np.ndarray | Ragged, labels: Ragged, log: Log | None = None
+        self,
+        clients: Iterable[str],
+        features: np.ndarray | Ragged,
+        labels: Ragged,
+        log: Log | None = None,
     ) -> None:
         """Append rows; within a batch they are grouped by client, keeping each client's order."""
         ids, lengths = _stretches(clients)
         self._check(ids, lengths, features, labels, log)
-        codes = np.array([self._codes.setdefault(client, len(self._codes)) for client in ids], np.int32)
+        codes = np.array(
+            [self._codes.setdefault(client, len(self._codes)) for client in ids], np.int32
+        )
         codes = np.repeat(codes, lengths)
         if not len(codes):
             return
@@ -100,10 +123,18 @@ class Spool:
         if log.available is not None and "available_ids" not in self._columns:
             for name in ("available_length", "available_ids"):
                 self._columns[name] = _Column(self._folder / name, np.dtype(np.int32))
-            for earlier in self._run_rows[:-1]:  # rows that came before the first restriction had every action
-                self._add_ragged("available", self._every_action(int(earlier.sum())), *_bounds(earlier))
+            for earlier in self._run_rows[
+                :-1
+            ]:  # rows that came before the first restriction had every action
+                self._add_ragged(
+                    "available", self._every_action(int(earlier.sum())), *_bounds(earlier)
+                )
         if "available_ids" in self._columns:
-            available = self._every_action(len(order)) if log.available is None else log.available.take(order)
+            available = (
+                self._every_action(len(order))
+                if log.available is None
+                else log.available.take(order)
+            )
             self._add_ragged("available", available, starts, ends)
 
     def _every_action(self, rows: int) -> Ragged:
@@ -111,7 +142,12 @@ class Spool:
         return Ragged(offsets, np.tile(np.arange(self._actions, dtype=np.int32), rows))
 
     def _check(
-        self, ids: list[str], lengths: np.ndarray, features: np.ndarray | Ragged, labels: Ragged, log: Log | None
+        self,
+        ids: list[str],
+        lengths: np.ndarray,
+        features: np.ndarray | Ragged,
+        labels: Ragged,
+        log: Log | None,
     ) -> None:
         """Refuse what would only hurt later, naming the client and its place in the stream."""
         ends = np.cumsum(lengths)
@@ -123,20 +159,32 @@ class Spool:
                 raise DataError(f"client {client}, row {self.examples + int(bad[0])}: {what}")
 
         if (log is not None) != self._logged:
-            raise DataError("a logged data set needs an action, a reward and a propensity for every row; others none")
+            raise DataError(
+                "a logged data set needs an action, a reward and a propensity for every row; others none"
+            )
         if len(features) != rows or len(labels) != rows:
-            raise DataError(f"{rows} client ids for {len(features)} features and {len(labels)} label rows")
+            raise DataError(
+                f"{rows} client ids for {len(features)} features and {len(labels)} label rows"
+            )
         for row, client in zip((ends - lengths).tolist(), ids, strict=True):
             if not client or client.endswith("\0") or len(client) > _LONGEST_ID:
                 what = "a client id is empty, ends in a zero byte or is longer than 256 characters"
                 raise DataError(f"row {self.examples + row}: {what}: {client[:40]!r}")
         if isinstance(features, Ragged):
             assert features.values is not None
-            wrong = ~np.isfinite(features.values) | (features.ids < 0) | (features.ids >= self._shape[0])
-            refuse(features.row_of_entry()[wrong], "a feature is not finite or outside the vocabulary")
+            wrong = (
+                ~np.isfinite(features.values)
+                | (features.ids < 0)
+                | (features.ids >= self._shape[0])
+            )
+            refuse(
+                features.row_of_entry()[wrong], "a feature is not finite or outside the vocabulary"
+            )
         else:
             if features.shape[1:] != self._shape:
-                raise DataError(f"features have shape {features.shape[1:]}, the data set has {self._shape}")
+                raise DataError(
+                    f"features have shape {features.shape[1:]}, the data set has {self._shape}"
+                )
             finite = np.isfinite(features.reshape(len(features), -1)).all(axis=1)
             refuse(np.flatnonzero(~finite), "a feature is not finite (NaN or infinity)")
         outside = (labels.ids < 0) | (labels.ids >= self._actions)
@@ -158,17 +206,26 @@ class Spool:
         folder.mkdir()
         sums: dict[str, str] = {}
 
-        def save(name: str, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]) -> None:
-            sums[f"{folder.name}/{name}.npy"] = save_blocks(folder / f"{name}.npy", shape, dtype, blocks, digest)
+        def save(
+            name: str, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]
+        ) -> None:
+            sums[f"{folder.name}/{name}.npy"] = save_blocks(
+                folder / f"{name}.npy", shape, dtype, blocks, digest
+            )
 
         ids = sorted(self._codes, key=str.encode)
         rank = np.empty(len(ids), np.int32)
         rank[[self._codes[i] for i in ids]] = np.arange(len(ids), dtype=np.int32)
         client_of_run = rank[np.concatenate(self._run_codes)]
         order = np.argsort(client_of_run, kind="stable")
-        sizes = np.bincount(client_of_run, np.concatenate(self._run_rows), len(ids)).astype(np.int64)
+        sizes = np.bincount(client_of_run, np.concatenate(self._run_rows), len(ids)).astype(
+            np.int64
+        )
         clients = np.array([i.encode() for i in ids], dtype=bytes)
-        for name, array in (("clients", clients), ("offsets", np.concatenate([[0], np.cumsum(sizes)]))):
+        for name, array in (
+            ("clients", clients),
+            ("offsets", np.concatenate([[0], np.cumsum(sizes)])),
+        ):
             save(name, array.shape, array.dtype, [array])
         for name, column in self._columns.items():
             blocks = _telling(column.gathered(order), advance)
@@ -220,7 +277,11 @@ def _stretches(clients: Iterable[str]) -> tuple[list[str], np.ndarray]:
     if not isinstance(clients, np.ndarray):
         ids = [str(client) for client in clients]
         return ids, np.ones(len(ids), np.int64)
-    starts = np.flatnonzero(np.append(True, clients[1:] != clients[:-1])) if len(clients) else np.zeros(0, np.int64)
+    starts = (
+        np.flatnonzero(np.append(True, clients[1:] != clients[:-1]))
+        if len(clients)
+        else np.zeros(0, np.int64)
+    )
     return [str(client) for client in clients[starts]], np.diff(np.append(starts, len(clients)))
 
 
@@ -244,10 +305,14 @@ def _running_sum(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
         total = sums[-1:] if len(sums) else total
 
 
-def save_blocks(path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any) -> str:
+def save_blocks(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any
+) -> str:
     """Write a `.npy` file block by block: its SHA-256. Plain writes, not a map: on a full disk they raise an error."""
     header = io.BytesIO()
-    write_array_header_1_0(header, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    write_array_header_1_0(
+        header, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    )
     own = hashlib.sha256(header.getvalue())
     with open(path, "wb") as file:
         file.write(header.getvalue())

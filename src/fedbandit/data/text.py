@@ -13,7 +13,9 @@ from fedbandit.core.ragged import Ragged
 
 # Letters and digits, joined by single dots, hyphens and apostrophes; a tail of + or # keeps "c++" and "c#" whole.
 _WORD = re.compile(r"\w+(?:['.-]\w+)*[+#]*")
-_MOST_DISTINCT = 1_000_000  # words counted exactly at a time; beyond it the rarest are forgotten to bound memory
+_MOST_DISTINCT = (
+    1_000_000  # words counted exactly at a time; beyond it the rarest are forgotten to bound memory
+)
 
 
 def tokenise(text: str) -> list[str]:
@@ -86,7 +88,9 @@ class LabelEncoder(Generic[AnyStr]):
     def encode(self, rows: Iterable[Iterable[AnyStr]]) -> Ragged:
         """One row of ascending action numbers for every row of names."""
         find = self._index
-        return Ragged.from_rows([sorted({find[name] for name in row if name in find}) for row in rows])
+        return Ragged.from_rows(
+            [sorted({find[name] for name in row if name in find}) for row in rows]
+        )
 
 
 def case_map(actions: Sequence[str]) -> dict[int, int]:

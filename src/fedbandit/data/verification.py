@@ -65,7 +65,11 @@ def ensure_verified(door: Door, *, again: bool = False, progress: Progress | Non
         with suppress(OSError):
             stamp.parent.mkdir(parents=True, exist_ok=True)
             files = {name: list(astuple(state)) for name, state in sorted(door.states.items())}
-            write_text(stamp, to_json({"stamp": _STAMP, "folder": str(door.folder.resolve()), "files": files}) + "\n")
+            write_text(
+                stamp,
+                to_json({"stamp": _STAMP, "folder": str(door.folder.resolve()), "files": files})
+                + "\n",
+            )
 
 
 def verify(door: Door, progress: Progress = SILENT) -> None:
@@ -93,7 +97,9 @@ def verify(door: Door, progress: Progress = SILENT) -> None:
                 stop.set()  # the others need not finish if one is wrong, or the user has had enough
 
 
-def _read(door: Door, name: str, part: Part | None, expected: str | None, advance: Callable[[int], None]) -> None:
+def _read(
+    door: Door, name: str, part: Part | None, expected: str | None, advance: Callable[[int], None]
+) -> None:
     """Read one file by plain reads: a file that is cut meanwhile is an error then, not a signal."""
     path, state = door.folder / name, door.states[name]
     digest = hashlib.sha256()
@@ -127,10 +133,14 @@ def _read(door: Door, name: str, part: Part | None, expected: str | None, advanc
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     if expected is not None and digest.hexdigest() != expected:
-        raise DataError(f"{path}: its checksum is not the one that was written: it was damaged or changed; {AGAIN}")
+        raise DataError(
+            f"{path}: its checksum is not the one that was written: it was damaged or changed; {AGAIN}"
+        )
 
 
-def _follow(path: Path, part: Part, block: np.ndarray, before: np.ndarray, position: int) -> np.ndarray:
+def _follow(
+    path: Path, part: Part, block: np.ndarray, before: np.ndarray, position: int
+) -> np.ndarray:
     """Check a block against the rule of its array; returns its last entry, for the next one."""
     assert part.rule is not None
     wrong = part.rule.first_wrong(block, before)
@@ -157,7 +167,9 @@ def _checksums(door: Door) -> dict[str, str]:
     if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
         raise DataError(f"{path}: damaged; {AGAIN}")
     if missing := sorted(sums.keys() - door.states.keys()):
-        raise DataError(f"{door.folder / missing[0]}: is missing, or is not a part of such a data set; {AGAIN}")
+        raise DataError(
+            f"{door.folder / missing[0]}: is missing, or is not a part of such a data set; {AGAIN}"
+        )
     if unknown := sorted(door.states.keys() - sums.keys() - {CHECKSUMS}):
         raise DataError(f"{path}: has no checksum of {unknown[0]}; {AGAIN}")
     return sums

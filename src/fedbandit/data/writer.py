@@ -30,7 +30,10 @@ def claim(path: Path, flags: int, out: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(lock), os.stat(path)):
             raise BlockingIOError
-    except (BlockingIOError, FileNotFoundError):  # another one holds it, or has this moment renamed or removed it
+    except (
+        BlockingIOError,
+        FileNotFoundError,
+    ):  # another one holds it, or has this moment renamed or removed it
         os.close(lock)
         raise DataError(f"{out}: another import is writing it; nothing was overwritten") from None
     return lock
@@ -86,15 +89,21 @@ class DatasetWriter:
             self._header["published_counts"] = tuple(published_counts)
         if encoder is not None:
             self._header["encoder"] = encoder
-        self.source = dict(source or {})  # may be added to until finish(): counts of what was dropped, for example
+        self.source = dict(
+            source or {}
+        )  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.float32, np.uint8):  # what the door lets in
-            raise DataError(f"{self.out}: features are stored as float32 or uint8, not {self._dtype}")
+            raise DataError(
+                f"{self.out}: features are stored as float32 or uint8, not {self._dtype}"
+            )
         self._folder = self.out.parent / f".{self.out.name}.partial"
         self._spools: dict[str, Spool] = {}
         self._pending: dict[str, list[tuple[Any, ...]]] = {}
-        self._made_parents = [p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()]
+        self._made_parents = [
+            p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()
+        ]
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self._lock: int | None = _claimed(self._folder, self.out)
 
@@ -160,8 +169,12 @@ class DatasetWriter:
             self._flush(split)
         train = self._spools.get("train")
         if train is None or train.examples == 0:
-            raise DataError(f"{self.out.name}: no client has a training example; nothing was written")
-        digest = hashlib.sha256(json.dumps(self._header, default=Encoder.to_json, sort_keys=True).encode())
+            raise DataError(
+                f"{self.out.name}: no client has a training example; nothing was written"
+            )
+        digest = hashlib.sha256(
+            json.dumps(self._header, default=Encoder.to_json, sort_keys=True).encode()
+        )
         sums: dict[str, str] = {}
         size = sum(spool.size for spool in self._spools.values())
         with progress.task("Grouping by client", size, unit="B") as advance:
@@ -179,7 +192,9 @@ class DatasetWriter:
             source=self.source,
             fingerprint=digest.hexdigest(),
         )
-        sums["header.json"] = self._write("header.json", json.dumps(header.to_json(), indent=1).encode())
+        sums["header.json"] = self._write(
+            "header.json", json.dumps(header.to_json(), indent=1).encode()
+        )
         write_checksums(self._folder, sums)
         if check_target(self.out).exists():
             self.out.rmdir()  # empty
@@ -217,7 +232,9 @@ class DatasetWriter:
         pending = self._pending.pop(split, [])
         if not pending:
             return
-        clients, contexts, labels, actions, rewards, propensities, available = zip(*pending, strict=True)
+        clients, contexts, labels, actions, rewards, propensities, available = zip(
+            *pending, strict=True
+        )
         features: np.ndarray | Ragged
         if self._header["kind"] == "sparse":
             features = Ragged(
@@ -232,9 +249,14 @@ class DatasetWriter:
             sets = None
             if any(choice is not None for choice in available):
                 everything = list(range(len(self._header["actions"])))
-                sets = Ragged.from_rows([everything if choice is None else list(choice) for choice in available])
+                sets = Ragged.from_rows(
+                    [everything if choice is None else list(choice) for choice in available]
+                )
             log = Log(
-                np.array(actions, np.int32), np.array(rewards, np.float32), np.array(propensities, np.float32), sets
+                np.array(actions, np.int32),
+                np.array(rewards, np.float32),
+                np.array(propensities, np.float32),
+                sets,
             )
         self._spool(split).add_many(clients, features, Ragged.from_rows(list(labels)), log)
 

@@ -8,4 +8,12 @@ from fedbandit.deploy.device.log import Outcome, Retention
 from fedbandit.deploy.device.log_file import LogUnavailable
 from fedbandit.deploy.device.model_files import DeviceModel
 
-__all__ = ["Agent", "Decision", "DeviceModel", "LogUnavailable", "Outcome", "Retention", "SimulatedDraws"]
+__all__ = [
+    "Agent",
+    "Decision",
+    "DeviceModel",
+    "LogUnavailable",
+    "Outcome",
+    "Retention",
+    "SimulatedDraws",
+]

@@ -23,7 +23,11 @@ def protocol_problem(facts: Mapping[str, Any]) -> str | None:
     An older or newer one is no problem: each side reads what it knows, and asks for the rest with `required`.
     """
     found = facts.get("protocol", 1)
-    return None if type(found) is int and 1 <= found < _HIGHEST_PROTOCOL else "protocol: not a version number"
+    return (
+        None
+        if type(found) is int and 1 <= found < _HIGHEST_PROTOCOL
+        else "protocol: not a version number"
+    )
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,9 @@ class Request:
     facts: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
     seconds: float
-    sealed: Mapping[str, Any] = field(default_factory=dict)  # numbers, texts, bytes and lists of one of these
+    sealed: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # numbers, texts, bytes and lists of one of these
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,18 @@ class Courier:
     """Carries requests out and answers home over one transport."""
 
     def __init__(
-        self, transport: Transport, clock: Callable[[], float], sleep: Callable[[float], None], poll_seconds: float
+        self,
+        transport: Transport,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+        poll_seconds: float,
     ) -> None:
-        self._transport, self._clock, self._sleep, self._poll_seconds = transport, clock, sleep, poll_seconds
+        self._transport, self._clock, self._sleep, self._poll_seconds = (
+            transport,
+            clock,
+            sleep,
+            poll_seconds,
+        )
         self._late: dict[str, _Open] = {}
 
     def nodes(self) -> list[int]:
@@ -112,7 +127,9 @@ class Courier:
         answers: dict[str, Reply] = {}
 
         def in_order() -> Answers:
-            return [(node, answers[ticket]) for ticket, node in tickets.items() if ticket in answers]
+            return [
+                (node, answers[ticket]) for ticket, node in tickets.items() if ticket in answers
+            ]
 
         while True:
             for reply in self._transport.receive([*(tickets.keys() - answers.keys()), *self._late]):

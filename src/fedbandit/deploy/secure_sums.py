@@ -18,7 +18,9 @@ MOST = MODULUS // LEVELS - 1  # devices whose sum cannot wrap around
 MOST_EVENTS = LEVELS // 2
 LEAST = 3  # devices in a sum that a device lends itself to: with two, each knows the other's part
 MOST_SHARES = 1024  # devices, itself included, that a device makes masks with
-_TAIL = 5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
+_TAIL = (
+    5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
+)
 TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
 
 
@@ -58,12 +60,17 @@ def clip_share(parameters: int) -> float:
     """
     share = 1 - STEP / RANGE * sqrt(parameters) - 2.0**-32
     if share <= 0:
-        raise ValueError(f"{parameters} parameters are too many for the grid: rounding alone exceeds the clip norm")
+        raise ValueError(
+            f"{parameters} parameters are too many for the grid: rounding alone exceeds the clip norm"
+        )
     return share
 
 
 def encode(
-    own: Figures, clip_norm: float, bounds: ReportBounds, generator: np.random.Generator | None = None
+    own: Figures,
+    clip_norm: float,
+    bounds: ReportBounds,
+    generator: np.random.Generator | None = None,
 ) -> np.ndarray:
     """One device's figures as points of the grid, int64 [P + 5]; counts are exact.
 
@@ -149,13 +156,17 @@ def reward_error(devices: int, bounds: ReportBounds) -> float:
     return devices * bounds.events * bounds.reward * STEP / RANGE
 
 
-def why_impossible(found: Figures, devices: int, clip_norm: float, bounds: ReportBounds) -> str | None:
+def why_impossible(
+    found: Figures, devices: int, clip_norm: float, bounds: ReportBounds
+) -> str | None:
     """The reason to refuse a sum over `devices`, or None if honest devices could have produced it."""
     if found.devices != devices:
         return f"{found.devices} devices are in it, {devices} should be"
     if not (0 <= found.unclipped <= devices and 0 <= found.events <= devices * bounds.events):
         return f"{found.unclipped} unclipped updates and {found.events} events of {devices} devices"
-    largest = devices * clip_norm * (1 + TOLERANCE) + np.sqrt(found.update.size) * update_error(devices, clip_norm)
+    largest = devices * clip_norm * (1 + TOLERANCE) + np.sqrt(found.update.size) * update_error(
+        devices, clip_norm
+    )
     norm = float(np.linalg.norm(found.update))
     if not norm <= largest:
         return f"norm {norm:.4g} of {devices} updates that devices clip to {clip_norm:.4g}"

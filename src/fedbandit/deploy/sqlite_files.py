@@ -10,7 +10,12 @@ from fedbandit.core.errors import DataError
 
 # Failures that pass or that free space or rights would mend; everything else that SQLite reports is damage.
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR}
-_PASSING |= {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM}
+_PASSING |= {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+}
 _PASSING |= {sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_AUTH}
 
 
@@ -20,13 +25,20 @@ def passes(error: sqlite3.DatabaseError) -> bool:
     return code & 0xFF in _PASSING and code != sqlite3.SQLITE_IOERR_SHORT_READ
 
 
-def check_format(connection: sqlite3.Connection, path: Path, application: int, newest: int, otherwise: str) -> None:
+def check_format(
+    connection: sqlite3.Connection, path: Path, application: int, newest: int, otherwise: str
+) -> None:
     """Refuse a file of another application, with the words given, and by name one of a newer format."""
-    found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")]
+    found = [
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("application_id", "user_version")
+    ]
     if found[0] != application or found[1] < 1:
         raise DataError(f"{path}: {otherwise}")
     if found[1] > newest:
-        raise DataError(f"{path}: made by a newer fedbandit, format {found[1]}; this one reads formats up to {newest}")
+        raise DataError(
+            f"{path}: made by a newer fedbandit, format {found[1]}; this one reads formats up to {newest}"
+        )
 
 
 def check_structure(connection: sqlite3.Connection) -> str | None:

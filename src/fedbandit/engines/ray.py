@@ -65,7 +65,9 @@ class RoundWeights:
     received: Mapping[str, list[Any]]
     deployed: Mapping[int, list[Any]]
     base: list[Any]  # the whole model, or nothing
-    rest: list[Any]  # everything else, with no weights in it: fetched once the code that it may need is the right one
+    rest: list[
+        Any
+    ]  # everything else, with no weights in it: fetched once the code that it may need is the right one
 
 
 class Worker:
@@ -94,23 +96,35 @@ class Worker:
             made = recipe.make()
             if made.description != description:
                 raise ValueError("the recipe makes other work than the one that is to be run")
-            self._made = {**dict(list(self._made.items())[-1:]), recipe.digest: made}  # a run has two phases
+            self._made = {
+                **dict(list(self._made.items())[-1:]),
+                recipe.digest: made,
+            }  # a run has two phases
         work, broadcast = self._made[recipe.digest], self._received(weights)
-        return [work(chunk.copy(), broadcast, own) for chunk, own in zip(chunks, memory, strict=True)]
+        return [
+            work(chunk.copy(), broadcast, own) for chunk, own in zip(chunks, memory, strict=True)
+        ]
 
     def _received(self, weights: RoundWeights) -> Broadcast:
         if self._broadcast is None or weights.key != self._key:
             held = {}
             for version, (reference,) in weights.deployed.items():
                 before = self._versions.get(version)
-                held[version] = before if before and before[0] == reference else (reference, _fetched(reference))
+                held[version] = (
+                    before
+                    if before and before[0] == reference
+                    else (reference, _fetched(reference))
+                )
             self._versions, self._key = held, weights.key
             rest = _unpacked(weights.rest[0])
             self._broadcast = replace(
                 rest,
-                received={name: _fetched(reference) for name, (reference,) in weights.received.items()},
+                received={
+                    name: _fetched(reference) for name, (reference,) in weights.received.items()
+                },
                 deployed={
-                    version: replace(rest.deployed[version], weights=array) for version, (_, array) in held.items()
+                    version: replace(rest.deployed[version], weights=array)
+                    for version, (_, array) in held.items()
                 },
                 base=_fetched(weights.base[0]) if weights.base else None,
             )
@@ -175,7 +189,9 @@ class RayEngine:
         self._ray = ray
         self._remote = ray.remote(num_cpus=1, max_restarts=0)(Worker)
         self._pool = _Pool()
-        self._put: dict[int, tuple[np.ndarray, Any]] = {}  # deployed version -> its weights and where they were put
+        self._put: dict[
+            int, tuple[np.ndarray, Any]
+        ] = {}  # deployed version -> its weights and where they were put
         self._rounds = 0
         self.traffic = Traffic()
         self.workers = workers or max(1, cores_of(ray))
@@ -183,22 +199,35 @@ class RayEngine:
             self._start_worker()
 
     def run(
-        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+        self,
+        work: ClientWork,
+        chunks: list[np.ndarray],
+        broadcast: Broadcast,
+        memory: Memory | None = None,
     ) -> Iterator[ChunkResult]:
         """The chunks' results in the order of the chunks."""
         if work.recipe is None:
-            raise ConfigError("engine: ray needs a data set on disk, which every worker can open for itself")
+            raise ConfigError(
+                "engine: ray needs a data set on disk, which every worker can open for itself"
+            )
         description, weights = work.description, self._put_weights(broadcast)
         waiting = deque(self._parts(work, chunks))
         under_way: dict[Any, tuple[Any, _Part]] = {}
         results: dict[int, ChunkResult] = {}
         for due in range(len(chunks)):
             while due not in results:
-                idle = [w for w in self._pool.ready if all(w is not busy for busy, _ in under_way.values())]
+                idle = [
+                    w
+                    for w in self._pool.ready
+                    if all(w is not busy for busy, _ in under_way.values())
+                ]
                 while waiting and idle:
                     part, worker = waiting.popleft(), idle.pop()
                     given = [chunks[i] for i in part.chunks]
-                    own = [{} if memory is None else memory.read(chunk, broadcast.round) for chunk in given]
+                    own = [
+                        {} if memory is None else memory.read(chunk, broadcast.round)
+                        for chunk in given
+                    ]
                     call = worker.work.remote(work.recipe, description, given, weights, own)
                     under_way[call] = worker, part
                 self._await_one(under_way, waiting, results)
@@ -215,12 +244,17 @@ class RayEngine:
 
     def _parts(self, work: ClientWork, chunks: list[np.ndarray]) -> list[_Part]:
         """The chunks in parts of about the same size, the longest chunks first."""
-        longest_first = sorted(range(len(chunks)), key=lambda i: -int(work.event_counts(chunks[i]).sum()))
+        longest_first = sorted(
+            range(len(chunks)), key=lambda i: -int(work.event_counts(chunks[i]).sum())
+        )
         count = min(len(chunks), _PARTS_PER_WORKER * self.workers)
         return [_Part(longest_first[first::count]) for first in range(count)]
 
     def _await_one(
-        self, under_way: dict[Any, tuple[Any, _Part]], waiting: deque[_Part], results: dict[int, ChunkResult]
+        self,
+        under_way: dict[Any, tuple[Any, _Part]],
+        waiting: deque[_Part],
+        results: dict[int, ChunkResult],
     ) -> None:
         """Wait until something comes back: a part's sums, a new worker, or the news that one has died."""
         ray = self._ray
@@ -243,7 +277,9 @@ class RayEngine:
             self._replace(worker, error)
             part.attempts += 1
             if part.attempts >= _MOST_ATTEMPTS:
-                raise FedbanditError(f"ray: {part.attempts} workers died on the same clients: {error}") from None
+                raise FedbanditError(
+                    f"ray: {part.attempts} workers died on the same clients: {error}"
+                ) from None
             waiting.appendleft(part)
             return
         for i, answer in zip(part.chunks, answers, strict=True):
@@ -288,7 +324,10 @@ class RayEngine:
         rest = replace(
             broadcast,
             received={},
-            deployed={version: replace(held, weights=empty) for version, held in broadcast.deployed.items()},
+            deployed={
+                version: replace(held, weights=empty)
+                for version, held in broadcast.deployed.items()
+            },
             base=None,
         )
         return RoundWeights(

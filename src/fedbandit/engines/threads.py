@@ -31,10 +31,16 @@ class ThreadEngine:
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="fedbandit")
 
     def run(
-        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+        self,
+        work: ClientWork,
+        chunks: list[np.ndarray],
+        broadcast: Broadcast,
+        memory: Memory | None = None,
     ) -> Iterator[ChunkResult]:
         def done(chunk: np.ndarray) -> ChunkResult:
-            return work(chunk, broadcast, None if memory is None else memory.read(chunk, broadcast.round))
+            return work(
+                chunk, broadcast, None if memory is None else memory.read(chunk, broadcast.round)
+            )
 
         if self.threads == 1:  # nothing to do side by side: no thread to hand it to and to wait for
             yield from map(done, chunks)
@@ -57,7 +63,9 @@ def _keep_freed_memory() -> None:
     up to a thousand page faults. It keeps twice as much as the largest block that was ever freed, up to 32 MB. In a
     heap of its own each thread would keep as much again, which the others cannot use.
     """
-    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # other C libraries may not have it
+    if (
+        mallopt := getattr(ctypes.CDLL(None), "mallopt", None)
+    ) is not None:  # other C libraries may not have it
         mallopt(_ARENA_MAX, 1)
     np.empty(_KEPT, np.uint8)
 

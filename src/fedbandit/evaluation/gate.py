@@ -44,12 +44,22 @@ class GainEstimator:
         """
         old = old_rule.probabilities(old_prediction.astype(np.float64), available)
         new = new_rule.probabilities(new_prediction.astype(np.float64), available)
-        predicted = self._cut(old_prediction.mean) if self.kind == "dr" else np.zeros_like(old_prediction.mean)
+        predicted = (
+            self._cut(old_prediction.mean)
+            if self.kind == "dr"
+            else np.zeros_like(old_prediction.mean)
+        )
         change = new - old
-        inverse = 1 / events.propensities if self.limit is None else np.minimum(1 / events.propensities, self.limit)
+        inverse = (
+            1 / events.propensities
+            if self.limit is None
+            else np.minimum(1 / events.propensities, self.limit)
+        )
         weights = _taken(change, events.actions) * inverse
         surprise = self._cut(events.rewards) - _taken(predicted, events.actions)
-        return (change * predicted).sum(axis=1) + weights * surprise, _taken(new, events.actions) / events.propensities
+        return (change * predicted).sum(axis=1) + weights * surprise, _taken(
+            new, events.actions
+        ) / events.propensities
 
     @property
     def largest(self) -> float:
@@ -60,7 +70,9 @@ class GainEstimator:
         return self.limit * self.most if self.kind == "ips" else 2 * self.most * (1 + self.limit)
 
     def _cut(self, rewards: np.ndarray) -> np.ndarray:
-        return rewards if self.most is None else np.clip(rewards, -self.most, self.most, dtype=float)
+        return (
+            rewards if self.most is None else np.clip(rewards, -self.most, self.most, dtype=float)
+        )
 
 
 def _taken(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -82,7 +94,10 @@ class Verdict:
     events: int
 
     def to_json(self) -> dict[str, Any]:
-        return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in vars(self).items()}
+        return {
+            name: None if isinstance(v, float) and not np.isfinite(v) else v
+            for name, v in vars(self).items()
+        }
 
 
 def verdict_of(total: Sums | None, confidence: float, margin: float) -> Verdict:
@@ -120,9 +135,13 @@ class Gate:
     estimator: Literal["ips", "dr"] = "dr"
     clients: int = 64
     margin: float = 0.0
-    limit: float | None = None  # cut 1/ρ at this: less variance, and a leaning towards what the deployed model believes
+    limit: float | None = (
+        None  # cut 1/ρ at this: less variance, and a leaning towards what the deployed model believes
+    )
 
-    def judge(self, work: "ClientWork", broadcast: "Broadcast", candidate: Version, cohort: np.ndarray) -> Verdict:
+    def judge(
+        self, work: "ClientWork", broadcast: "Broadcast", candidate: Version, cohort: np.ndarray
+    ) -> Verdict:
         """Whether the candidate may replace the newest deployed model; a function of (seed, round) and the models."""
         total: Sums | None = None
         for clients in work.chunks(self._asked(broadcast.round, cohort)):
@@ -130,20 +149,33 @@ class Gate:
             total = sums if total is None else total + sums
         return verdict_of(total, self.confidence, self.margin)
 
-    def client_sums(self, work: "ClientWork", clients: np.ndarray, broadcast: "Broadcast", candidate: Version) -> Sums:
+    def client_sums(
+        self, work: "ClientWork", clients: np.ndarray, broadcast: "Broadcast", candidate: Version
+    ) -> Sums:
         """What these clients return: sums over the log they keep of this period, and nothing else."""
         events = work.act(clients, broadcast)
         deployed = broadcast.deployed[max(broadcast.deployed)]
-        old, new = (work.learner.predict(version.weights, events.contexts) for version in (deployed, candidate))
+        old, new = (
+            work.learner.predict(version.weights, events.contexts)
+            for version in (deployed, candidate)
+        )
         if not new.finite().all():
-            raise Diverged(f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite")
+            raise Diverged(
+                f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite"
+            )
         terms, importance = GainEstimator(self.estimator, self.limit).terms(
             events, work.rule(deployed), old, work.rule(candidate), new, broadcast.available
         )
         kept = events.fresh
         bounds = np.concatenate([[0], np.cumsum(kept)])[events.bounds]
         return sums_of_terms(
-            clients, bounds, terms[kept], np.ones(int(kept.sum())), importance[kept], importance[kept], _NO_BOOTSTRAP
+            clients,
+            bounds,
+            terms[kept],
+            np.ones(int(kept.sum())),
+            importance[kept],
+            importance[kept],
+            _NO_BOOTSTRAP,
         )
 
     def _asked(self, round_number: int, cohort: np.ndarray) -> np.ndarray:

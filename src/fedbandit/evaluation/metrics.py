@@ -21,7 +21,9 @@ if TYPE_CHECKING:  # they come with the readers of tables, which a run does not 
 _EVALUATION_ROWS = 4096
 
 
-def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multilabel: bool) -> dict[str, float]:
+def held_out_metrics(
+    learner: Learner, weights: np.ndarray, split: Split, multilabel: bool
+) -> dict[str, float]:
     """Accuracy of the best-scored action, or for several labels per example micro-averaged recall of the best five."""
     hits = labels_seen = 0
     top = 5 if multilabel else 1
@@ -29,7 +31,9 @@ def held_out_metrics(learner: Learner, weights: np.ndarray, split: Split, multil
         stop = min(start + _EVALUATION_ROWS, split.num_examples)
         contexts, labels = split.between(start, stop)
         scores = learner.predict(weights, contexts).mean
-        hits += loops.labels_among_best(np.ascontiguousarray(scores), labels.offsets, labels.ids, top)
+        hits += loops.labels_among_best(
+            np.ascontiguousarray(scores), labels.offsets, labels.ids, top
+        )
         labels_seen += len(labels.ids) if multilabel else stop - start
     name = "test_recall_at_5" if multilabel else "test_accuracy"
     return {name: hits / labels_seen} if labels_seen else {}
@@ -46,7 +50,9 @@ class Recovery:
         int | None
     )  # from the change until the mean is back at the asked share of `before`; 0: never left; None: never back
     last: float  # mean reward in the last rounds before the next change, or the end
-    lost: float  # reward below `before`, summed over rounds until then: the whole price of the change
+    lost: (
+        float  # reward below `before`, summed over rounds until then: the whole price of the change
+    )
 
     @property
     def fall(self) -> float:
@@ -54,7 +60,11 @@ class Recovery:
 
 
 def recoveries(
-    rewards: Sequence[float] | np.ndarray, changes: Sequence[int], *, window: int = 10, share: float = 0.9
+    rewards: Sequence[float] | np.ndarray,
+    changes: Sequence[int],
+    *,
+    window: int = 10,
+    share: float = 0.9,
 ) -> list[Recovery]:
     """For each change: the fall and the recovery of mean rewards over `window` rounds, to `share` of what was before.
 
@@ -65,19 +75,30 @@ def recoveries(
     """
     values = np.asarray(rewards, np.float64)
     ends = [*changes[1:], len(values) + 1]
-    return [_one(values, change, end, window, share) for change, end in zip(changes, ends, strict=True)]
+    return [
+        _one(values, change, end, window, share) for change, end in zip(changes, ends, strict=True)
+    ]
 
 
 def _one(values: np.ndarray, change: int, end: int, window: int, share: float) -> Recovery:
     first, stop = change - 1, min(end - 1, len(values))
     if first < 1 or stop - first < window or first < window:
         asked = f"the change before round {change} needs {window} rounds on either side"
-        raise ConfigError(f"rounds: {asked}; there are {max(0, first)} before it and {max(0, stop - first)} after")
+        raise ConfigError(
+            f"rounds: {asked}; there are {max(0, first)} before it and {max(0, stop - first)} after"
+        )
     before = float(np.nanmean(values[first - window : first]))
     after = values[first:stop]
     means = np.array([np.nanmean(after[i : i + window]) for i in range(len(after) - window + 1)])
     lost = float(np.nansum(np.maximum(before - after, 0)))
-    return Recovery(change, before, float(means.min()), _rounds(means, share * before, window), float(means[-1]), lost)
+    return Recovery(
+        change,
+        before,
+        float(means.min()),
+        _rounds(means, share * before, window),
+        float(means[-1]),
+        lost,
+    )
 
 
 def _rounds(means: np.ndarray, threshold: float, window: int) -> int | None:
@@ -97,7 +118,9 @@ class Regret:
 
     best: float
     ours: float
-    reference_beaten: bool = False  # ours earned more than full-information training found: then `best` is ours
+    reference_beaten: bool = (
+        False  # ours earned more than full-information training found: then `best` is ours
+    )
 
     @property
     def value(self) -> float:
@@ -130,11 +153,16 @@ def policy_value(
 
 
 def exact_regret(
-    environment: RealizableEnvironment, clients: Sequence[int], policy: Policy, predictions: "RowPredictions"
+    environment: RealizableEnvironment,
+    clients: Sequence[int],
+    policy: Policy,
+    predictions: "RowPredictions",
 ) -> Regret:
     """Against the truth of a realisable environment, in expectation over rewards too."""
     split, truth = environment.dataset.train, environment.mean_rewards
-    return Regret(best_value(environment, clients), policy_value(split, clients, policy, predictions, truth))
+    return Regret(
+        best_value(environment, clients), policy_value(split, clients, policy, predictions, truth)
+    )
 
 
 def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> float:
@@ -145,4 +173,6 @@ def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> fl
 
 def table_rewards(split: Split, rewards: Rewards) -> "RowScores":
     """The reward of every action in rows of a labelled split."""
-    return lambda rows: rewards.matrix(split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1)
+    return lambda rows: rewards.matrix(
+        split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1
+    )

@@ -81,7 +81,9 @@ def longest_useful_period(setting: Setting, events: int) -> int | None:
     useful = [
         samples
         for samples in _divisors(events)
-        if not is_vacuous(federated_regret(setting, samples, events // samples), samples, events // samples)
+        if not is_vacuous(
+            federated_regret(setting, samples, events // samples), samples, events // samples
+        )
     ]
     return max(useful, default=None)
 
@@ -96,7 +98,9 @@ def inverse_roots(count: int) -> float:
 
 def _lasting(setting: Setting) -> float:
     """What every event costs, however long one learns: exploration, and a regression that is not solved exactly."""
-    return setting.epsilon + sqrt(2 * setting.actions / setting.epsilon * setting.optimization_error)
+    return setting.epsilon + sqrt(
+        2 * setting.actions / setting.epsilon * setting.optimization_error
+    )
 
 
 def _log_term(setting: Setting, count: int) -> float:

@@ -23,7 +23,9 @@ class Clients:
     events: Events
     round: int
     seed: int
-    memory: Mapping[int, Vectors] = field(default_factory=dict)  # by client; those that remember nothing are missing
+    memory: Mapping[int, Vectors] = field(
+        default_factory=dict
+    )  # by client; those that remember nothing are missing
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ class Algorithm(Protocol):
         """What the clients of a round receive."""
         ...
 
-    def train(self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline) -> Contribution:
+    def train(
+        self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
+    ) -> Contribution:
         """What a chunk of clients sends."""
         ...
 

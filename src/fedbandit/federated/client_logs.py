@@ -21,7 +21,9 @@ class Visits:
     bounds: np.ndarray  # int64 [clients + 1]
     rows: np.ndarray  # int64 [n]: the example of the split
     clients: np.ndarray  # int64 [n]: the client's index in the split
-    times: np.ndarray  # int64 [n]: the round (simple mode) or period (population mode) that addresses the draw
+    times: (
+        np.ndarray
+    )  # int64 [n]: the round (simple mode) or period (population mode) that addresses the draw
     positions: np.ndarray  # int64 [n]: the place within the client's draw of that time
     versions: np.ndarray  # int32 [n]: the deployed model that chooses
     fresh: np.ndarray  # bool [n]
@@ -52,7 +54,9 @@ class SimpleVisits:
     def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits:
         times = np.full(len(clients), round_number)
         version = period_of(round_number, self.deploy_every)
-        owner, positions, rows = loops.random_examples(self.seed, times, clients, split.offsets, self.max_examples)
+        owner, positions, rows = loops.random_examples(
+            self.seed, times, clients, split.offsets, self.max_examples
+        )
         return Visits(
             bounds=np.searchsorted(owner, np.arange(len(clients) + 1)),
             rows=rows,
@@ -114,7 +118,11 @@ class PopulationVisits:
 
     def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
         sizes: np.ndarray = split.offsets[clients + 1] - split.offsets[clients]
-        return np.asarray(np.minimum(np.minimum(sizes, self.events_per_period) * self._remembered(), self.cache_size))
+        return np.asarray(
+            np.minimum(
+                np.minimum(sizes, self.events_per_period) * self._remembered(), self.cache_size
+            )
+        )
 
     def oldest_version(self, round_number: int) -> int:
         period = period_of(round_number, self.deploy_every)
@@ -129,7 +137,10 @@ class PopulationVisits:
         held: np.ndarray = np.maximum(periods - self.longest_lag, 0)
         for lag in range(self.longest_lag - 1, -1, -1):
             asked = periods - lag
-            fetched = uniforms(self.seed, Purpose.PULLS, np.maximum(asked, 0), clients) < self.pull_probability
+            fetched = (
+                uniforms(self.seed, Purpose.PULLS, np.maximum(asked, 0), clients)
+                < self.pull_probability
+            )
             held = np.where(fetched & (asked >= 0), asked, held)
         return held
 

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from fedbandit.core.parts import resolve
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.randomness import Purpose, generator, poisson, uniforms
+from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts, Split, contexts_at
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
@@ -32,83 +31,6 @@ from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
 from fedbandit.rewards import Rewards
 from fedbandit.rewards.scenarios import Stage as RewardStage
-
-
-class Cohorts(Protocol):
-    """Draws the clients of a round out of a pool, as indices into the training split."""
-
-    @property
-    def pool(self) -> range: ...
-
-    def draw(self, round_number: int) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class FixedCohorts:
-    """The same number of clients every round, drawn without replacement within the round."""
-
-    pool: range
-    size: int
-    seed: int
-
-    def draw(self, round_number: int) -> np.ndarray:
-        rng = generator(self.seed, Purpose.COHORT, round_number)
-        return self.pool.start + rng.choice(len(self.pool), self.size, replace=False)
-
-
-@dataclass(frozen=True)
-class PoissonCohorts:
-    """Every client takes part in every round with the same probability, independently; a cohort may be empty."""
-
-    pool: range
-    probability: float
-    seed: int
-
-    def draw(self, round_number: int) -> np.ndarray:
-        rng = generator(self.seed, Purpose.COHORT, round_number)
-        return self.pool.start + np.flatnonzero(rng.random(len(self.pool)) < self.probability)
-
-
-@dataclass(frozen=True)
-class BlockCohorts:
-    """Clients are dealt into `separation` blocks whose turns come round, so a client rests at least that long.
-
-    Within a block's turn `size` clients are drawn without replacement.
-    """
-
-    pool: range
-    size: int
-    separation: int
-    seed: int
-
-    def draw(self, round_number: int) -> np.ndarray:
-        dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
-        block = dealt[(round_number - 1) % self.separation :: self.separation]
-        rng = generator(self.seed, Purpose.COHORT, round_number)
-        return self.pool.start + rng.choice(block, self.size, replace=False)
-
-
-@dataclass(frozen=True)
-class CyclicPoissonCohorts:
-    """Clients are dealt into `groups` that take turns; in its group's turn a client takes part by chance.
-
-    Who is in which group follows from the pool and the seed alone, not from anybody's data: it may be known.
-    """
-
-    pool: range
-    probability: float
-    groups: int
-    seed: int
-
-    def group(self, round_number: int) -> np.ndarray:
-        """The clients whose turn a round is."""
-        dealt = generator(self.seed, Purpose.COHORT, 0).permutation(len(self.pool))  # rounds count from 1
-        return self.pool.start + np.sort(dealt[(round_number - 1) % self.groups :: self.groups])
-
-    def draw(self, round_number: int) -> np.ndarray:
-        group = self.group(round_number)
-        rng = generator(self.seed, Purpose.COHORT, round_number)
-        return group[rng.random(len(group)) < self.probability]
 
 
 @dataclass(frozen=True)
@@ -132,7 +54,9 @@ class ChunkResult:
     events: np.ndarray  # int64 [clients]: fresh events
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
-    seconds: Mapping[str, float] = field(default_factory=dict)  # where the time went; no part of any result
+    seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # where the time went; no part of any result
 
     @property
     def norms(self) -> np.ndarray:
@@ -176,18 +100,26 @@ class ClientWork:
     stages: tuple[PipelineStage, ...] = ()  # what compresses an update
     freezing: Freezing | None = None  # which parameters are not trained
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
-    scaled: bool = False  # events weigh as the rule of their version says, in importance-weighted objectives
+    scaled: bool = (
+        False  # events weigh as the rule of their version says, in importance-weighted objectives
+    )
     supervised: bool = False  # log every action's reward, for full-information training
     single: bool = False  # updates reach the server one by one, where a rule needs them so
-    doubly_robust: DoublyRobust | None = None  # log an estimate of every action's reward, for this objective
-    recipe: Recipe | None = field(default=None, repr=False)  # None: it can only be done in this process
+    doubly_robust: DoublyRobust | None = (
+        None  # log an estimate of every action's reward, for this objective
+    )
+    recipe: Recipe | None = field(
+        default=None, repr=False
+    )  # None: it can only be done in this process
 
     def __call__(
         self, clients: np.ndarray, broadcast: Broadcast, memory: Mapping[int, Vectors] | None = None
     ) -> ChunkResult:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)
-        pipeline = Pipeline(broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single)
+        pipeline = Pipeline(
+            broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single
+        )
         learner = self.learner
         if broadcast.base is not None:
             learner = learner.over(broadcast.base)  # type: ignore[attr-defined] # only such learners freeze
@@ -196,7 +128,9 @@ class ClientWork:
             sent = self.algorithm.train(learner, broadcast.received, taking_part, pipeline)
             if not isinstance(sent, Contribution) or set(sent.sums) != set(self.algorithm.sends):
                 kind = type(self.algorithm).__name__
-                raise ConfigError(f"algorithm.name: {kind}.train must return a Contribution with sums for all it sends")
+                raise ConfigError(
+                    f"algorithm.name: {kind}.train must return a Contribution with sums for all it sends"
+                )
         counts, reward_sums, propensity_sums = loops.fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
@@ -217,7 +151,9 @@ class ClientWork:
     @property
     def description(self) -> str:
         """What is computed, in words: equal for equal work, wherever it was made. The data is the recipe's to check."""
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("split", "recipe")}
+        parts = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("split", "recipe")
+        }
         return re.sub(r" at 0x[0-9a-f]+", "", repr(parts))
 
     def chunks(self, cohort: np.ndarray) -> list[np.ndarray]:
@@ -233,7 +169,9 @@ class ClientWork:
         """How many events each client will have at most: what its work is measured by."""
         return self.plan.event_counts(self.split, clients)
 
-    def act(self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None) -> Events:
+    def act(
+        self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None
+    ) -> Events:
         """Algorithm 2 for a chunk of clients: score, explore, draw, and log the reward of what was drawn."""
         watch = watch or Stopwatch()
         with watch("data"):
@@ -246,7 +184,9 @@ class ClientWork:
         """The rule that ships with a deployed version."""
         return rule_at(self.policy, version.progress)
 
-    def _chosen(self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast) -> Events:
+    def _chosen(
+        self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
+    ) -> Events:
         """What the clients log when they meet these contexts."""
         predicted, actions, propensities = self._drawn(visits, contexts, broadcast)
         rewards = broadcast.rewards.of(labels, actions, visits.clients)
@@ -269,25 +209,42 @@ class ClientWork:
         self, visits: Visits, contexts: Contexts, broadcast: Broadcast
     ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
-        draws = loops.uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
+        draws = loops.uniforms(
+            self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions
+        )
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
-            return self._by_version(broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast)
+            return self._by_version(
+                broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast
+            )
         dtype = next(iter(broadcast.received.values())).dtype
-        whole, actions = Prediction(np.zeros((0, self.num_actions), dtype)), np.zeros(len(versions), np.int64)
+        whole, actions = (
+            Prediction(np.zeros((0, self.num_actions), dtype)),
+            np.zeros(len(versions), np.int64),
+        )
         propensities: np.ndarray | None = None
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
             some, deployed = contexts_at(contexts, rows), broadcast.deployed[int(version)]
-            found, chosen, chances = self._by_version(deployed, some, draws[rows], visits.clients[rows], broadcast)
+            found, chosen, chances = self._by_version(
+                deployed, some, draws[rows], visits.clients[rows], broadcast
+            )
             if propensities is None:
-                whole, propensities = found.like(len(versions)), np.zeros(len(versions), chances.dtype)
+                whole, propensities = (
+                    found.like(len(versions)),
+                    np.zeros(len(versions), chances.dtype),
+                )
             whole.put(rows, found)
             actions[rows], propensities[rows] = chosen, chances
         return whole, actions, np.zeros(0, dtype) if propensities is None else propensities
 
     def _by_version(
-        self, version: Version, contexts: Contexts, draws: np.ndarray, clients: np.ndarray, broadcast: Broadcast
+        self,
+        version: Version,
+        contexts: Contexts,
+        draws: np.ndarray,
+        clients: np.ndarray,
+        broadcast: Broadcast,
     ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
         try:
@@ -322,17 +279,23 @@ class ClientWork:
         try:
             check_probabilities(probabilities, prediction, broadcast.available)
         except ValueError as error:
-            raise ConfigError(f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}") from None
+            raise ConfigError(
+                f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}"
+            ) from None
 
     def _check_finite(self, prediction: Prediction, clients: np.ndarray, round_number: int) -> None:
         """Weights can be finite and still give scores that are not: that is divergence, too."""
         bad = np.flatnonzero(~prediction.finite())
         if len(bad):
             name = self.split.client_id(int(clients[bad[0]]))
-            raise Diverged(f"diverged at round {round_number}: the scores of client {name} are not finite")
+            raise Diverged(
+                f"diverged at round {round_number}: the scores of client {name} are not finite"
+            )
 
 
-def _drawn_at_once(rule: Policy, prediction: Prediction, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def _drawn_at_once(
+    rule: Policy, prediction: Prediction, draws: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Actions and their probabilities by compiled loops; None where there is only the plain way."""
     if not loops.compiling:
         return None

@@ -16,7 +16,9 @@ _MOST_ACTIONS = 128  # beyond it numpy adds up a row in another order
 _BLOCK = 32  # rows that stay in the first-level cache
 
 
-def drawn_at_once(rule: Policy, prediction: Prediction, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def drawn_at_once(
+    rule: Policy, prediction: Prediction, uniforms: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Actions [n] and their probabilities [n] for uniforms [n] in [0, 1); None where there is only the plain way."""
     scores = prediction.mean
     n, k = scores.shape
@@ -35,7 +37,13 @@ def drawn_at_once(rule: Policy, prediction: Prediction, uniforms: np.ndarray) ->
         _draw_weighted(weights, uniforms, actions, propensities)
     elif isinstance(rule, Greedy | EpsilonGreedy) and type(rule) in (Greedy, EpsilonGreedy):
         _check(all_finite(scores.reshape(-1)))
-        _draw_by_best(np.argmax(scores, axis=1), *_by_best(rule, k, scores.dtype), uniforms, actions, propensities)
+        _draw_by_best(
+            np.argmax(scores, axis=1),
+            *_by_best(rule, k, scores.dtype),
+            uniforms,
+            actions,
+            propensities,
+        )
     else:
         return None
     return actions, propensities
@@ -53,7 +61,9 @@ def _at_least_smallest(value: float, like: np.ndarray) -> np.generic:
 
 
 @lru_cache(maxsize=16)
-def _by_best(rule: Greedy | EpsilonGreedy, k: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _by_best(
+    rule: Greedy | EpsilonGreedy, k: int, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray]:
     """For each best action the probabilities [k, k] of a rule that looks at nothing else, and their running sums."""
     probabilities = rule.probabilities(Prediction(np.eye(k, dtype=dtype)))
     return probabilities, np.cumsum(probabilities, axis=1)
@@ -89,7 +99,9 @@ def _inverse_gaps(scores, mu, gamma, out):  # type: ignore[no-untyped-def]
     return finite
 
 
-@numba.njit(nogil=True, cache=True, fastmath={"nnan", "nsz"})  # what lets it compare in vectors; no number is rounded
+@numba.njit(
+    nogil=True, cache=True, fastmath={"nnan", "nsz"}
+)  # what lets it compare in vectors; no number is rounded
 def _highest(row):  # type: ignore[no-untyped-def]
     """The largest of finite numbers."""
     highest = row[0]
@@ -137,7 +149,16 @@ def _sum(row):  # type: ignore[no-untyped-def]
     whole = len(row) - len(row) % 8
     total = row.dtype.type(0)
     if whole:
-        r0, r1, r2, r3, r4, r5, r6, r7 = row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7]
+        r0, r1, r2, r3, r4, r5, r6, r7 = (
+            row[0],
+            row[1],
+            row[2],
+            row[3],
+            row[4],
+            row[5],
+            row[6],
+            row[7],
+        )
         for a in range(8, whole, 8):
             r0, r1, r2, r3 = r0 + row[a], r1 + row[a + 1], r2 + row[a + 2], r3 + row[a + 3]
             r4, r5, r6, r7 = r4 + row[a + 4], r5 + row[a + 5], r6 + row[a + 6], r7 + row[a + 7]

@@ -17,7 +17,10 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.federated.pipeline import Vectors
 
-_COLUMNS = {"memory": ("digest", "BLOB"), "kept": ("digest", "TEXT")}  # that files of older versions lack
+_COLUMNS = {
+    "memory": ("digest", "BLOB"),
+    "kept": ("digest", "TEXT"),
+}  # that files of older versions lack
 
 
 class Memory:
@@ -29,7 +32,9 @@ class Memory:
         self._touched: set[int] = set()  # clients with something new since the last `keep`
         self._path = path
         with self._explained():
-            self._db = sqlite3.connect("" if path is None else path, check_same_thread=False, isolation_level=None)
+            self._db = sqlite3.connect(
+                "" if path is None else path, check_same_thread=False, isolation_level=None
+            )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS memory (client INTEGER, round INTEGER, name TEXT, dtype TEXT, value BLOB,"
@@ -37,10 +42,14 @@ class Memory:
             )
             self._db.execute("CREATE TABLE IF NOT EXISTS kept (round INTEGER, digest TEXT)")
             for table, (column, kind) in _COLUMNS.items():
-                if column not in {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}:
+                if column not in {
+                    row[1] for row in self._db.execute(f"PRAGMA table_info({table})")
+                }:
                     self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             self._db.execute("BEGIN")
-            for row in self._db.execute("SELECT client, round, name, dtype, value, digest FROM memory"):
+            for row in self._db.execute(
+                "SELECT client, round, name, dtype, value, digest FROM memory"
+            ):
                 _vector(*row)
             self._sum = self._sum_of("TRUE")
             self._kept = self._last_kept()
@@ -89,7 +98,9 @@ class Memory:
         """Forget everything from after that round; `DataError` if not all up to it is here."""
         with self._lock, self._explained():
             if self._kept < round_number:
-                raise DataError(f"the clients' memory is missing or older than the checkpoint of round {round_number}")
+                raise DataError(
+                    f"the clients' memory is missing or older than the checkpoint of round {round_number}"
+                )
             self._drop("round > ?", round_number)
             self._kept = min(self._kept, round_number)
 
@@ -135,8 +146,12 @@ def _digest(client: int, round_number: int, name: str, dtype: str, value: bytes)
     return digest.digest()
 
 
-def _vector(client: int, round_number: int, name: str, dtype: str, value: bytes, digest: bytes | None) -> np.ndarray:
+def _vector(
+    client: int, round_number: int, name: str, dtype: str, value: bytes, digest: bytes | None
+) -> np.ndarray:
     """A vector as it was written; older versions wrote no digest."""
     if digest is not None and digest != _digest(client, round_number, name, dtype, value):
-        raise ValueError(f"client {client}, {name!r:.40} of round {round_number!r:.40}: its checksum does not match")
+        raise ValueError(
+            f"client {client}, {name!r:.40} of round {round_number!r:.40}: its checksum does not match"
+        )
     return np.frombuffer(value, dtype).copy()

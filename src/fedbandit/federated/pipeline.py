@@ -119,7 +119,9 @@ class Contribution:
 
     sums: Mapping[str, UpdateSum]
     norms: np.ndarray  # float64 [clients]: of all that is clipped together, before clipping
-    memory: Mapping[int, Vectors] = field(default_factory=dict)  # what clients will remember, by client
+    memory: Mapping[int, Vectors] = field(
+        default_factory=dict
+    )  # what clients will remember, by client
     bytes: np.ndarray | None = None  # int64 [clients] sent; None where nothing is compressed
 
 
@@ -163,14 +165,19 @@ class Pipeline:
                 for updates in kept.values():
                     updates.append(None)
                 continue
-            seen = {name: self._through_stages(vectors[name], int(client), k) for k, name in enumerate(sends)}
+            seen = {
+                name: self._through_stages(vectors[name], int(client), k)
+                for k, name in enumerate(sends)
+            }
             sizes[i] = sum(size for _, size in seen.values())
             with np.errstate(over="ignore"):
                 norms[i] = joint_norm({name: vector for name, (vector, _) in seen.items()}, sends)
             if not np.isfinite(norms[i]):
                 continue
             if remember is not None:
-                memory[int(client)] = remember(i, {name: vector for name, (vector, _) in seen.items()})
+                memory[int(client)] = remember(
+                    i, {name: vector for name, (vector, _) in seen.items()}
+                )
             for name, (vector, _) in seen.items():
                 factor = 1.0 if sends[name] is None else clip_factor(norms[i], self.clip_norm)
                 clipped = vector.dtype.type(factor) * vector
@@ -180,7 +187,9 @@ class Pipeline:
                 if name not in totals:
                     totals[name] = np.zeros_like(vector)
                 totals[name] += clipped
-        sums: dict[str, UpdateSum] = {name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends}
+        sums: dict[str, UpdateSum] = {
+            name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends
+        }
         if self.single:
             sums = {name: SingleUpdates(tuple(updates)) for name, updates in kept.items()}
         return Contribution(sums, norms, memory, sizes if self.stages else None)
@@ -191,8 +200,13 @@ class Pipeline:
         for number, stage in enumerate(self.stages):
             rng = generator(self.seed, Purpose.COMPRESSION, self.round, client, name, number)
             payload = stage.encode(vector, rng)
-            if not (isinstance(payload, dict) and all(isinstance(part, np.ndarray) for part in payload.values())):
-                raise ConfigError(f"compression.name: {type(stage).__name__}.encode must return arrays by name")
+            if not (
+                isinstance(payload, dict)
+                and all(isinstance(part, np.ndarray) for part in payload.values())
+            ):
+                raise ConfigError(
+                    f"compression.name: {type(stage).__name__}.encode must return arrays by name"
+                )
             size = sum(array.nbytes for array in payload.values())
             decoded = np.asarray(stage.decode(payload, len(vector)), vector.dtype)
             if decoded.shape != vector.shape:
@@ -285,7 +299,9 @@ def norm_or_reason(update: object, like: np.ndarray) -> float | str:
     return norm if np.isfinite(norm) else "its norm is not finite"
 
 
-def clipped_sum(updates: Iterable[tuple[np.ndarray, float]], like: np.ndarray, clip_norm: float) -> np.ndarray:
+def clipped_sum(
+    updates: Iterable[tuple[np.ndarray, float]], like: np.ndarray, clip_norm: float
+) -> np.ndarray:
     """The sum of sound updates, each given with its norm and clipped."""
     total = np.zeros_like(like)
     for update, norm in updates:

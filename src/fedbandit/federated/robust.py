@@ -50,7 +50,9 @@ class TrimmedMean:
         out, count = self.dropped(len(updates)), len(updates)
 
         def middle(block: np.ndarray) -> np.ndarray:
-            return np.asarray(np.sort(block, axis=1)[:, out : count - out].mean(axis=1, dtype=np.float64))
+            return np.asarray(
+                np.sort(block, axis=1)[:, out : count - out].mean(axis=1, dtype=np.float64)
+            )
 
         return _by_blocks(updates, middle)
 
@@ -68,7 +70,11 @@ class Median:
         return _by_blocks(updates, lambda block: np.median(block.astype(np.float64), axis=1))
 
 
-BUILT_IN: dict[str, Callable[..., Any]] = {"mean": PlainMean, "trimmed-mean": TrimmedMean, "median": Median}
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "mean": PlainMean,
+    "trimmed-mean": TrimmedMean,
+    "median": Median,
+}
 
 
 @dataclass(frozen=True)
@@ -104,5 +110,7 @@ def _by_blocks(updates: np.ndarray, combine: Callable[[np.ndarray], np.ndarray])
     """What `combine` makes of [coordinates, clients], whose rows lie together in memory."""
     found = np.empty(updates.shape[1], updates.dtype)
     for start in range(0, len(found), _BLOCK):
-        found[start : start + _BLOCK] = combine(np.ascontiguousarray(updates[:, start : start + _BLOCK].T))
+        found[start : start + _BLOCK] = combine(
+            np.ascontiguousarray(updates[:, start : start + _BLOCK].T)
+        )
     return found

@@ -14,7 +14,8 @@ from fedbandit.core.prediction import Progress
 from fedbandit.core.process import Stopwatch
 from fedbandit.data.dataset import Split
 from fedbandit.federated.algorithm import RoundFacts
-from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Cohorts
+from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
+from fedbandit.federated.cohorts import Cohorts
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Clipping, SingleUpdates, Vectors
 from fedbandit.federated.robust import Robust
@@ -30,7 +31,11 @@ class Engine(Protocol):
     """
 
     def run(
-        self, work: ClientWork, chunks: list[np.ndarray], broadcast: Broadcast, memory: Memory | None = None
+        self,
+        work: ClientWork,
+        chunks: list[np.ndarray],
+        broadcast: Broadcast,
+        memory: Memory | None = None,
     ) -> Iterator[ChunkResult]: ...
 
     def close(self) -> None: ...
@@ -48,7 +53,9 @@ class Verdict(Protocol):
 class Gate(Protocol):
     """Decides whether a candidate, weights and rule, may replace the newest deployed version."""
 
-    def judge(self, work: ClientWork, broadcast: Broadcast, candidate: Version, cohort: np.ndarray) -> Verdict: ...
+    def judge(
+        self, work: ClientWork, broadcast: Broadcast, candidate: Version, cohort: np.ndarray
+    ) -> Verdict: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,9 @@ class Phase:
     deploy_every: int
     aggregation: Aggregation = field(default_factory=PlainMean)
     gate: Gate | None = None  # decides whether a new model is deployed; None: always
-    planned_events: int | None = None  # a round; under privacy they stand for those that were logged
+    planned_events: int | None = (
+        None  # a round; under privacy they stand for those that were logged
+    )
 
     def start(self, weights: np.ndarray) -> State:
         """The state before the first round, from the initial weights of the whole model."""
@@ -92,17 +101,26 @@ def run_round(
         cohort = phase.cohorts.draw(number)
     running = engine.run(work, work.chunks(cohort), broadcast, memory)
     results, totals = _collect(running, broadcast, phase, memory, watch)
-    with watch("step"), np.errstate(over="ignore", invalid="ignore"):  # looked for below, and reported once
+    with (
+        watch("step"),
+        np.errstate(over="ignore", invalid="ignore"),
+    ):  # looked for below, and reported once
         norms = _joined(results, "norms")
         accepted = np.isfinite(norms)
         if len(norms) and 2 * accepted.sum() <= len(norms):
             lost = len(norms) - int(accepted.sum())
-            raise Diverged(f"diverged at round {number}: {lost} of {len(norms)} updates are not finite")
+            raise Diverged(
+                f"diverged at round {number}: {lost} of {len(norms)} updates are not finite"
+            )
         below = norms[accepted] <= state.clip_norm
         facts = RoundFacts(number, phase.aggregation.counted(len(below)), len(phase.cohorts.pool))
         server = Server(work.algorithm, phase.clipping, phase.aggregation)
         step = server.step(facts, state.kept, state.clip_norm, totals, len(below), int(below.sum()))
-        weights = step.weights if work.freezing is None else work.freezing.join(step.weights, state.weights)
+        weights = (
+            step.weights
+            if work.freezing is None
+            else work.freezing.join(step.weights, state.weights)
+        )
 
     metrics = round_metrics(work.split, cohort, results, state, below, step.update)
     deployed, verdict = state.deployed, None
@@ -116,7 +134,9 @@ def run_round(
         deployed = {version: kept for version, kept in deployed.items() if version >= needed_from}
         # Versions count periods: a refused model leaves its number to the version that is out already.
         refused = verdict is not None and not verdict.passes
-        deployed[number // phase.deploy_every] = state.deployed[max(state.deployed)] if refused else candidate
+        deployed[number // phase.deploy_every] = (
+            state.deployed[max(state.deployed)] if refused else candidate
+        )
 
     following = state.after(step, weights, deployed, metrics["reward"], metrics["events"])
     metrics["running_reward"] = following.running_reward
@@ -127,14 +147,20 @@ def run_round(
 
 
 def _collect(
-    results: Iterable[ChunkResult], broadcast: Broadcast, phase: Phase, memory: Memory | None, watch: Stopwatch
+    results: Iterable[ChunkResult],
+    broadcast: Broadcast,
+    phase: Phase,
+    memory: Memory | None,
+    watch: Stopwatch,
 ) -> tuple[list[ChunkResult], Vectors]:
     """The chunks' figures, and the sums of what they sent added in the order of the chunks.
 
     Where a rule combines single updates, what it makes of them stands in place of the sums.
     """
     like, work = broadcast.received["weights"], phase.work
-    totals = {name: np.zeros_like(broadcast.received.get(name, like)) for name in work.algorithm.sends}
+    totals = {
+        name: np.zeros_like(broadcast.received.get(name, like)) for name in work.algorithm.sends
+    }
     single: dict[str, list[np.ndarray | None]] = {name: [] for name in totals}
     kept = []
     here = Stopwatch()
@@ -150,11 +176,16 @@ def _collect(
                     memory.write(broadcast.round, result.sent.memory)
                 elif result.sent.memory:
                     kind = type(work.algorithm).__name__
-                    raise ConfigError(f"algorithm.name: {kind} returns memory, but does not say so in `memory_vectors`")
+                    raise ConfigError(
+                        f"algorithm.name: {kind} returns memory, but does not say so in `memory_vectors`"
+                    )
             kept.append(result.figures())
         if isinstance(phase.aggregation, Robust):
             with here("aggregate"):
-                totals = {name: phase.aggregation.combined(single.pop(name), like) for name, like in totals.items()}
+                totals = {
+                    name: phase.aggregation.combined(single.pop(name), like)
+                    for name, like in totals.items()
+                }
     aggregate = here.seconds["aggregate"]
     watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})
     return kept, totals
@@ -165,7 +196,9 @@ def _updates(result: ChunkResult, name: str, work: ClientWork) -> tuple[np.ndarr
     if isinstance(sent, SingleUpdates) and len(sent.updates) == np.isfinite(result.norms).sum():
         return sent.updates
     kind = type(work.algorithm).__name__
-    raise ConfigError(f"algorithm.name: {kind} adds up its updates; aggregation.name needs them from pipeline.collect")
+    raise ConfigError(
+        f"algorithm.name: {kind} adds up its updates; aggregation.name needs them from pipeline.collect"
+    )
 
 
 def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:
@@ -174,7 +207,11 @@ def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:
     for result in results:
         worked.add(dict(result.seconds))
     whole = sum(worked.seconds.values())
-    return {name: waited * seconds / whole for name, seconds in worked.seconds.items()} if whole else {}
+    return (
+        {name: waited * seconds / whole for name, seconds in worked.seconds.items()}
+        if whole
+        else {}
+    )
 
 
 def _joined(results: list[ChunkResult], name: str) -> np.ndarray:

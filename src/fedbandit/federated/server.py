@@ -42,7 +42,9 @@ class Sgd:
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {"velocity": np.zeros_like(weights)} if self.momentum else {}
 
-    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+    def step(
+        self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
+    ) -> tuple[OptimizerState, np.ndarray]:
         move = _typed(weights, self.learning_rate) * update
         if not self.momentum:
             return {}, weights + move
@@ -64,9 +66,15 @@ class Adam:
         _check_fraction(beta_1=self.beta_1, beta_2=self.beta_2)
 
     def init(self, weights: np.ndarray) -> OptimizerState:
-        return {"step": np.zeros(1, np.int64), "m": np.zeros_like(weights), "v": np.zeros_like(weights)}
+        return {
+            "step": np.zeros(1, np.int64),
+            "m": np.zeros_like(weights),
+            "v": np.zeros_like(weights),
+        }
 
-    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+    def step(
+        self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
+    ) -> tuple[OptimizerState, np.ndarray]:
         t = int(state["step"][0]) + 1
         rate = self.learning_rate * sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
         constants = _constants(weights, rate, self.beta_1, self.beta_2, self.epsilon)
@@ -90,7 +98,9 @@ class Yogi:
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {"m": np.zeros_like(weights), "v": np.full_like(weights, self.epsilon**2)}
 
-    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+    def step(
+        self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
+    ) -> tuple[OptimizerState, np.ndarray]:
         constants = _constants(weights, self.learning_rate, self.beta_1, self.beta_2, self.epsilon)
         m, v, moved = _adaptive(loops.yogi_moments, state, weights, update, constants)
         return {"m": m, "v": v}, moved
@@ -107,12 +117,16 @@ class Adagrad:
     def __post_init__(self) -> None:
         _check(learning_rate=self.learning_rate, epsilon=self.epsilon)
         if not self.initial_accumulator >= 0:
-            raise ValueError(f"initial_accumulator must not be negative, not {self.initial_accumulator}")
+            raise ValueError(
+                f"initial_accumulator must not be negative, not {self.initial_accumulator}"
+            )
 
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {"sum": np.full_like(weights, self.initial_accumulator)}
 
-    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+    def step(
+        self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
+    ) -> tuple[OptimizerState, np.ndarray]:
         total = state["sum"] + update * update
         rate, epsilon = _typed(weights, self.learning_rate), _typed(weights, self.epsilon)
         return {"sum": total}, weights + rate * update / (np.sqrt(total) + epsilon)
@@ -125,7 +139,9 @@ class Still:
     def init(self, weights: np.ndarray) -> OptimizerState:
         return {}
 
-    def step(self, state: OptimizerState, weights: np.ndarray, update: np.ndarray) -> tuple[OptimizerState, np.ndarray]:
+    def step(
+        self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
+    ) -> tuple[OptimizerState, np.ndarray]:
         return state, weights
 
 
@@ -234,7 +250,13 @@ class Server:
     aggregation: Aggregation
 
     def step(
-        self, facts: RoundFacts, kept: Vectors, clip_norm: float, totals: Vectors, accepted: int, below: int
+        self,
+        facts: RoundFacts,
+        kept: Vectors,
+        clip_norm: float,
+        totals: Vectors,
+        accepted: int,
+        below: int,
     ) -> Step:
         """The round's step from the sums over `accepted` clients, `below` of which were not clipped."""
         joined, scales = _joined(totals, self.algorithm.sends)
@@ -249,13 +271,17 @@ class Server:
         return Step(moved, weights, following, means.get("weights", mean))
 
 
-def _joined(totals: Vectors, sends: Mapping[str, float | None]) -> tuple[np.ndarray, dict[str, float]]:
+def _joined(
+    totals: Vectors, sends: Mapping[str, float | None]
+) -> tuple[np.ndarray, dict[str, float]]:
     """All sums as one vector, each scaled as in the joint norm: what noise is added to."""
     scales = {name: 1.0 if scale is None else scale for name, scale in sends.items()}
     if len(totals) == 1:
         ((name, total),) = totals.items()
         return (total if scales[name] == 1 else total.dtype.type(scales[name]) * total), scales
-    return np.concatenate([total.dtype.type(scales[name]) * total for name, total in totals.items()]), scales
+    return np.concatenate(
+        [total.dtype.type(scales[name]) * total for name, total in totals.items()]
+    ), scales
 
 
 def _split(mean: np.ndarray, like: Vectors, scales: Mapping[str, float]) -> Vectors:

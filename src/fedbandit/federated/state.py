@@ -43,7 +43,9 @@ class State:
     reward_total: float = 0.0  # over rounds that had events
     rewarded_rounds: int = 0
     events: int = 0  # logged so far
-    extra: dict[str, Any] = field(default_factory=dict)  # JSON of parts that keep state of their own
+    extra: dict[str, Any] = field(
+        default_factory=dict
+    )  # JSON of parts that keep state of their own
 
     @property
     def running_reward(self) -> float | None:
@@ -87,14 +89,18 @@ def _parts(state: State) -> tuple[bytes, memoryview]:
     tensors = {"weights": state.weights}
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
-    tensors |= {f"kept/{name}": value for name, value in state.kept.items() if value is not state.weights}
+    tensors |= {
+        f"kept/{name}": value for name, value in state.kept.items() if value is not state.weights
+    }
     scalars = {
         "round": state.round,
         "clip_norm": state.clip_norm,
         "reward_total": state.reward_total,
         "rewarded_rounds": state.rewarded_rounds,
         "events": state.events,
-        "progress": {number: asdict(version.progress) for number, version in state.deployed.items()},
+        "progress": {
+            number: asdict(version.progress) for number, version in state.deployed.items()
+        },
         "same_as_weights": [name for name, value in state.kept.items() if value is state.weights],
         "extra": state.extra,
     }
@@ -133,9 +139,19 @@ def read_state(payload: bytes, path: Path) -> State:
 def _checked(scalars: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> State:
     """The state, once every type, shape and number is one that a run can have come to."""
     weights, same = tensors["weights"], scalars["same_as_weights"]
-    deployed = {_count(int(number), "a version"): array for number, array in _under("deployed/", tensors).items()}
-    for name, array in (("weights", weights), *((f"deployed/{number}", array) for number, array in deployed.items())):
-        if array.ndim != 1 or array.dtype.kind != "f" or (array.shape, array.dtype) != (weights.shape, weights.dtype):
+    deployed = {
+        _count(int(number), "a version"): array
+        for number, array in _under("deployed/", tensors).items()
+    }
+    for name, array in (
+        ("weights", weights),
+        *((f"deployed/{number}", array) for number, array in deployed.items()),
+    ):
+        if (
+            array.ndim != 1
+            or array.dtype.kind != "f"
+            or (array.shape, array.dtype) != (weights.shape, weights.dtype)
+        ):
             raise ValueError(f"{name} has type {array.dtype} and shape {array.shape}")
         if not np.isfinite(array).all():
             raise ValueError(f"{name} holds values that are not finite")
@@ -150,12 +166,17 @@ def _checked(scalars: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> S
         round=_count(scalars["round"], "round"),
         weights=weights,
         deployed={
-            number: Version(array, _progress(scalars["progress"][str(number)])) for number, array in deployed.items()
+            number: Version(array, _progress(scalars["progress"][str(number)]))
+            for number, array in deployed.items()
         },
         kept=dict.fromkeys(same, weights) | _under("kept/", tensors),
-        clip_norm=_number(scalars["clip_norm"], "clip_norm", least=0.0, most=math.inf),  # infinite: no clipping
+        clip_norm=_number(
+            scalars["clip_norm"], "clip_norm", least=0.0, most=math.inf
+        ),  # infinite: no clipping
         reward_total=_number(scalars["reward_total"], "reward_total"),
-        rewarded_rounds=_count(scalars["rewarded_rounds"], "rewarded_rounds", most=scalars["round"]),
+        rewarded_rounds=_count(
+            scalars["rewarded_rounds"], "rewarded_rounds", most=scalars["round"]
+        ),
         events=_count(scalars["events"], "events"),
         extra=scalars["extra"],
     )
@@ -173,13 +194,17 @@ def _count(value: Any, name: str, most: int = 2**63 - 1) -> int:
     return value
 
 
-def _number(value: Any, name: str, least: float = -sys.float_info.max, most: float = sys.float_info.max) -> float:
+def _number(
+    value: Any, name: str, least: float = -sys.float_info.max, most: float = sys.float_info.max
+) -> float:
     if type(value) not in (int, float) or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.40}")
     return float(value)
 
 
-def _from_0_1(scalars: dict[str, Any], tensors: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _from_0_1(
+    scalars: dict[str, Any], tensors: dict[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """A state of version 0.1, which knew one algorithm: its optimiser's vectors, and a server's memory of noise."""
     moved = {}
     for name, value in tensors.items():
@@ -194,4 +219,8 @@ def _from_0_1(scalars: dict[str, Any], tensors: dict[str, np.ndarray]) -> tuple[
 
 
 def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

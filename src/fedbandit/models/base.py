@@ -77,7 +77,9 @@ class Layout:
 
     def flatten(self, arrays: dict[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
         """One vector from named arrays."""
-        return np.concatenate([np.asarray(arrays[name], dtype).reshape(-1) for name, _ in self.shapes])
+        return np.concatenate(
+            [np.asarray(arrays[name], dtype).reshape(-1) for name, _ in self.shapes]
+        )
 
     def split(self, vector: Any) -> dict[str, Any]:
         """Named views into a flat vector, of numpy or of torch."""
@@ -102,7 +104,9 @@ class Freezing:
         known, frozen = [name for name, _ in layout.shapes], set()
         for name in names:
             if name not in known:
-                raise ConfigError(f"model.freeze: the model has no parameter {name!r}{nearest(name, known)}")
+                raise ConfigError(
+                    f"model.freeze: the model has no parameter {name!r}{nearest(name, known)}"
+                )
             frozen |= {name, f"{name}_bias"} & set(known)
         if frozen == set(known):
             raise ConfigError("model.freeze: nothing would be left to train")
@@ -111,7 +115,9 @@ class Freezing:
     @property
     def trainable(self) -> Layout:
         """How the parameters that are trained lie in their vector."""
-        return Layout(tuple((name, shape) for name, shape in self.layout.shapes if name not in self.frozen))
+        return Layout(
+            tuple((name, shape) for name, shape in self.layout.shapes if name not in self.frozen)
+        )
 
     def pick(self, whole: np.ndarray) -> np.ndarray:
         """The trainable part of a whole vector."""

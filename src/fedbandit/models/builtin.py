@@ -23,7 +23,10 @@ def _dense(data: DataSpec) -> Model:
     features = int(np.prod(data.shape))
 
     def init(seed: int) -> dict[str, np.ndarray]:
-        return {"weight": np.zeros((features, data.num_actions)), "bias": np.zeros(data.num_actions)}
+        return {
+            "weight": np.zeros((features, data.num_actions)),
+            "bias": np.zeros(data.num_actions),
+        }
 
     def scores(params: Params, x: Any) -> Any:
         import torch
@@ -69,13 +72,17 @@ def linear_heads(data: DataSpec, heads: int = 10) -> Model:
     def init(seed: int) -> dict[str, np.ndarray]:
         seeds = [seed, *(int(bits(seed, Purpose.HEADS, head)) >> 1 for head in range(1, heads))]
         arrays = [one.init(own) for own in seeds]
-        return {f"{name}{head}": array for head, own in enumerate(arrays) for name, array in own.items()}
+        return {
+            f"{name}{head}": array for head, own in enumerate(arrays) for name, array in own.items()
+        }
 
     def scores(params: Params, x: Any) -> Any:
         import torch
 
         names = ("weight", "bias")
-        return torch.stack([one.scores({n: params[f"{n}{h}"] for n in names}, x) for h in range(heads)], dim=1)
+        return torch.stack(
+            [one.scores({n: params[f"{n}{h}"] for n in names}, x) for h in range(heads)], dim=1
+        )
 
     return Model(init, scores, kernel=one.kernel, heads=heads)
 
@@ -86,7 +93,9 @@ def cnn(data: DataSpec) -> Model:
     Kernels are kept as [height, width, in, out] and dense weights as [in, out], in the order Keras has.
     """
     if data.kind != "dense" or len(data.shape) not in (2, 3):
-        raise ConfigError(f"model.name: the cnn needs images, the data set has {data.kind} contexts of {data.shape}")
+        raise ConfigError(
+            f"model.name: the cnn needs images, the data set has {data.kind} contexts of {data.shape}"
+        )
     height, width, channels = (*data.shape, 1)[:3]
     flat = (height // 4) * (width // 4) * 64
     if flat == 0:
@@ -108,7 +117,9 @@ def cnn(data: DataSpec) -> Model:
     def scores(params: Params, x: Any) -> Any:
         from torch.nn.functional import conv2d, max_pool2d, relu
 
-        x = x.reshape(-1, height, width, channels).permute(0, 3, 1, 2)  # channels last in memory, as oneDNN likes it
+        x = x.reshape(-1, height, width, channels).permute(
+            0, 3, 1, 2
+        )  # channels last in memory, as oneDNN likes it
         for layer in ("conv1", "conv2"):
             kernel = params[layer].permute(3, 2, 0, 1)
             x = conv2d(x, kernel, params[f"{layer}_bias"], padding=2)
@@ -150,9 +161,13 @@ def build_model(name: str, data: DataSpec, parameters: Mapping[str, Any] | None 
     found = resolve("model.name", name, BUILT_IN)
     if isinstance(found, Model):
         if parameters:
-            raise ConfigError(f"model.{next(iter(parameters))}: {name} is a finished model and takes no parameters")
+            raise ConfigError(
+                f"model.{next(iter(parameters))}: {name} is a finished model and takes no parameters"
+            )
         return found
     model = construct("model", found, parameters or {}, data)
     if not isinstance(model, Model):
-        raise ConfigError(f"model.name: {name} made a {type(model).__name__}, not a fedbandit.models.Model")
+        raise ConfigError(
+            f"model.name: {name} made a {type(model).__name__}, not a fedbandit.models.Model"
+        )
     return model

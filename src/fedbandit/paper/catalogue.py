@@ -90,7 +90,11 @@ Claim = Above | Alike | NearBest | Steady | GrowsSurer | MattersMore
 def labels_of(claim: Claim) -> tuple[str, ...]:
     """The members that a claim is about."""
     match claim:
-        case Above(higher=one, lower=other) | Alike(one=one, other=other) | MattersMore(noisy=one, plain=other):
+        case (
+            Above(higher=one, lower=other)
+            | Alike(one=one, other=other)
+            | MattersMore(noisy=one, plain=other)
+        ):
             return one, other
         case NearBest():
             return claim.member, *claim.others
@@ -107,15 +111,23 @@ class Figure:
     family: Family
     members: Mapping[str, Member]
     shows: Literal["reward", "trials", "propensity"] = "reward"
-    stated: Mapping[str, float] = field(default_factory=dict)  # final rewards that the paper states in words
+    stated: Mapping[str, float] = field(
+        default_factory=dict
+    )  # final rewards that the paper states in words
     stated_epsilon: Mapping[str, float] = field(default_factory=dict)  # of the paper's population
-    beside: Mapping[str, Member] = field(default_factory=dict)  # runs of another figure that claims speak of
+    beside: Mapping[str, Member] = field(
+        default_factory=dict
+    )  # runs of another figure that claims speak of
     beside_figure: str = ""
     claims: tuple[Claim, ...] = ()
 
     @property
     def y_axis(self) -> str:
-        return "mean probability of the chosen action" if self.shows == "propensity" else "running average reward"
+        return (
+            "mean probability of the chosen action"
+            if self.shows == "propensity"
+            else "running average reward"
+        )
 
 
 _POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
@@ -127,11 +139,15 @@ _SHIFT = "exploration helps substantially"
 _BASELINE = "the initial model is quite poor, greedy gets a middling improvement on it"
 _SUPERVISED = "nearly identical behavior as greedy for most exploration strategies"
 _SUPERVISED_SO = f"{_SUPERVISED} other than falcon for SO"
-_STRONG = "the initial model has a higher reward than the performance at the end of training from scratch"
+_STRONG = (
+    "the initial model has a higher reward than the performance at the end of training from scratch"
+)
 _OFTEN = "the absolute performance of all the methods improves"
 _SOFTMAX = "[softmax is] always either performing the best or close to it"
 _CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
-    ("emnist", "scratch"): tuple(Above(p, "greedy", "exploration is typically crucial") for p in _EXPLORERS),
+    ("emnist", "scratch"): tuple(
+        Above(p, "greedy", "exploration is typically crucial") for p in _EXPLORERS
+    ),
     ("so", "scratch"): tuple(Above(p, "greedy", _HELPS) for p in _EXPLORERS),
     ("emnist", "init"): (
         *(Alike(p, "greedy", f"[said of Stack Overflow:] {_SUPERVISED}") for p in _EXPLORERS),
@@ -139,10 +155,16 @@ _CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
     ),
     ("so", "init"): (
         *(Alike(p, "greedy", _SUPERVISED_SO) for p in ("softmax", "epsilon-greedy")),
-        Above("baseline", "greedy", "the performance of greedy deteriorates with respect to the initial model"),
+        Above(
+            "baseline",
+            "greedy",
+            "the performance of greedy deteriorates with respect to the initial model",
+        ),
         *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
     ),
-    ("emnist", "init-shift"): tuple(Above(p, "greedy", f"{_SHIFT}; a smaller edge over greedy") for p in _EXPLORERS),
+    ("emnist", "init-shift"): tuple(
+        Above(p, "greedy", f"{_SHIFT}; a smaller edge over greedy") for p in _EXPLORERS
+    ),
     ("so", "init-shift"): (
         *(Above(p, "greedy", f"{_SHIFT}; particularly pronounced") for p in _EXPLORERS),
         Above("greedy", "baseline", _BASELINE),
@@ -168,9 +190,14 @@ def _policies_figure(name: str, family: Family, setting: str) -> Figure:
     often = setting != scenario
     beside = {}
     if often:
-        beside = {f"{policy} every 200 rounds": Member(f"{family}-{scenario}-{policy}") for policy in _POLICIES}
+        beside = {
+            f"{policy} every 200 rounds": Member(f"{family}-{scenario}-{policy}")
+            for policy in _POLICIES
+        }
     elif setting == "init":
-        beside = {f"{policy} from scratch": Member(f"{family}-scratch-{policy}") for policy in _POLICIES}
+        beside = {
+            f"{policy} from scratch": Member(f"{family}-scratch-{policy}") for policy in _POLICIES
+        }
     others = tuple(policy for policy in _POLICIES if policy != "softmax")
     return Figure(
         name=name,
@@ -191,17 +218,23 @@ def _trials_figure(name: str, family: Family) -> Figure:
         family,
         {"softmax": Member(f"{family}-init-shift-softmax")},
         "trials",
-        claims=(Steady("softmax", "the variation in rewards across repeated trials is negligible"),),
+        claims=(
+            Steady("softmax", "the variation in rewards across repeated trials is negligible"),
+        ),
     )
 
 
 def _server_optimizer(family: Family) -> Figure:
     adam = Member(f"{family}-init-shift-softmax")
     # Table 3 and 7 print rates for Adam only; averaging the clients' models (rate 1) is SGD's untuned form.
-    sgd = Member(adam.preset, {"server.optimizer": "sgd", "server.learning_rate": 1.0}, "+server-sgd")
+    sgd = Member(
+        adam.preset, {"server.optimizer": "sgd", "server.learning_rate": 1.0}, "+server-sgd"
+    )
     labels = ("softmax, Adam", "softmax, SGD")
     changed = "[server SGD in place of Adam:"
-    claim: Claim = Alike(*labels, f"{changed}] no change in the final performance at tuned hyperparameters")
+    claim: Claim = Alike(
+        *labels, f"{changed}] no change in the final performance at tuned hyperparameters"
+    )
     if family == "so":
         claim = Above(*labels, f"{changed} the reward] drops from 0.81 to 0.62")
     return Figure(
@@ -269,12 +302,22 @@ def _cohorts() -> Figure:
     members: dict[str, Member] = {}
     for clients in (64, 640, 2560):
         size = {"rounds": 800, "clients_per_round": clients, "evaluate_every": 800}
-        members[f"{clients} clients, ε = 4"] = Member("so-no-dp", {**size, **private, **rates}, f"+{clients}-epsilon-4")
+        members[f"{clients} clients, ε = 4"] = Member(
+            "so-no-dp", {**size, **private, **rates}, f"+{clients}-epsilon-4"
+        )
         members[f"{clients} clients, no privacy"] = Member("so-no-dp", size, f"+{clients}")
-    words = "a particular useful tuning strategy for DP is to sample large number of clients per round"
+    words = (
+        "a particular useful tuning strategy for DP is to sample large number of clients per round"
+    )
     least, middle, most = (f"{clients} clients, ε = 4" for clients in (64, 640, 2560))
     claims = (Above(middle, least, words), Above(most, middle, words))
-    return Figure("cohorts", "Stack Overflow, scratch, ε = 4: more clients a round", "so", members, claims=claims)
+    return Figure(
+        "cohorts",
+        "Stack Overflow, scratch, ε = 4: more clients a round",
+        "so",
+        members,
+        claims=claims,
+    )
 
 
 def _population() -> Figure:
@@ -287,7 +330,10 @@ def _population() -> Figure:
     }
     members = {
         f"{label}, every {every}": Member(preset_name, changes, suffix)
-        for preset_name, every in (("so-init-shift-softmax", 200), ("so-init-shift-deploy40-softmax", 40))
+        for preset_name, every in (
+            ("so-init-shift-softmax", 200),
+            ("so-init-shift-deploy40-softmax", 40),
+        )
         for label, (changes, suffix) in modes.items()
     }
     words = {
@@ -299,7 +345,13 @@ def _population() -> Figure:
         for every in (200, 40)
         for label, said in words.items()
     )
-    return Figure("population", "Stack Overflow, init-shift, softmax: what a cache costs", "so", members, claims=claims)
+    return Figure(
+        "population",
+        "Stack Overflow, init-shift, softmax: what a cache costs",
+        "so",
+        members,
+        claims=claims,
+    )
 
 
 def _weights() -> Figure:
@@ -312,8 +364,13 @@ def _weights() -> Figure:
         "regression, client rate 0.05": Member(start, small, "+client-0.05"),
         "weighted, client rate 0.05": Member(start, {**small, **weighted}, "+client-0.05+weighted"),
     }
-    words = "destabilizing effects of the variance from importance weighting on the learning process"
-    claims = tuple(Above(f"regression, client rate {r}", f"weighted, client rate {r}", words) for r in ("2", "0.05"))
+    words = (
+        "destabilizing effects of the variance from importance weighting on the learning process"
+    )
+    claims = tuple(
+        Above(f"regression, client rate {r}", f"weighted, client rate {r}", words)
+        for r in ("2", "0.05")
+    )
     title = "Stack Overflow, init-shift, softmax: importance weights and the client rate"
     return Figure("weights", title, "so", members, claims=claims)
 
@@ -333,8 +390,14 @@ def figure_names() -> list[str]:
 def matching(name: str) -> list[str]:
     """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of many clients."""
     names = [*figure_names(), *OURS]
-    usual = [n for n in names if n not in _LARGE]  # those others need more clients than the embedded data has
-    found = usual if name == "all" else [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
+    usual = [
+        n for n in names if n not in _LARGE
+    ]  # those others need more clients than the embedded data has
+    found = (
+        usual
+        if name == "all"
+        else [n for n in names if n == name or (n[:-1] == name and n.startswith("fig"))]
+    )
     if not found:
         raise ConfigError(f"{name}: no such figure; there are {', '.join(names)} and all")
     return found
@@ -377,8 +440,12 @@ def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Cl
     )
 
 
-def _exploration_claims(family: Family, none: str, clipped: str, small: str, large: str) -> tuple[Claim, ...]:
-    annealing = "the probability of chosen actions gradually increase as the models become more confident"
+def _exploration_claims(
+    family: Family, none: str, clipped: str, small: str, large: str
+) -> tuple[Claim, ...]:
+    annealing = (
+        "the probability of chosen actions gradually increase as the models become more confident"
+    )
     half: Literal["first", "second"] = "first" if family == "so" else "second"
     early = "DP seems to have a larger effect on the probability at the early stage of training"
     late = "[DP's] effect [on the probability] happens at later stage"

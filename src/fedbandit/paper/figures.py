@@ -64,15 +64,21 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
     match claim:
         case Above():
             text = f"{claim.higher} above {claim.lower}"
-            return _positive(text, claim.words, *paired_difference(curves[claim.higher], curves[claim.lower]))
+            return _positive(
+                text, claim.words, *paired_difference(curves[claim.higher], curves[claim.lower])
+            )
         case Alike():
             pair = curves[claim.one], curves[claim.other]
-            allowed = _ALIKE * max((member.final.mean() for member in pair if len(member.final)), default=math.nan)
+            allowed = _ALIKE * max(
+                (member.final.mean() for member in pair if len(member.final)), default=math.nan
+            )
             text = f"{claim.one} about as {claim.other}"
             return _within(text, claim.words, *paired_difference(*pair), -allowed, allowed)
         case NearBest():
             ended = [label for label in claim.others if len(curves[label].final)]
-            best = max(ended, key=lambda label: float(curves[label].final.mean()), default=claim.others[0])
+            best = max(
+                ended, key=lambda label: float(curves[label].final.mean()), default=claim.others[0]
+            )
             allowed = _ALIKE * float(curves[best].final.mean()) if ended else math.nan
             text = f"{claim.member} the best or close to {best}"
             found = paired_difference(curves[claim.member], curves[best])
@@ -82,7 +88,9 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
             spread = float(final.std(ddof=1) / final.mean()) if len(final) > 1 else math.nan
             text = f"{claim.member}'s standard deviation over its mean, at most {_NEGLIGIBLE:g}"
             enough = len(final) > 2  # two trials may be alike by chance
-            verdict = "not clear" if not enough else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
+            verdict = (
+                "not clear" if not enough else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
+            )
             return FigureVerdict(text, claim.words, spread, math.nan, verdict)  # type: ignore[arg-type]
         case GrowsSurer():
             first, last = _parts(curves[claim.member].propensity, 10, (0, -1))
@@ -102,7 +110,9 @@ def _positive(text: str, words: str, difference: float, error: float) -> FigureV
     return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
 
 
-def _within(text: str, words: str, difference: float, error: float, low: float, high: float) -> FigureVerdict:
+def _within(
+    text: str, words: str, difference: float, error: float, low: float, high: float
+) -> FigureVerdict:
     slack = _SURE * error if np.isfinite(error) else math.inf
     verdict = "not clear"
     if low <= difference - slack and difference + slack <= high:
@@ -112,7 +122,9 @@ def _within(text: str, words: str, difference: float, error: float, low: float, 
     return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
 
 
-def _parts(curves: np.ndarray, number: int, which: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+def _parts(
+    curves: np.ndarray, number: int, which: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
     """Means over two of so many equal parts of the rounds: [seeds] each."""
     parts = np.array_split(np.nan_to_num(curves), min(number, max(1, curves.shape[1])), axis=1)
     first, second = (parts[i].mean(axis=1) if curves.size else np.zeros(0) for i in which)
@@ -134,19 +146,27 @@ def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str,
     """What each private member has spent here, beside what the paper states for its own population."""
     lines = ["epsilon (RDP) of the released weights, for the clients of this data set:"]
     for label, epsilon in epsilons.items():
-        there = f"; the paper states {stated[label]:g} for its 342,477 users" if label in stated else ""
+        there = (
+            f"; the paper states {stated[label]:g} for its 342,477 users" if label in stated else ""
+        )
         lines.append(f"  {label}: {'none' if epsilon is None else f'{epsilon:.4g}'}{there}")
     return "\n".join(lines)
 
 
-def beside_the_paper(figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]) -> str:
+def beside_the_paper(
+    figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]
+) -> str:
     """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
     lines = [table(curves, "member")]
     if figure.stated:
         lines.append("\nstated in the paper's text (its data, tuned rates):")
         for label, value in figure.stated.items():
             ours = curves[label].final
-            lines.append(f"  {label}: {value:.2f} there, {ours.mean():.4f} here" if len(ours) else f"  {label}: -")
+            lines.append(
+                f"  {label}: {value:.2f} there, {ours.mean():.4f} here"
+                if len(ours)
+                else f"  {label}: -"
+            )
     if judged:
         width = max(len(verdict.claim) for verdict in judged)
         lines.append("\nthe paper's claims (difference ± standard error over seeds, paired):")
@@ -190,14 +210,18 @@ class Made:
     kept: Path
 
 
-def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
+def make_figure(
+    name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print
+) -> Made:
     """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
     wanted, dataset = _choose(name, request)
     model = request.settings.get("model.name")
     if model is not None:  # another curve altogether, so the picture says it first
         wanted = replace(wanted, title=f"{wanted.title}, {model} model")
     members = {
-        label: scaled(member.config().with_values({"data.source": _source(wanted, request)}), request.scale)
+        label: scaled(
+            member.config().with_values({"data.source": _source(wanted, request)}), request.scale
+        )
         for label, member in wanted.members.items()
     }
     members = {label: config.with_values(request.settings) for label, config in members.items()}
@@ -206,7 +230,14 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
     published = members
     if request.tune_minutes is not None:
         by_key = {keys[label]: config for label, config in members.items()}
-        tuned = tune(by_key, wanted.family, place / "tuning", request.tune_minutes, runner=request.runner, say=say)
+        tuned = tune(
+            by_key,
+            wanted.family,
+            place / "tuning",
+            request.tune_minutes,
+            runner=request.runner,
+            say=say,
+        )
         members = {label: tuned[keys[label]] for label in members}
 
     def folder(label: str, seed: int) -> Path:
@@ -214,14 +245,21 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
         return place / kind / keys[label] / f"seed-{seed}"
 
     say(f"{wanted.name}: {wanted.title}")
-    curves = run_members(members, range(request.seeds), folder, runner=request.runner, on_end=telling(say))
+    curves = run_members(
+        members, range(request.seeds), folder, runner=request.runner, on_end=telling(say)
+    )
     rates = "tuned here" if request.tune_minutes is not None else "published rates"
     config = next(iter(members.values()))
     told = regime(dataset, config)
     note = describe(dataset, config.rounds, config.deploy_every, request, rates, told.in_words())
-    stem = out / (wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}")
+    stem = out / (
+        wanted.name if wanted.family == figure(name).family else f"{wanted.name}-{wanted.family}"
+    )
     stem = stem.with_name(stem.name + ("-tuned" if request.tune_minutes is not None else ""))
-    _, png = (_draw(wanted, members, curves, stem.with_suffix(suffix), note) for suffix in (".svg", ".png"))
+    _, png = (
+        _draw(wanted, members, curves, stem.with_suffix(suffix), note)
+        for suffix in (".svg", ".png")
+    )
     kind = "published" if request.tune_minutes is None else "tuned"
     known = {**curves, **_finished(wanted.beside, place / kind, request.seeds)}
     claims = [claim for claim in wanted.claims if all(label in known for label in labels_of(claim))]
@@ -236,21 +274,43 @@ def make_figure(name: str, request: FigureRequest, out: Path, say: Callable[[str
     if efforts:
         text += f"\n\n{effort_in_words(efforts)}"
     found = _found(wanted, members, curves, efforts, verdicts)
-    facts = {"data": dataset.header.name, "model": model, "regime": asdict(told), "setting": _setting(wanted)}
+    facts = {
+        "data": dataset.header.name,
+        "model": model,
+        "regime": asdict(told),
+        "setting": _setting(wanted),
+    }
     facts["scale"] = request.scale
     kept = stem.with_suffix(".json")
-    write_json(kept, {"figure": wanted.name, "title": wanted.title, "note": note, **facts, **found, "text": text})
+    write_json(
+        kept,
+        {
+            "figure": wanted.name,
+            "title": wanted.title,
+            "note": note,
+            **facts,
+            **found,
+            "text": text,
+        },
+    )
     return Made(wanted.name, text, png, kept)
 
 
-def describe(dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str) -> str:
+def describe(
+    dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str
+) -> str:
     """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
     who = f"{dataset.train.num_clients:,} clients"
-    parts = [f"data: {dataset.header.name}, {who}", f"{rounds} rounds, deploying every {deploy_every}"]
+    parts = [
+        f"data: {dataset.header.name}, {who}",
+        f"{rounds} rounds, deploying every {deploy_every}",
+    ]
     if request.scale != 1:
         parts.append(f"shortened to {request.scale:g}")
     if request.settings:
-        parts.append("changed: " + ", ".join(f"{key}={value}" for key, value in request.settings.items()))
+        parts.append(
+            "changed: " + ", ".join(f"{key}={value}" for key, value in request.settings.items())
+        )
     parts.append(f"{request.seeds} seed{'s' if request.seeds > 1 else ''}")
     return "; ".join([*parts, *more])
 
@@ -265,9 +325,15 @@ class Regime:
     pretraining_examples: int  # counted each time they are used; 0 without pre-training
 
     def in_words(self) -> str:
-        visits, passes = (f"{n:.2g}" if n < 10 else f"{n:.0f}" for n in (self.visits_per_client, self.passes))
+        visits, passes = (
+            f"{n:.2g}" if n < 10 else f"{n:.0f}" for n in (self.visits_per_client, self.passes)
+        )
         seen = f"{visits} visits a client, {self.examples_per_visit:.0f} examples a visit"
-        first = f", {self.pretraining_examples:,} examples in pre-training" if self.pretraining_examples else ""
+        first = (
+            f", {self.pretraining_examples:,} examples in pre-training"
+            if self.pretraining_examples
+            else ""
+        )
         return f"{seen}, {passes} passes over the data{first}"
 
 
@@ -313,7 +379,11 @@ def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) ->
     """A folder named after everything that all members of a figure share, so that no run is taken for another."""
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
-    return out / "runs" / f"{dataset.header.name}-{dataset.header.fingerprint[:6]}-scale{request.scale:g}{mark}"
+    return (
+        out
+        / "runs"
+        / f"{dataset.header.name}-{dataset.header.fingerprint[:6]}-scale{request.scale:g}{mark}"
+    )
 
 
 def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[str, Curves]:
@@ -332,10 +402,19 @@ def _epsilon(run: Path) -> float | None:
     return (summary.get("privacy") or {}).get("epsilon_rdp")
 
 
-def _draw(wanted: Figure, members: Mapping[str, Config], curves: Mapping[str, Curves], path: Path, note: str) -> Path:
+def _draw(
+    wanted: Figure,
+    members: Mapping[str, Config],
+    curves: Mapping[str, Curves],
+    path: Path,
+    note: str,
+) -> Path:
     config = next(iter(members.values()))
     shown = {_with_losses(label, c): c for label, c in curves.items() if len(c.final)}
-    values = {label: c.propensity if wanted.shows == "propensity" else c.running_reward for label, c in shown.items()}
+    values = {
+        label: c.propensity if wanted.shows == "propensity" else c.running_reward
+        for label, c in shown.items()
+    }
     return draw_curves(
         values,
         path,
@@ -350,7 +429,9 @@ def _draw(wanted: Figure, members: Mapping[str, Config], curves: Mapping[str, Cu
 def _with_losses(label: str, curves: Curves) -> str:
     """A curve over the seeds that survived must not look like one over all."""
     tried = len(curves.seeds) + len(curves.diverged)
-    return f"{label}, {len(curves.diverged)} of {tried} seeds diverged" if curves.diverged else label
+    return (
+        f"{label}, {len(curves.diverged)} of {tried} seeds diverged" if curves.diverged else label
+    )
 
 
 def _setting(wanted: Figure) -> str | None:
@@ -377,11 +458,17 @@ def _found(
                 "paper": wanted.stated.get(label),
                 "server.learning_rate": members[label].server.learning_rate,
                 "client.learning_rate": members[label].client.learning_rate,
-                **{f"policy.{key}": value for key, value in members[label].policy.parameters.items()},
+                **{
+                    f"policy.{key}": value
+                    for key, value in members[label].policy.parameters.items()
+                },
             }
             for label, c in curves.items()
         },
-        "tuning": {label: {"looked_at": seen, "grid_points": total} for label, (seen, total) in efforts.items()},
+        "tuning": {
+            label: {"looked_at": seen, "grid_points": total}
+            for label, (seen, total) in efforts.items()
+        },
         "claims": [asdict(verdict) for verdict in verdicts],
     }
 

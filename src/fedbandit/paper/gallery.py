@@ -16,7 +16,9 @@ from fedbandit.studies.drift import DriftOutcome, DriftStudy, draw, run_study, t
 TITLE = "labels trade places half-way; how far policies fall, how soon they recover"
 
 
-def make_drift_figure(request: FigureRequest, out: Path, say: Callable[[str], None] = print) -> Made:
+def make_drift_figure(
+    request: FigureRequest, out: Path, say: Callable[[str], None] = print
+) -> Made:
     """Run what is missing, draw it with the change marked, and tell each policy's fall and recovery.
 
     Always at the published rates; a search of rates for a world that is about to change would be another study.
@@ -26,12 +28,20 @@ def make_drift_figure(request: FigureRequest, out: Path, say: Callable[[str], No
     place = runs_folder(out, dataset, request) / "drift"
     say(f"drift: {TITLE}")
     outcomes = run_study(
-        study, lambda policy, seed: place / policy / f"seed-{seed}", runner=request.runner, on_end=telling(say)
+        study,
+        lambda policy, seed: place / policy / f"seed-{seed}",
+        runner=request.runner,
+        on_end=telling(say),
     )
-    clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples each"
+    clients = (
+        f"{study.clients_per_round} clients a round, at most {study.max_examples} examples each"
+    )
     ours = (clients, "published rates", "ours, not the paper's")
     note = describe(dataset, study.rounds, study.deploy_every, request, *ours)
-    png, _ = (draw(study, outcomes, out / f"drift{end}", f"drift: {TITLE}", note) for end in (".png", ".svg"))
+    png, _ = (
+        draw(study, outcomes, out / f"drift{end}", f"drift: {TITLE}", note)
+        for end in (".png", ".svg")
+    )
     text = f"drift: {TITLE}\n{note}\n\n{table(study, outcomes)}"
     _keep(out / "drift.json", dataset.header.name, note, text, outcomes)
     return Made("drift", text, png, out / "drift.json")
@@ -58,7 +68,10 @@ def _keep(path: Path, data: str, note: str, text: str, outcomes: Sequence[DriftO
         "note": note,
         "data": data,
         "text": text,
-        "members": {o.policy: [[asdict(change) for change in seed] for seed in o.recovered] for o in outcomes},
+        "members": {
+            o.policy: [[asdict(change) for change in seed] for seed in o.recovered]
+            for o in outcomes
+        },
         "diverged": {o.policy: list(o.diverged) for o in outcomes if o.diverged},
     }
     write_json(path, kept)
@@ -87,7 +100,11 @@ def make_gallery(
 
 
 def _make(name: str, request: FigureRequest, out: Path, say: Callable[[str], None]) -> Made:
-    return make_drift_figure(request, out, say) if name == "drift" else make_figure(name, request, out, say)
+    return (
+        make_drift_figure(request, out, say)
+        if name == "drift"
+        else make_figure(name, request, out, say)
+    )
 
 
 def _fitting(name: str, request: FigureRequest) -> FigureRequest:

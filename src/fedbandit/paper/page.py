@@ -43,12 +43,20 @@ def read_figures(places: Iterable[Path]) -> list[Kept]:
     """The figures in these files and folders, in the paper's order; those of one panel in the order given."""
     found = []
     for place in places:
-        for path in [place] if place.is_file() else sorted(place.glob("*.json"), key=lambda path: path.stem):
+        for path in (
+            [place] if place.is_file() else sorted(place.glob("*.json"), key=lambda path: path.stem)
+        ):
             numbers = read_json(path)
-            if isinstance(numbers, dict) and "figure" in numbers and path.with_suffix(".png").exists():
+            if (
+                isinstance(numbers, dict)
+                and "figure" in numbers
+                and path.with_suffix(".png").exists()
+            ):
                 found.append(Kept(path, numbers))
     if not found:
-        raise DataError(f"{', '.join(map(str, places))}: no figure here; `fedbandit figure NAME -o FOLDER` makes one")
+        raise DataError(
+            f"{', '.join(map(str, places))}: no figure here; `fedbandit figure NAME -o FOLDER` makes one"
+        )
     order = [*figure_names(), *OURS]
     return sorted(found, key=lambda kept: order.index(kept.name))
 
@@ -90,19 +98,37 @@ def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
     found = []
     for kept in figures:
         numbers = kept.numbers
-        curves = {rule: _curves(numbers["members"][rule]) for rule in _RULES if numbers.get("setting")}
+        curves = {
+            rule: _curves(numbers["members"][rule]) for rule in _RULES if numbers.get("setting")
+        }
         ended = [rule for rule in curves if len(curves[rule].final)]
         if len(ended) < 2:
             continue
         means = {rule: float(curves[rule].final.mean()) for rule in ended}
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
-        behind = {rule: paired_difference(curves[winner], curves[rule]) for rule in ended if rule != winner}
-        level = tuple(rule for rule, (by, error) in behind.items() if np.isfinite(error) and by <= 2 * error)
+        behind = {
+            rule: paired_difference(curves[winner], curves[rule])
+            for rule in ended
+            if rule != winner
+        }
+        level = tuple(
+            rule for rule, (by, error) in behind.items() if np.isfinite(error) and by <= 2 * error
+        )
         seeds = len(curves[winner].final)
         data = f"{numbers['data']}, {seeds} seed{'s' if seeds > 1 else ''}"
         if numbers.get("scale", 1) != 1:
             data += f", shortened to {numbers['scale']:g}"
-        found.append(Comparison(numbers["setting"] + _tuned(kept), data, means, winner, second, *behind[second], level))
+        found.append(
+            Comparison(
+                numbers["setting"] + _tuned(kept),
+                data,
+                means,
+                winner,
+                second,
+                *behind[second],
+                level,
+            )
+        )
     return found
 
 
@@ -132,7 +158,9 @@ def page(figures: Sequence[Kept], beside: Path) -> str:
 
 def _card(kept: Kept, beside: Path) -> str:
     numbers, title = kept.numbers, escape(str(kept.numbers["title"]))
-    png, svg = (escape(os.path.relpath(kept.path.with_suffix(end), beside)) for end in (".png", ".svg"))
+    png, svg = (
+        escape(os.path.relpath(kept.path.with_suffix(end), beside)) for end in (".png", ".svg")
+    )
     claims = "".join(
         f'<tr class="{_css(claim["verdict"])}"><td>{escape(claim["claim"])}<br><q>{escape(claim["words"])}</q></td>'
         f"<td>{_number(claim)}</td><td>{claim['verdict']}</td></tr>"
@@ -157,8 +185,19 @@ def cards(figures: Sequence[Kept], beside: Path, details: str) -> str:
             chips = f"<br>{_chips(kept.verdicts)}" if kept.verdicts else ""
             cards.append(f"- [![{kept.name}: {title}]({_picture(kept, beside)})]({target})\n")
             plain = title.removesuffix(f", {kept.numbers.get('model')} model")
-            cards.append(f"    **{_panel(kept.name)}: {plain}**, on {_where(kept)}. [Details]({target}){chips}\n")
-        parts.append("\n".join([f"### {heading}\n", '<div class="grid cards gallery" markdown>\n', *cards, "</div>"]))
+            cards.append(
+                f"    **{_panel(kept.name)}: {plain}**, on {_where(kept)}. [Details]({target}){chips}\n"
+            )
+        parts.append(
+            "\n".join(
+                [
+                    f"### {heading}\n",
+                    '<div class="grid cards gallery" markdown>\n',
+                    *cards,
+                    "</div>",
+                ]
+            )
+        )
     return "\n\n".join(parts)
 
 
@@ -176,23 +215,33 @@ def scoreboard(figures: Sequence[Kept], details: str) -> str:
         f"| {words} | {' | '.join('<br>'.join(where.get(verdict, [])) for verdict in _VERDICTS)} |"
         for words, where in found.items()
     ]
-    return "\n".join([f"| the paper says | {' | '.join(_VERDICTS)} |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(
+        [f"| the paper says | {' | '.join(_VERDICTS)} |", "| --- | --- | --- | --- |", *rows]
+    )
 
 
 def tuned_table(figures: Sequence[Kept]) -> str:
     """A Markdown table of what tuning changed, for figures that were made both ways; the highest tuned is in bold."""
     published = {_same(kept): kept for kept in figures if not kept.numbers.get("tuning")}
-    lines = ["| figure | | published rates | tuned | tuned values |", "| --- | --- | ---: | ---: | --- |"]
+    lines = [
+        "| figure | | published rates | tuned | tuned values |",
+        "| --- | --- | ---: | ---: | --- |",
+    ]
     for kept in figures:
         searched, before = kept.numbers.get("tuning"), published.get(_same(kept))
         if not searched or before is None:
             continue
-        members = {label: member for label, member in kept.numbers["members"].items() if label in searched}
+        members = {
+            label: member for label, member in kept.numbers["members"].items() if label in searched
+        }
         highest = max(member["mean"] or 0.0 for member in members.values())
         title = f"{_panel(kept.name)}, {kept.numbers['data']}"
         for label, member in members.items():
             mark = "**" if member["mean"] == highest and len(members) > 1 else ""
-            cells = [_with_error(before.numbers["members"][label]), f"{mark}{_with_error(member)}{mark}"]
+            cells = [
+                _with_error(before.numbers["members"][label]),
+                f"{mark}{_with_error(member)}{mark}",
+            ]
             lines.append(f"| {title} | {label} | {' | '.join(cells)} | {_values(member)} |")
             title = ""
     return "\n".join(lines)
@@ -211,7 +260,10 @@ def _with_error(member: dict[str, Any]) -> str:
 
 def _values(member: dict[str, Any]) -> str:
     chosen = [(key, value) for key, value in member.items() if "." in key]
-    return ", ".join(f"{key.removesuffix('.learning_rate').rpartition('.')[2]} {value:g}" for key, value in chosen)
+    return ", ".join(
+        f"{key.removesuffix('.learning_rate').rpartition('.')[2]} {value:g}"
+        for key, value in chosen
+    )
 
 
 def _panel(name: str) -> str:
@@ -228,7 +280,10 @@ def _where(kept: Kept) -> str:
     """On which data, with which model, tuned or as published, and that there was one seed only."""
     numbers = kept.numbers
     model = f", {numbers['model']} model" if numbers.get("model") else ""
-    seeds = max((len(member["final"]) for member in numbers["members"].values() if "final" in member), default=0)
+    seeds = max(
+        (len(member["final"]) for member in numbers["members"].values() if "final" in member),
+        default=0,
+    )
     return f"{numbers['data']}{model}{_tuned(kept)}{', one seed' if seeds == 1 else ''}"
 
 
@@ -250,13 +305,18 @@ def _details(kept: Kept, beside: Path) -> str:
             f"| {claim['words']} | {claim['claim']} | {_number(claim)} | **{claim['verdict']}** |"
             for claim in numbers["claims"]
         ]
-        head = ["| the paper says | measured here | difference | verdict |", "| --- | --- | ---: | --- |"]
+        head = [
+            "| the paper says | measured here | difference | verdict |",
+            "| --- | --- | ---: | --- |",
+        ]
         parts.append("\n".join([*head, *rows]))
         rows = [_reward_row(label, member) for label, member in numbers["members"].items()]
         head = ["| | final running average | ± s.e. | paper |", "| --- | ---: | ---: | ---: |"]
         if tuning := numbers.get("tuning"):
             head = [f"{head[0]} tuned values | grid points tried |", f"{head[1]} --- | --- |"]
-            searched = (_search(tuning.get(label), member) for label, member in numbers["members"].items())
+            searched = (
+                _search(tuning.get(label), member) for label, member in numbers["members"].items()
+            )
             rows = [row + cells for row, cells in zip(rows, searched, strict=True)]
         parts.append("\n".join([*head, *rows]))
     return "\n\n".join(parts)
@@ -278,7 +338,9 @@ def _reward_row(label: str, member: dict[str, Any]) -> str:
     lost = f" ({len(member['diverged'])} of {tried} seeds diverged)" if member["diverged"] else ""
     mean, error, paper = (member[key] for key in ("mean", "standard_error", "paper"))
     cells = [f"{value:.3f}" if value is not None else "–" for value in (mean, error)]
-    return f"| {label} | {cells[0]}{lost} | {cells[1]} | {'–' if paper is None else f'{paper:.2f}'} |"
+    return (
+        f"| {label} | {cells[0]}{lost} | {cells[1]} | {'–' if paper is None else f'{paper:.2f}'} |"
+    )
 
 
 def spliced(text: str, name: str, content: str) -> str:
@@ -314,7 +376,11 @@ def _picture(kept: Kept, beside: Path) -> str:
 def _number(claim: dict[str, Any]) -> str:
     if claim["difference"] is None:
         return "–"
-    error = f" ± {claim['error']:.3f}" if claim["error"] is not None and np.isfinite(claim["error"]) else ""
+    error = (
+        f" ± {claim['error']:.3f}"
+        if claim["error"] is not None and np.isfinite(claim["error"])
+        else ""
+    )
     return f"{claim['difference']:+.3f}{error}"
 
 
@@ -333,13 +399,13 @@ def _chips(verdicts: Counter[str]) -> str:
 
 
 def _html_table(found: Sequence[Comparison]) -> str:
-    heads = "".join(f"<th>{escape(head)}</th>" for head in ("setting", "data", *_RULES, "winner and margin"))
+    heads = "".join(
+        f"<th>{escape(head)}</th>" for head in ("setting", "data", *_RULES, "winner and margin")
+    )
     rows = ""
     for one in found:
         cells = "".join(f"<td>{_bold(one.cell(rule))}</td>" for rule in _RULES)
-        rows += (
-            f"<tr><td>{escape(one.setting)}</td><td>{escape(one.data)}</td>{cells}<td>{escape(one.lead())}</td></tr>"
-        )
+        rows += f"<tr><td>{escape(one.setting)}</td><td>{escape(one.data)}</td>{cells}<td>{escape(one.lead())}</td></tr>"
     return f"<h2>Which rule won, where</h2><table><tr>{heads}</tr>{rows}</table>"
 
 

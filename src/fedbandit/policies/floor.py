@@ -24,9 +24,13 @@ class Floored:
         at = getattr(self.rule, "at", None)
         return self if at is None else Floored(at(progress), self.floor)
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         explored = Uniform().probabilities(prediction, available)
-        return (1 - self.floor) * self.rule.probabilities(prediction, available) + self.floor * explored
+        return (1 - self.floor) * self.rule.probabilities(
+            prediction, available
+        ) + self.floor * explored
 
     def importance_scale(self, num_actions: int) -> float:
         """The smallest probability that is ever logged under rules that are greedy at times; otherwise the rule's."""

@@ -51,7 +51,11 @@ def rule_at(policy: Policy, progress: Progress) -> Policy:
 
 def is_built_in(policy: Policy) -> bool:
     """Whether the rule is one of ours, whose probabilities need no checking."""
-    return is_built_in(policy.rule) if isinstance(policy, Floored) else type(policy) in BUILT_IN.values()
+    return (
+        is_built_in(policy.rule)
+        if isinstance(policy, Floored)
+        else type(policy) in BUILT_IN.values()
+    )
 
 
 def importance_scale(policy: Policy, num_actions: int) -> float:
@@ -60,11 +64,15 @@ def importance_scale(policy: Policy, num_actions: int) -> float:
     return 1.0 if scale is None else float(scale(num_actions))
 
 
-def check_probabilities(probabilities: np.ndarray, prediction: Prediction, available: np.ndarray | None = None) -> None:
+def check_probabilities(
+    probabilities: np.ndarray, prediction: Prediction, available: np.ndarray | None = None
+) -> None:
     """Raise `ValueError` unless these are probabilities [n, K], one row for each row of the prediction."""
     like = prediction.mean
     if np.shape(probabilities) != like.shape:
-        raise ValueError(f"probabilities of shape {np.shape(probabilities)} for scores of shape {like.shape}")
+        raise ValueError(
+            f"probabilities of shape {np.shape(probabilities)} for scores of shape {like.shape}"
+        )
     if not (np.isfinite(probabilities).all() and np.min(probabilities, initial=0) >= 0):
         raise ValueError("probabilities that are negative or not numbers")
     sums = np.sum(probabilities, axis=-1)

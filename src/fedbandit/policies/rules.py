@@ -19,7 +19,9 @@ class Policy(Protocol):
     that ships with that version of the model.
     """
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         """Probabilities [..., K] for a prediction; where `available` [..., K] is False the probability is 0."""
         ...
 
@@ -28,7 +30,9 @@ class Policy(Protocol):
 class Greedy:
     """Always the action with the best score."""
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         scores, available = _checked(prediction, available)
         return _one_hot(_best(scores, available), scores)
 
@@ -37,9 +41,13 @@ class Greedy:
 class Uniform:
     """Every available action, each as likely as the next."""
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         scores, available = _checked(prediction, available)
-        return _normalised(np.ones_like(scores) if available is None else available.astype(scores.dtype))
+        return _normalised(
+            np.ones_like(scores) if available is None else available.astype(scores.dtype)
+        )
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,9 @@ class EpsilonGreedy:
     def __post_init__(self) -> None:
         _require("epsilon", self.epsilon, 0 <= self.epsilon <= 1, "between 0 and 1")
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         scores, available = _checked(prediction, available)
         p = (1 - self.epsilon) * _one_hot(_best(scores, available), scores)
         if available is None:
@@ -74,7 +84,9 @@ class Softmax:
     def __post_init__(self) -> None:
         _require("beta", self.beta, self.beta > 0, "positive")
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         scores, available = _checked(prediction, available)
         if available is not None:
             scores = np.where(available, scores, -np.inf)
@@ -96,10 +108,14 @@ class Falcon:
         _require("mu", self.mu, self.mu > 0, "positive")
         _require("gamma", self.gamma, self.gamma >= 0, "not negative")
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         scores, available = _checked(prediction, available)
         best = _best(scores, available)[..., None]
-        with np.errstate(over="ignore"):  # a gap beyond all numbers is one of probability 0, unless gamma is 0
+        with np.errstate(
+            over="ignore"
+        ):  # a gap beyond all numbers is one of probability 0, unless gamma is 0
             gap = np.take_along_axis(scores, best, axis=-1) - scores
             np.minimum(gap, np.finfo(gap.dtype).max, out=gap)
             if available is not None:
@@ -118,9 +134,13 @@ def _require(name: str, value: float, holds: bool, what: str) -> None:
         raise ValueError(f"{name} must be {what}, not {value}")
 
 
-def _checked(prediction: Prediction, available: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _checked(
+    prediction: Prediction, available: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
     if not isinstance(prediction, Prediction):
-        raise TypeError(f"a policy takes a Prediction, not {type(prediction).__name__}: Prediction(scores)")
+        raise TypeError(
+            f"a policy takes a Prediction, not {type(prediction).__name__}: Prediction(scores)"
+        )
     scores = np.asarray(prediction.mean)
     if scores.dtype.kind != "f":
         scores = scores.astype(np.float64)
@@ -138,7 +158,9 @@ def _checked(prediction: Prediction, available: np.ndarray | None) -> tuple[np.n
 
 def _best(scores: np.ndarray, available: np.ndarray | None) -> np.ndarray:
     """The best available action, the lowest index among equals: int [...]."""
-    return np.asarray(np.argmax(scores if available is None else np.where(available, scores, -np.inf), axis=-1))
+    return np.asarray(
+        np.argmax(scores if available is None else np.where(available, scores, -np.inf), axis=-1)
+    )
 
 
 def _smallest(like: np.ndarray) -> float:

@@ -38,6 +38,8 @@ class FalconSchedule:
         complexity = k if self.complexity is None else self.complexity
         return Falcon(mu=float(k), gamma=self.c * sqrt(k * n / (complexity + log(n / self.delta))))
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         """Before any deployment: uniform."""
         return Uniform().probabilities(prediction, available)

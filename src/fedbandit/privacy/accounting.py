@@ -18,7 +18,9 @@ from fedbandit.privacy.plan import PrivacyPlan
 Accountant = Literal["rdp", "pld"]
 NoiseSource = Literal["seed", "system"]
 _HOPELESS = 100.0  # an RDP epsilon above which a privacy loss distribution takes minutes to say nothing else
-_INTERVAL = 1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
+_INTERVAL = (
+    1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
+)
 _WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)  # the whole ones of the accountant's own
 Orders = tuple[float, ...] | None
 """Of Rényi divergence; None: the accountant's own."""
@@ -38,7 +40,9 @@ def epsilon_of(event: Any, delta: float, accountant: Accountant = "rdp") -> floa
         from dp_accounting import get_epsilon_gaussian
 
         return float(get_epsilon_gaussian(event.noise_multiplier, delta))  # exact, and at once
-    return float(pld.PLDAccountant(value_discretization_interval=_INTERVAL).compose(event).get_epsilon(delta))
+    return float(
+        pld.PLDAccountant(value_discretization_interval=_INTERVAL).compose(event).get_epsilon(delta)
+    )
 
 
 def hopeless(by_rdp: float) -> bool:
@@ -46,7 +50,9 @@ def hopeless(by_rdp: float) -> bool:
     return not by_rdp < _HOPELESS
 
 
-def plan_epsilon(plan: PrivacyPlan, accountant: Accountant = "rdp", rounds: int | None = None) -> float:
+def plan_epsilon(
+    plan: PrivacyPlan, accountant: Accountant = "rdp", rounds: int | None = None
+) -> float:
     """Epsilon of a plan's first rounds (None: of all of them)."""
     return epsilon_of(plan.event(rounds), plan.delta, accountant)
 
@@ -114,13 +120,18 @@ class Ledger:
 
         if self.plan.noise_multiplier == 0:
             return math.inf if rounds or self.pretraining else 0.0
-        groups = [self._rdp_of_first(rounds), *([] if self.pretraining is None else [self._rdp_before])]
+        groups = [
+            self._rdp_of_first(rounds),
+            *([] if self.pretraining is None else [self._rdp_before]),
+        ]
         eta = self.redraw_chance
         delta = self.plan.delta - rounds * eta
         if delta <= 0:
             return math.inf
         with _quiet():
-            found = max(float(rdp.compute_epsilon(self._orders, spent, delta)[0]) for spent in groups)
+            found = max(
+                float(rdp.compute_epsilon(self._orders, spent, delta)[0]) for spent in groups
+            )
         return found - rounds * math.log1p(-eta)
 
     @cached_property
@@ -174,7 +185,9 @@ class Ledger:
     @cached_property
     def _rdp_before(self) -> np.ndarray:
         assert self.pretraining is not None
-        spent: np.ndarray = self.pretraining.rounds * _rdp_of_one(self.pretraining.event(1), self._whole_orders)
+        spent: np.ndarray = self.pretraining.rounds * _rdp_of_one(
+            self.pretraining.event(1), self._whole_orders
+        )
         return spent
 
     def _rdp_of_first(self, rounds: int) -> np.ndarray:
@@ -182,7 +195,11 @@ class Ledger:
             return np.zeros(len(self._orders))
         if self.plan.amplified:
             return self.plan.turns(rounds) * _rdp_of_one(self.plan.event(1), self._whole_orders)
-        spent: np.ndarray = self._orders * self.plan.squared_sensitivities[rounds] / (2 * self.plan.noise_multiplier**2)
+        spent: np.ndarray = (
+            self._orders
+            * self.plan.squared_sensitivities[rounds]
+            / (2 * self.plan.noise_multiplier**2)
+        )
         return spent
 
 
@@ -201,7 +218,9 @@ def least_noise(epsilon_at: Callable[[float], float], target: float) -> float:
         if low < 2**-10:
             return high
 
-    def gap(log_noise: float) -> float:  # nearly a straight line in logarithms, so a few steps will do
+    def gap(
+        log_noise: float,
+    ) -> float:  # nearly a straight line in logarithms, so a few steps will do
         return math.log(max(epsilon_at(math.exp(log_noise)), 1e-12) / target)
 
     found = math.exp(brentq(gap, math.log(low), math.log(high), xtol=1e-5))

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-_REACH = 13  # deviations: beyond lies less than 2·exp(-13²/2) < 2⁻¹²⁰, all that a draw can be wrong by
+_REACH = (
+    13  # deviations: beyond lies less than 2·exp(-13²/2) < 2⁻¹²⁰, all that a draw can be wrong by
+)
 _HEIGHTS = 2**12  # how finely the steps of the envelope are cut
 _LARGEST = 2.0**48  # so that whole numbers have an exact square root of their place in float64
 _AT_ONCE = 2**18
@@ -26,7 +28,9 @@ class _Envelope(NamedTuple):
 
     width: int  # a power of two
     heights: np.ndarray  # int64 [blocks]
-    blocks: np.ndarray  # int16, a power of two of them: each block as often as it is high, the rest -1
+    blocks: (
+        np.ndarray
+    )  # int16, a power of two of them: each block as often as it is high, the rest -1
 
 
 def discrete_gaussians(
@@ -47,7 +51,9 @@ def discrete_gaussians(
     return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
-def _accepted(deviation: float, proposals: int, entropy: Callable[[int], bytes], doubt: float) -> np.ndarray:
+def _accepted(
+    deviation: float, proposals: int, entropy: Callable[[int], bytes], doubt: float
+) -> np.ndarray:
     envelope = _envelope(deviation)
     bits = np.frombuffer(entropy(16 * proposals), np.uint64)
     place, chance = bits[:proposals], bits[proposals:] >> np.uint64(64 - _BITS)
@@ -63,12 +69,16 @@ def _accepted(deviation: float, proposals: int, entropy: Callable[[int], bytes],
     drawn = chance * 2.0**-_BITS  # and up to 2⁻⁵³ more
     taken = drawn + 2.0**-_BITS <= wanted * (1 - doubt)
     for index in np.flatnonzero(~taken & (drawn < wanted * (1 + doubt))):
-        taken[index] = _exactly(int(value[index]), int(heights[index]), deviation, int(chance[index]), entropy)
+        taken[index] = _exactly(
+            int(value[index]), int(heights[index]), deviation, int(chance[index]), entropy
+        )
     signed: np.ndarray = np.where(negative, -value, value)[taken]
     return signed
 
 
-def _exactly(value: int, height: int, deviation: float, chance: int, entropy: Callable[[int], bytes]) -> bool:
+def _exactly(
+    value: int, height: int, deviation: float, chance: int, entropy: Callable[[int], bytes]
+) -> bool:
     """Whether a uniform number that begins with the bits `chance` lies below the acceptance probability."""
     exponent = Fraction(value) ** 2 / (2 * Fraction(deviation) ** 2)
     bits, digits = _BITS, 40
@@ -77,7 +87,9 @@ def _exactly(value: int, height: int, deviation: float, chance: int, entropy: Ca
             context.prec = digits
             wanted = (-Decimal(exponent.numerator) / Decimal(exponent.denominator)).exp()
             wanted = wanted * _HEIGHTS / height
-            error = wanted * Decimal(10) ** (6 - digits)  # exponents are below 100, each step rounds correctly
+            error = wanted * Decimal(10) ** (
+                6 - digits
+            )  # exponents are below 100, each step rounds correctly
             low, high = Fraction(wanted - error), Fraction(wanted + error)
         if Fraction(chance + 1, 2**bits) <= low:
             return True
@@ -90,12 +102,19 @@ def _exactly(value: int, height: int, deviation: float, chance: int, entropy: Ca
 @lru_cache(maxsize=8)
 def _envelope(deviation: float) -> _Envelope:
     if not 0 < deviation < _LARGEST:
-        raise ValueError(f"deviation: must lie above 0 and below 2^48 steps of the grid, not {deviation}")
+        raise ValueError(
+            f"deviation: must lie above 0 and below 2^48 steps of the grid, not {deviation}"
+        )
     width = 2 ** max(0, math.floor(math.log2(deviation / 8)))
     blocks = math.ceil(_REACH * deviation / width) + 1
     starts = np.arange(blocks) * float(width)
     # Rounded up, and once more against errors of floating point: never below the density at a block's first number.
-    heights = np.floor(_HEIGHTS * (1 + 1e-9) * np.exp(-0.5 * np.square(starts / deviation))).astype(np.int64) + 1
+    heights = (
+        np.floor(_HEIGHTS * (1 + 1e-9) * np.exp(-0.5 * np.square(starts / deviation))).astype(
+            np.int64
+        )
+        + 1
+    )
     table = np.full(2 ** math.ceil(math.log2(heights.sum())), -1, np.int16)
     table[: heights.sum()] = np.repeat(np.arange(blocks, dtype=np.int16), heights)
     return _Envelope(width, heights, table)

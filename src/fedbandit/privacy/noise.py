@@ -64,7 +64,9 @@ class SimulatedNoise:
         return noise
 
     def count(self, number: int) -> float:
-        return float(generator(self._seed, Purpose.NOISE, self._run, number, _COUNT).standard_normal())
+        return float(
+            generator(self._seed, Purpose.NOISE, self._run, number, _COUNT).standard_normal()
+        )
 
 
 class DrawnOnce(FedbanditError, ValueError):
@@ -122,7 +124,9 @@ class GridNoise(DeploymentNoise):
     that are no whole numbers; what comes out is rounded. The sum is whole, so that is the noisy sum rounded.
     """
 
-    def __init__(self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None) -> None:
+    def __init__(
+        self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None
+    ) -> None:
         kept = dict(memory or {})
         if stays_whole(strategy):  # it may have been kept with numbers that are not
             kept = {at: np.rint(value).astype(np.int64) for at, value in kept.items()}
@@ -164,7 +168,9 @@ class PrivateMean:
 
     plan: PrivacyPlan
     noise: NoiseStream
-    ledger: Ledger | None = field(default=None, repr=False)  # what the rounds are charged to; None: nothing is reported
+    ledger: Ledger | None = field(
+        default=None, repr=False
+    )  # what the rounds are charged to; None: nothing is reported
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
         dtype = total.dtype.type
@@ -232,7 +238,11 @@ class GridMean(PrivateMean):
 
         From the plan alone: who took part must not decide how much the others count.
         """
-        noise = self.plan.update_multiplier * clip_norm * math.sqrt(self.plan.noise_variances[0, number - 1])
+        noise = (
+            self.plan.update_multiplier
+            * clip_norm
+            * math.sqrt(self.plan.noise_variances[0, number - 1])
+        )
         longest = most_devices(self.plan) * clip_norm
         allowed = longest**2 + _RARE * noise * (noise * math.sqrt(2 * values.size) + 2 * longest)
         found = float(values @ values) - values.size * noise**2

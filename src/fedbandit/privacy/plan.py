@@ -10,7 +10,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.federated.clients import BlockCohorts, Cohorts, CyclicPoissonCohorts, FixedCohorts, PoissonCohorts
+from fedbandit.federated.cohorts import (
+    BlockCohorts,
+    Cohorts,
+    CyclicPoissonCohorts,
+    FixedCohorts,
+    PoissonCohorts,
+)
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.privacy.strategies import (
     Banded,
@@ -39,11 +45,19 @@ class PrivacyPlan:
     delta: float = 1e-6
     clipping: FixedClipping | AdaptiveClipping = field(default_factory=lambda: FixedClipping(1.0))
     sampling: Sampling = "poisson"
-    separation: int = 1  # min-separation, cyclic-poisson: a client takes part at most in every such round
+    separation: int = (
+        1  # min-separation, cyclic-poisson: a client takes part at most in every such round
+    )
     strategy: Strategy = field(default_factory=Independent)
-    figures_share: float = field(default=0.0, repr=False)  # part of z⁻² that pays for sums beside the model, ...
-    gate_share: float = field(default=0.0, repr=False)  # ... and for what decides whether a model goes out
-    unit: Literal["client", "user"] = field(default="client", repr=False)  # what `population` counts
+    figures_share: float = field(
+        default=0.0, repr=False
+    )  # part of z⁻² that pays for sums beside the model, ...
+    gate_share: float = field(
+        default=0.0, repr=False
+    )  # ... and for what decides whether a model goes out
+    unit: Literal["client", "user"] = field(
+        default="client", repr=False
+    )  # what `population` counts
 
     def __post_init__(self) -> None:
         independent = isinstance(self.strategy, Independent)
@@ -51,9 +65,13 @@ class PrivacyPlan:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, not {getattr(self, name)}")
         if self.clients_per_round > self.population:
-            raise ValueError(f"clients_per_round: {self.clients_per_round} of {self.population} clients")
+            raise ValueError(
+                f"clients_per_round: {self.clients_per_round} of {self.population} clients"
+            )
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(f"noise_multiplier: must be finite and not negative, not {self.noise_multiplier}")
+            raise ValueError(
+                f"noise_multiplier: must be finite and not negative, not {self.noise_multiplier}"
+            )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta: must lie between 0 and 1, not {self.delta}")
         if not math.isfinite(self.clipping.initial):
@@ -62,7 +80,9 @@ class PrivacyPlan:
         if self.adaptive and not independent:
             raise ValueError("clipping: correlated noise needs a fixed norm (set clipping.norm)")
         if min(self.figures_share, self.gate_share) < 0 or not self.weights_share > 0:
-            raise ValueError("figures_share: with gate_share it must leave something of the budget for the model")
+            raise ValueError(
+                "figures_share: with gate_share it must leave something of the budget for the model"
+            )
         most = 2 * self.count_deviation * math.sqrt(self.weights_share)
         if self.adaptive and self.noise_multiplier >= most:
             raise ValueError(
@@ -80,14 +100,18 @@ class PrivacyPlan:
             raise ValueError("sampling: cyclic-poisson amplifies noise whose correlation ends before a client's next"
                              f" turn, which is that of banded-mf and not of {mechanism_name(inner)}")  # fmt: skip
         if self.sampling not in ("min-separation", "cyclic-poisson") and self.separation != 1:
-            raise ValueError(f"separation: {self.separation} rounds are not kept by {self.sampling} sampling")
+            raise ValueError(
+                f"separation: {self.separation} rounds are not kept by {self.sampling} sampling"
+            )
         if self.separation * self.clients_per_round > self.population:
             raise ValueError(
                 f"separation: {self.separation} blocks of at least {self.clients_per_round} clients need more than the"
                 f" {self.population} there are; at most {self.population // self.clients_per_round}"
             )
         if isinstance(inner, Banded) and inner.bands > max(1, self.separation):
-            raise ValueError(f"bands: {inner.bands}, more than the {self.separation} rounds between two participations")
+            raise ValueError(
+                f"bands: {inner.bands}, more than the {self.separation} rounds between two participations"
+            )
         if isinstance(inner, Blt) and not never_rises(inner.coefficients(self.rounds)):
             raise ValueError("strategy: the worst client of a blt is known only where its coefficients are not negative"
                              " and never rise")  # fmt: skip
@@ -191,7 +215,9 @@ class PrivacyPlan:
     def cohorts(self, pool: range, seed: int) -> Cohorts:
         """The sampler that does what the accounting says, over clients `pool`."""
         if len(pool) != self.population:
-            raise ValueError(f"population: the plan is for {self.population} clients, not {len(pool)}")
+            raise ValueError(
+                f"population: the plan is for {self.population} clients, not {len(pool)}"
+            )
         if self.sampling == "poisson":
             return PoissonCohorts(pool, self.probability, seed)
         if self.sampling == "cyclic-poisson":

@@ -24,7 +24,10 @@ NOT_COVERED = (
     "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
     " are not noised"
 )
-_UNITS = {"client": "one client with all its data", "user": "one user with all of their devices and data"}
+_UNITS = {
+    "client": "one client with all its data",
+    "user": "one user with all of their devices and data",
+}
 
 
 def show(epsilon: float) -> str:
@@ -70,13 +73,18 @@ def assumptions(plan: PrivacyPlan) -> dict[str, str]:
     return {"unit": _UNITS[who], "adjacency": adjacency, "sampling": sampling}
 
 
-def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False, tight: bool = True) -> dict[str, Any]:
+def summary(
+    ledger: Ledger | None, rounds: int, *, deployed: bool = False, tight: bool = True
+) -> dict[str, Any]:
     """For `summary.json` and the status of a deployment: the privacy after `rounds` rounds, with all assumptions.
 
     Without `tight`, epsilon by PLD is left out: it takes a while.
     """
     if ledger is None:
-        return {"mechanism": "none", "guarantee": "none: updates are clipped where configured, but no noise is added"}
+        return {
+            "mechanism": "none",
+            "guarantee": "none: updates are clipped where configured, but no noise is added",
+        }
     plan = ledger.plan
     epsilon = ledger.epsilon(rounds)
     tightest = ledger.tight_epsilon(rounds) if tight else epsilon
@@ -99,16 +107,24 @@ def summary(ledger: Ledger | None, rounds: int, *, deployed: bool = False, tight
     if ledger.reason is not None:
         found["chosen"] = ledger.reason
     if ledger.discrete:
-        found["noise"] += "; discrete Gaussian on the grid of secure sums, accounted at whole Rényi orders"
+        found["noise"] += (
+            "; discrete Gaussian on the grid of secure sums, accounted at whole Rényi orders"
+        )
     if ledger.redraws is not None:
         found["redraws"] = redraws_in_words(ledger)
     if plan.adaptive:
         found["count_noise"] = plan.count_deviation
         found["update_noise_multiplier"] = plan.update_multiplier
     if ledger.budget is not None:
-        found["budget"] = {"epsilon": ledger.budget, "accountant": ledger.accountant, "rounds": ledger.last_round}
+        found["budget"] = {
+            "epsilon": ledger.budget,
+            "accountant": ledger.accountant,
+            "rounds": ledger.last_round,
+        }
     if plan.delta >= 1 / plan.population:
-        found["warning"] = f"delta {plan.delta:g} is not below 1/{plan.population}: publishing one client would do"
+        found["warning"] = (
+            f"delta {plan.delta:g} is not below 1/{plan.population}: publishing one client would do"
+        )
     if ledger.pretraining is not None:
         found["pretraining"] = (
             "accounted: trained privately on its own clients. Epsilon is the larger of the two groups', since a public"

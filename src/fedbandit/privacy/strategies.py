@@ -117,7 +117,9 @@ class Blt:
 
     def __post_init__(self) -> None:
         if len(self.decays) != len(self.scales) or not self.decays:
-            raise ValueError("decays and scales: one of each for every buffer, and at least one buffer")
+            raise ValueError(
+                "decays and scales: one of each for every buffer, and at least one buffer"
+            )
         if not (self.first > 0 and all(0 <= decay < 1 for decay in self.decays)):
             raise ValueError("decays must lie between 0 and 1, and the first coefficient above 0")
 
@@ -178,7 +180,9 @@ def with_coefficients(strategy: Strategy, coefficients: tuple[float, ...]) -> St
     return Banded(coefficients) if same else strategy
 
 
-DEFAULT_BANDS = 32  # the server remembers one vector as long as the model for each, and more of them buy little
+DEFAULT_BANDS = (
+    32  # the server remembers one vector as long as the model for each, and more of them buy little
+)
 DEFAULT_BUFFERS = 3  # a fourth lowers the error by less than one per cent up to ten thousand rounds
 
 
@@ -205,7 +209,9 @@ def largest_column(strategy: Strategy, rounds: int) -> float:
     """The largest norm of a column of C: how far one update of norm 1 moves what is noised."""
     if isinstance(strategy, Restarted):
         return largest_column(strategy.strategy, min(strategy.period, rounds))
-    return max(float(np.linalg.norm(strategy.column(number, rounds)[1])) for number in range(1, rounds + 1))
+    return max(
+        float(np.linalg.norm(strategy.column(number, rounds)[1])) for number in range(1, rounds + 1)
+    )
 
 
 def never_rises(coefficients: np.ndarray) -> bool:
@@ -299,7 +305,9 @@ def honaker_variances(rounds: int) -> np.ndarray:
     while 2 ** len(of_level) <= rounds:
         of_level.append(2 * of_level[-1] / (2 * of_level[-1] + 1))
     numbers = np.arange(1, rounds + 1)
-    found: np.ndarray = np.sum([((numbers >> level) & 1) * each for level, each in enumerate(of_level)], axis=0)
+    found: np.ndarray = np.sum(
+        [((numbers >> level) & 1) * each for level, each in enumerate(of_level)], axis=0
+    )
     return found
 
 
@@ -317,7 +325,12 @@ def best_banded(rounds: int, bands: int, momentum: float = 0.0) -> Banded:
     # The optimum without a limit on the bands is the series of 1/sqrt(1 - x); the search begins there.
     start = np.cumprod((np.arange(1, bands) - 0.5) / np.arange(1, bands))
     found = minimize(
-        _log_error, start, args=(rounds, momentum), jac=True, method="L-BFGS-B", bounds=[(0, None)] * (bands - 1)
+        _log_error,
+        start,
+        args=(rounds, momentum),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0, None)] * (bands - 1),
     )
     coefficients = np.concatenate([[1.0], found.x])
     coefficients /= np.linalg.norm(coefficients)
@@ -341,7 +354,9 @@ def _log_error(tail: np.ndarray, rounds: int, momentum: float = 0.0) -> tuple[fl
 
 
 @lru_cache(maxsize=64)
-def best_blt(rounds: int, separation: int, buffers: int = DEFAULT_BUFFERS, momentum: float = 0.0) -> Blt:
+def best_blt(
+    rounds: int, separation: int, buffers: int = DEFAULT_BUFFERS, momentum: float = 0.0
+) -> Blt:
     """The buffered strategy with the least error for clients that come every `separation` rounds, in columns of norm 1.
 
     Decays lie between 0 and 1, scales are positive and sum to less than 1: so coefficients never rise.
@@ -357,10 +372,21 @@ def best_blt(rounds: int, separation: int, buffers: int = DEFAULT_BUFFERS, momen
         return _log_buffered_error(strategy(free), rounds, separation, momentum)
 
     # Time constants between a few rounds and all of them; together the first step back weighs about a half.
-    spans = np.geomspace(3, max(4.0, rounds / 2), buffers + 2)[1:-1] if buffers > 1 else np.array([2 + rounds**0.5])
+    spans = (
+        np.geomspace(3, max(4.0, rounds / 2), buffers + 2)[1:-1]
+        if buffers > 1
+        else np.array([2 + rounds**0.5])
+    )
     start = np.concatenate([np.log(spans - 1), np.full(buffers, -np.log(buffers))])
-    found = minimize(log_error, start, method="L-BFGS-B", options={"maxiter": 2000, "maxfun": 20000})
-    found = minimize(log_error, found.x, method="Nelder-Mead", options={"maxiter": 4000, "fatol": 1e-9, "xatol": 1e-6})
+    found = minimize(
+        log_error, start, method="L-BFGS-B", options={"maxiter": 2000, "maxfun": 20000}
+    )
+    found = minimize(
+        log_error,
+        found.x,
+        method="Nelder-Mead",
+        options={"maxiter": 4000, "fatol": 1e-9, "xatol": 1e-6},
+    )
     chosen = strategy(found.x)
     return replace(chosen, first=float(1 / np.linalg.norm(chosen.coefficients(rounds))))
 

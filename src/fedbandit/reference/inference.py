@@ -61,15 +61,33 @@ def bandit_inference(
         x, labels = context_of(split, visit.row), labels_of(split, visit.row)
         scores = model.scores(deployed[visit.version], x)
         probabilities = explore(scores)
-        action = draw(probabilities, float(uniforms(seed, Purpose.ACTIONS, visit.time, client, visit.position)))
+        action = draw(
+            probabilities,
+            float(uniforms(seed, Purpose.ACTIONS, visit.time, client, visit.position)),
+        )
         everything = np.array([reward(labels, a) for a in range(len(probabilities))])
-        log.append(Event(x, action, everything[action], probabilities[action], scores, everything, visit.fresh))
+        log.append(
+            Event(
+                x,
+                action,
+                everything[action],
+                probabilities[action],
+                scores,
+                everything,
+                visit.fresh,
+            )
+        )
     return log
 
 
 def make_policy(name: str, parameters: dict[str, float]) -> Explore:
     """The exploration rule that a configuration names."""
-    rules = {"greedy": epsilon_greedy, "epsilon-greedy": epsilon_greedy, "softmax": softmax, "falcon": falcon}
+    rules = {
+        "greedy": epsilon_greedy,
+        "epsilon-greedy": epsilon_greedy,
+        "softmax": softmax,
+        "falcon": falcon,
+    }
     rule = rules[name]
     if name == "greedy":
         parameters = {"epsilon": 0.0}
@@ -148,7 +166,9 @@ def population_visits(
     return cache[-cache_size:]
 
 
-def held_version(client: int, period: int, seed: int, pull_probability: float, longest_lag: int) -> int:
+def held_version(
+    client: int, period: int, seed: int, pull_probability: float, longest_lag: int
+) -> int:
     """The model that a client holds in a period: that of the last period in which it fetched one."""
     for asked in range(period, max(-1, period - longest_lag), -1):
         if uniforms(seed, Purpose.PULLS, asked, client) < pull_probability:

@@ -24,7 +24,11 @@ def make_model(name: str, parameters: dict[str, Any], header: Header) -> Referen
     """The model that a configuration names."""
     features, actions = int(np.prod(header.shape)), header.num_actions
     if name == "linear":
-        return SparseLinear(features, actions) if header.kind == "sparse" else DenseLinear(features, actions)
+        return (
+            SparseLinear(features, actions)
+            if header.kind == "sparse"
+            else DenseLinear(features, actions)
+        )
     if name == "mlp":
         return Mlp(features, actions, **parameters)
     raise ValueError(f"the reference has no model named {name}")
@@ -77,7 +81,9 @@ class Mlp:
 
     def init(self, seed: int) -> Weights:
         return {
-            "dense1": _glorot_uniform(generator(seed, Purpose.MODEL, 1), self.features, self.hidden),
+            "dense1": _glorot_uniform(
+                generator(seed, Purpose.MODEL, 1), self.features, self.hidden
+            ),
             "dense1_bias": np.zeros(self.hidden),
             "dense2": _glorot_uniform(generator(seed, Purpose.MODEL, 2), self.hidden, self.actions),
             "dense2_bias": np.zeros(self.actions),
@@ -90,7 +96,9 @@ class Mlp:
 
     def gradient(self, theta: Weights, x: np.ndarray, errors: np.ndarray) -> Weights:
         hidden = np.maximum(x @ theta["dense1"] + theta["dense1_bias"], 0)
-        hidden_errors = (theta["dense2"] @ errors) * (hidden > 0)  # relu lets errors through where it let x through
+        hidden_errors = (theta["dense2"] @ errors) * (
+            hidden > 0
+        )  # relu lets errors through where it let x through
         return {
             "dense1": np.outer(x, hidden_errors),
             "dense1_bias": hidden_errors,

@@ -58,7 +58,13 @@ class DoublyRobust(Loss):
         return residuals
 
 
-OBJECTIVES = ("regression", "weighted-regression", "cross-entropy", "weighted-cross-entropy", "doubly-robust")
+OBJECTIVES = (
+    "regression",
+    "weighted-regression",
+    "cross-entropy",
+    "weighted-cross-entropy",
+    "doubly-robust",
+)
 
 
 def client_update(
@@ -78,7 +84,9 @@ def client_update(
             gradient = {name: np.zeros_like(w) for name, w in omega.items()}
             for event in batch:
                 scores = model.scores(omega, event.context)
-                errors = loss.reduction_factor(len(batch), len(scores)) * loss.derivative(scores, event)
+                errors = loss.reduction_factor(len(batch), len(scores)) * loss.derivative(
+                    scores, event
+                )
                 for name, g in model.gradient(omega, event.context, errors).items():
                     gradient[name] += g
             for name in omega:
@@ -130,8 +138,19 @@ class Momentum(Sgd):
 class Adam:
     """Adam in the Keras form, with the bias correction in the rate."""
 
-    def __init__(self, learning_rate: float, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
-        self.learning_rate, self.beta_1, self.beta_2, self.epsilon = learning_rate, beta_1, beta_2, epsilon
+    def __init__(
+        self,
+        learning_rate: float,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+    ) -> None:
+        self.learning_rate, self.beta_1, self.beta_2, self.epsilon = (
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+        )
         self.t, self.m, self.v = 0, np.zeros(()), np.zeros(())
 
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:
@@ -146,7 +165,9 @@ class Adam:
 class Adagrad:
     """Each weight's steps shrink with the sum of its squared updates so far."""
 
-    def __init__(self, learning_rate: float, initial_accumulator: float = 0.1, epsilon: float = 1e-7) -> None:
+    def __init__(
+        self, learning_rate: float, initial_accumulator: float = 0.1, epsilon: float = 1e-7
+    ) -> None:
         self.learning_rate, self.epsilon = learning_rate, epsilon
         self.total = np.array(initial_accumulator)
 
@@ -159,8 +180,15 @@ class Adagrad:
 class Yogi:
     """Adam whose second moment moves towards Δ² by an amount that does not depend on how far away it is."""
 
-    def __init__(self, learning_rate: float, beta_1: float = 0.9, beta_2: float = 0.99, epsilon: float = 1e-3) -> None:
-        self.learning_rate, self.beta_1, self.beta_2, self.epsilon = learning_rate, beta_1, beta_2, epsilon
+    def __init__(
+        self, learning_rate: float, beta_1: float = 0.9, beta_2: float = 0.99, epsilon: float = 1e-3
+    ) -> None:
+        self.learning_rate, self.beta_1, self.beta_2, self.epsilon = (
+            learning_rate,
+            beta_1,
+            beta_2,
+            epsilon,
+        )
         self.m, self.v = np.zeros(()), np.array(epsilon**2)
 
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:

@@ -40,7 +40,9 @@ def scenario_rewards(name: str, header: Header) -> tuple[Reward, Reward | None]:
 
     def best_label(pay: Callable[[int, int], float]) -> Reward:
         # Rewards are kept in single precision, also where everything else is double.
-        return lambda labels, action: max((float(np.float32(pay(label, action))) for label in labels), default=0.0)
+        return lambda labels, action: max(
+            (float(np.float32(pay(label, action))) for label in labels), default=0.0
+        )
 
     def frequent_only(fraction: float) -> Reward:
         seen = by_count[: max(1, round(fraction * header.num_actions))]
@@ -51,7 +53,9 @@ def scenario_rewards(name: str, header: Header) -> tuple[Reward, Reward | None]:
     lower_pays_half = best_label(
         lambda label, a: 1.0 if a == label else 0.5 if header.lower_case.get(label) == a else 0.0
     )
-    upper_pays_half = best_label(lambda label, a: 1.0 if a == label else 0.5 if upper_of.get(label) == a else 0.0)
+    upper_pays_half = best_label(
+        lambda label, a: 1.0 if a == label else 0.5 if upper_of.get(label) == a else 0.0
+    )
     folded = best_label(lambda label, a: 1.0 if a == upper_of.get(label, label) else 0.0)
 
     if name == "scratch":
@@ -91,10 +95,24 @@ def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], W
     model = make_model(config.model.name, config.model.parameters, dataset.header)
     reward, pretraining_reward = scenario_rewards(config.scenario, dataset.header)
     if pretraining_reward is None:
-        return run_phase(bandit_phase(config, dataset, reward, 0), model, model.init(config.seed), config, dataset)
+        return run_phase(
+            bandit_phase(config, dataset, reward, 0),
+            model,
+            model.init(config.seed),
+            config,
+            dataset,
+        )
     theta = model.init(config.pretraining.seed)
-    _, theta = run_phase(pretraining_phase(config, dataset, pretraining_reward), model, theta, config, dataset)
-    return run_phase(bandit_phase(config, dataset, reward, config.pretraining.clients), model, theta, config, dataset)
+    _, theta = run_phase(
+        pretraining_phase(config, dataset, pretraining_reward), model, theta, config, dataset
+    )
+    return run_phase(
+        bandit_phase(config, dataset, reward, config.pretraining.clients),
+        model,
+        theta,
+        config,
+        dataset,
+    )
 
 
 def run_phase(
@@ -109,11 +127,21 @@ def run_phase(
 
     for t in range(1, phase.rounds + 1):
         rng = generator(phase.seed, Purpose.COHORT, t)
-        cohort = [phase.pool[i] for i in rng.choice(len(phase.pool), phase.clients_per_round, replace=False)]
+        cohort = [
+            phase.pool[i]
+            for i in rng.choice(len(phase.pool), phase.clients_per_round, replace=False)
+        ]
         logs, updates = [], []
         for c in cohort:
             log = bandit_inference(
-                c, phase.visits(c, t), dataset.train, model, deployed, phase.explore, phase.reward, phase.seed
+                c,
+                phase.visits(c, t),
+                dataset.train,
+                model,
+                deployed,
+                phase.explore,
+                phase.reward,
+                phase.seed,
             )
             update = client_update(
                 model,
@@ -135,7 +163,9 @@ def run_phase(
             {
                 "round": t,
                 "reward": float(np.mean([event.reward for event in fresh])) if fresh else None,
-                "propensity": float(np.mean([event.propensity for event in fresh])) if fresh else None,
+                "propensity": float(np.mean([event.propensity for event in fresh]))
+                if fresh
+                else None,
                 "events": len(fresh),
                 "clients": len(cohort),
                 "clip_norm": clip_norm if math.isfinite(clip_norm) else None,
@@ -156,13 +186,17 @@ def run_phase(
     return history, theta
 
 
-def bandit_phase(config: Any, dataset: FederatedDataset, reward: Reward, initial_clients: int) -> Phase:
+def bandit_phase(
+    config: Any, dataset: FederatedDataset, reward: Reward, initial_clients: int
+) -> Phase:
     """Everybody but the initial clients explores, and learns from the rewards of what was tried."""
     split, seed = dataset.train, config.seed
 
     def visits(client: int, t: int) -> list[Visit]:
         if config.mode == "simple":
-            return simple_visits(split, client, t, seed, config.deploy_every, config.client.max_examples)
+            return simple_visits(
+                split, client, t, seed, config.deploy_every, config.client.max_examples
+            )
         living = config.population.model_dump()
         most = config.client.max_examples or living["events_per_period"]
         living["events_per_period"] = min(living["events_per_period"], most)
@@ -192,7 +226,9 @@ def pretraining_phase(config: Any, dataset: FederatedDataset, reward: Reward) ->
     optimizer = chosen.server_optimizer or config.server.optimizer
     parameters = config.server.parameters if optimizer == config.server.optimizer else {}
     rate = chosen.server_learning_rate or config.server.learning_rate
-    most = {"same": config.client.max_examples, "all": None}.get(chosen.max_examples, chosen.max_examples)
+    most = {"same": config.client.max_examples, "all": None}.get(
+        chosen.max_examples, chosen.max_examples
+    )
     cohort = config.clients_per_round
     if chosen.clients_per_round != "same":
         cohort = min(chosen.clients_per_round, chosen.clients)
@@ -204,7 +240,9 @@ def pretraining_phase(config: Any, dataset: FederatedDataset, reward: Reward) ->
         visits=lambda c, t: simple_visits(dataset.train, c, t, seed, 1, most),
         explore=lambda scores: epsilon_greedy(scores, 0.0),
         reward=reward,
-        loss=Loss(chosen.objective.endswith("cross-entropy"), all_actions=True, reduction=chosen.reduction),
+        loss=Loss(
+            chosen.objective.endswith("cross-entropy"), all_actions=True, reduction=chosen.reduction
+        ),
         client_learning_rate=chosen.client_learning_rate or config.client.learning_rate,
         optimizer=(optimizer, {**parameters, "learning_rate": rate}),
         clients_per_round=cohort,
@@ -235,7 +273,9 @@ def bandit_loss(config: Any, actions: int) -> Loss:
             epsilon = config.policy.parameters.get("epsilon", 0.05)
             scale = epsilon / actions if epsilon > 0 else 1.0
         scale = parameters.get("scale", scale)
-    return Loss(name.endswith("cross-entropy"), scale=scale, reduction=parameters.get("reduction", "mean"))
+    return Loss(
+        name.endswith("cross-entropy"), scale=scale, reduction=parameters.get("reduction", "mean")
+    )
 
 
 def initial_clip_norm(clipping: Any) -> float:

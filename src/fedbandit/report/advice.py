@@ -22,10 +22,20 @@ def write_advice(held: Tournament, path: Path) -> Path:
 def render_advice(held: Tournament, advice: Advice) -> str:
     """The whole page."""
     parts = [f"<h1>{escape(advice.title)}</h1>"]
-    parts += [f'<p class="failure"><strong>Warning:</strong> {_inline(text)}</p>' for text in advice.warnings]
-    parts += [f"<section><h2>{escape(q)}</h2><p>{_inline(a)}</p></section>" for q, a in advice.answers]
-    parts += [f"<section><h2>Evidence</h2><p>{_inline(advice.setting)}</p>{_picture(held)}</section>"]
-    parts += [f"<section><h2>{escape(table.title)}</h2>{_table(table)}</section>" for table in advice.tables]
+    parts += [
+        f'<p class="failure"><strong>Warning:</strong> {_inline(text)}</p>'
+        for text in advice.warnings
+    ]
+    parts += [
+        f"<section><h2>{escape(q)}</h2><p>{_inline(a)}</p></section>" for q, a in advice.answers
+    ]
+    parts += [
+        f"<section><h2>Evidence</h2><p>{_inline(advice.setting)}</p>{_picture(held)}</section>"
+    ]
+    parts += [
+        f"<section><h2>{escape(table.title)}</h2>{_table(table)}</section>"
+        for table in advice.tables
+    ]
     parts += [f"<section><h2>Data</h2><pre>{escape(advice.data)}</pre></section>"]
     body = "\n".join(parts)
     return f"""<!doctype html>
@@ -56,7 +66,9 @@ def _inline(text: str) -> str:
 
 def _table(table: Table) -> str:
     heads = "".join(f"<th>{escape(head)}</th>" for head in table.heads)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 

@@ -59,7 +59,9 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     if not sound:
         where = ", ".join(map(str, folders))
         if problems:
-            raise DataError(f"{where}: no run can be read ({problems[0].name}: {problems[0].reason})")
+            raise DataError(
+                f"{where}: no run can be read ({problems[0].name}: {problems[0].reason})"
+            )
         raise DataError(f"{where}: no runs here (a run folder holds a config.toml)")
     page = render(grouped(sound), columns, problems)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,9 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
     return path
 
 
-def render(groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems: Sequence[Problem] = ()) -> str:
+def render(
+    groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems: Sequence[Problem] = ()
+) -> str:
     """The whole page; `columns` has the metrics of each run by its folder."""
     groups = tables.ranked(groups)
     charts = _charts(groups, columns)
@@ -81,7 +85,9 @@ def render(groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems
         tables.failures(groups),
         tables.left_out(problems),
         *(
-            _section(data["title"], f'<p class="soft">{_NOTES.get(name, "")}</p><div id="{name}"></div>')
+            _section(
+                data["title"], f'<p class="soft">{_NOTES.get(name, "")}</p><div id="{name}"></div>'
+            )
             for name, data in charts.items()
         ),
         _section("Parameters", tables.parameters(groups)),
@@ -89,7 +95,9 @@ def render(groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems
         _section("Environment", tables.environments(groups)),
         _section("To reproduce", tables.commands(groups)),
     ]
-    data = json.dumps({"charts": charts}, allow_nan=False).replace("<", "\\u003c")  # no tag can end early
+    data = json.dumps({"charts": charts}, allow_nan=False).replace(
+        "<", "\\u003c"
+    )  # no tag can end early
     return _page("\n".join(sections), _title(groups), data)
 
 
@@ -99,7 +107,10 @@ def asset(name: str) -> str:
 
 
 def _page(body: str, title: str, data: str) -> str:
-    style, script = asset("style.css"), asset("chart.js") + asset("report.js").replace('"use strict";\n', "")
+    style, script = (
+        asset("style.css"),
+        asset("chart.js") + asset("report.js").replace('"use strict";\n', ""),
+    )
     policy = f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data:"
     return f"""<!doctype html>
 <html lang="en">
@@ -133,16 +144,26 @@ def _charts(groups: Sequence[RunGroup], columns: Mapping[Path, Columns]) -> dict
         if ended := group.finished:
             members[group.label] = [columns[run.path] for run in ended]
         else:  # each on its own: a mean over different lengths would be cut to the shortest
-            members |= {f"{group.label}, {run.name}": [columns[run.path]] for run in group.apart if run.rounds}
+            members |= {
+                f"{group.label}, {run.name}": [columns[run.path]]
+                for run in group.apart
+                if run.rounds
+            }
     periods = {group.config.deploy_every for group in groups}
     marks = periods.pop() if len(periods) == 1 else None
     drawn = {name: chart(title, name, members, marks) for name, title in _CHARTS.items()}
-    return {name: data for name, data in drawn.items() if data is not None and _says_something(name, data)}
+    return {
+        name: data
+        for name, data in drawn.items()
+        if data is not None and _says_something(name, data)
+    }
 
 
 def _says_something(name: str, data: dict[str, Any]) -> bool:
     """Where many clients have an example or two, a tenth of them always goes without reward; a flat zero is no news."""
-    return name != "worst_decile" or any(value > 0.01 for series in data["series"] for value in series["mean"])
+    return name != "worst_decile" or any(
+        value > 0.01 for series in data["series"] for value in series["mean"]
+    )
 
 
 def _title(groups: Sequence[RunGroup]) -> str:
@@ -170,8 +191,12 @@ POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
 
 def demo(out: Path, say: Callable[[str], None] = print) -> Path:
     """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the results."""
-    say(f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds.")
-    say(f"Shortened: {ROUNDS} rounds, deploying every {DEPLOY_EVERY} (the paper: 1500, every 200 or 40).\n")
+    say(
+        f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds."
+    )
+    say(
+        f"Shortened: {ROUNDS} rounds, deploying every {DEPLOY_EVERY} (the paper: 1500, every 200 or 40).\n"
+    )
     curves = run_members(
         members(),
         SEEDS,
@@ -196,4 +221,6 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
 def members() -> dict[str, Config]:
     """The presets of table 8, shortened."""
     shortened = {"rounds": ROUNDS, "deploy_every": DEPLOY_EVERY, "data.source": "topics"}
-    return {name: preset(f"so-init-shift-deploy40-{name}").with_values(shortened) for name in POLICIES}
+    return {
+        name: preset(f"so-init-shift-deploy40-{name}").with_values(shortened) for name in POLICIES
+    }

@@ -66,11 +66,17 @@ class MetricsFile:
             with open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
                 stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-                if stamp == self._stamp and (self.problem is not None or self._offset == found.st_size):
+                if stamp == self._stamp and (
+                    self.problem is not None or self._offset == found.st_size
+                ):
                     return 0
                 file.seek(max(0, self._offset - len(self._before)))
                 replaced = self._stamp[:1] not in ((), stamp[:1]) or found.st_size < self._offset
-                if self.problem is not None or replaced or file.read(len(self._before)) != self._before:
+                if (
+                    self.problem is not None
+                    or replaced
+                    or file.read(len(self._before)) != self._before
+                ):
                     self.__init__(self.path)  # type: ignore[misc] # another file, or cut back to an older checkpoint
                     file.seek(0)
                 self._stamp = stamp
@@ -85,10 +91,15 @@ class MetricsFile:
     def columns(self) -> Columns:
         if self._columns[0] != self.rounds:
             values = {
-                name: np.array(self._values.get(name, self._missing()), float) for name in (*_PLAIN, "worst_decile")
+                name: np.array(self._values.get(name, self._missing()), float)
+                for name in (*_PLAIN, "worst_decile")
             }
             values["worst_decile"] = _running_mean(values["worst_decile"])
-            held_out = {name: np.array(kept, float) for name, kept in self._values.items() if name not in values}
+            held_out = {
+                name: np.array(kept, float)
+                for name, kept in self._values.items()
+                if name not in values
+            }
             self._columns = self.rounds, {**values, **held_out}
         return self._columns[1]
 
@@ -122,7 +133,9 @@ class MetricsFile:
             raise ValueError("client_reward is not an object")
         numbers = {name: _number(name, values.get(name)) for name in _PLAIN}
         numbers["worst_decile"] = _number("worst_decile", spread.get("worst_decile"))
-        numbers |= {name: _number(name, value) for name, value in values.items() if name.startswith("test_")}
+        numbers |= {
+            name: _number(name, value) for name, value in values.items() if name.startswith("test_")
+        }
         for name in numbers.keys() - self._values.keys():
             if len(self._values) > _MOST_NAMES:
                 raise ValueError("it has too many metrics")
@@ -165,17 +178,27 @@ def chart(
     if not curves:
         return None
     longest = max(int(curve["x"][-1]) for curve in curves)
-    marks = list(range(deploy_every, longest, deploy_every)) if deploy_every and longest / deploy_every <= 60 else []
+    marks = (
+        list(range(deploy_every, longest, deploy_every))
+        if deploy_every and longest / deploy_every <= 60
+        else []
+    )
     return {"title": title, "series": curves, "marks": marks}
 
 
-def _curve(label: str, colour: str | None, dashed: bool, values: Sequence[np.ndarray]) -> dict[str, Any]:
+def _curve(
+    label: str, colour: str | None, dashed: bool, values: Sequence[np.ndarray]
+) -> dict[str, Any]:
     """The mean over seeds ± one standard deviation, as far as all of them have come where they still run."""
     length = min(len(run) for run in values)
     stacked = np.stack([run[:length] for run in values])
     rounds = np.flatnonzero(np.isfinite(stacked).all(axis=0))
     if len(rounds) > _POINTS:
-        rounds = np.unique(np.concatenate([rounds[np.linspace(0, len(rounds) - 1, _POINTS).astype(int)], rounds[-1:]]))
+        rounds = np.unique(
+            np.concatenate(
+                [rounds[np.linspace(0, len(rounds) - 1, _POINTS).astype(int)], rounds[-1:]]
+            )
+        )
     shown = stacked[:, rounds]
     mean = shown.mean(axis=0)
     spread = shown.std(axis=0, ddof=1) if len(shown) > 1 else np.zeros_like(mean)
@@ -197,9 +220,20 @@ def _rounded(values: np.ndarray) -> list[float]:
 def outcomes(groups: Sequence[RunGroup]) -> str:
     """Final running average of each configuration over its finished runs, in the order given (`ranked`), how far it
     is behind the first, and what the summaries say."""
-    extra = list(dict.fromkeys(key for group in groups for run in group.finished for key in beside_reward(run.summary)))
+    extra = list(
+        dict.fromkeys(
+            key for group in groups for run in group.finished for key in beside_reward(run.summary)
+        )
+    )
     beside = {one.configuration: one.difference for one in standing(groups).outcomes}
-    heads = ["configuration", "running average ± s.e.", "behind the best", "95% interval", "seeds", "rounds"]
+    heads = [
+        "configuration",
+        "running average ± s.e.",
+        "behind the best",
+        "95% interval",
+        "seeds",
+        "rounds",
+    ]
     rows = []
     names = _names(groups)
     for group in groups:
@@ -211,7 +245,10 @@ def outcomes(groups: Sequence[RunGroup]) -> str:
         extras = [_mean([beside_reward(run.summary).get(key) for run in ended]) for key in extra]
         counts = [str(len(ended)), str(ended[0].rounds) if ended else "–"]
         rows.append(
-            (names[group.label], [with_error(mean, standard_error(final)), *behind, *counts, *map(_shown, extras)])
+            (
+                names[group.label],
+                [with_error(mean, standard_error(final)), *behind, *counts, *map(_shown, extras)],
+            )
         )
     return _table([*heads, *(_in_words(key) for key in extra)], rows)
 
@@ -223,7 +260,11 @@ def _reversed(gap: Difference) -> str:
 def standing(groups: Sequence[RunGroup]) -> Differences:
     """What the finished runs of each configuration came to beside the best, paired by seed."""
     rewards = {
-        group.label: {run.config.seed: value for run in group.finished if not np.isnan(value := _reward(run.last))}
+        group.label: {
+            run.config.seed: value
+            for run in group.finished
+            if not np.isnan(value := _reward(run.last))
+        }
         for group in groups
     }
     return differences(rewards)
@@ -261,13 +302,20 @@ def privacy(groups: Sequence[RunGroup]) -> str:
     lines = []
     for group in groups:
         found = next(
-            (run.summary["privacy"] for run in group.finished if run.summary and "privacy" in run.summary), None
+            (
+                run.summary["privacy"]
+                for run in group.finished
+                if run.summary and "privacy" in run.summary
+            ),
+            None,
         )
         try:
             if found is not None and found["mechanism"] != "none":
                 lines.append(f"<p>{escape(group.label)}: {escape(in_one_line(found))}</p>")
         except (KeyError, TypeError, ValueError):
-            lines.append(f"<p>{escape(group.label)}: its summary does not say what its epsilon assumes</p>")
+            lines.append(
+                f"<p>{escape(group.label)}: its summary does not say what its epsilon assumes</p>"
+            )
     return "".join(lines)
 
 
@@ -276,12 +324,21 @@ def apart(groups: Sequence[RunGroup]) -> str:
     rows = [
         (
             f'<th scope="row">{escape(run.name)}</th>',
-            [group.label, run.status, f"{run.rounds} of {run.config.rounds}", _shown(_reward(run.last))],
+            [
+                group.label,
+                run.status,
+                f"{run.rounds} of {run.config.rounds}",
+                _shown(_reward(run.last)),
+            ],
         )
         for group in groups
         for run in group.apart
     ]
-    return _table(["run", "configuration", "state", "rounds", "running average so far"], rows) if rows else ""
+    return (
+        _table(["run", "configuration", "state", "rounds", "running average so far"], rows)
+        if rows
+        else ""
+    )
 
 
 def left_out(problems: Sequence[Problem]) -> str:
@@ -292,7 +349,10 @@ def left_out(problems: Sequence[Problem]) -> str:
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Rows of a head, which is HTML, and cells, which are texts; each knows its column, for a phone shows it beside."""
-    head = "".join(f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>' for i, text in enumerate(heads))
+    head = "".join(
+        f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>'
+        for i, text in enumerate(heads)
+    )
     body = "".join(
         f"<tr>{name}{''.join(_cell(column, cell) for column, cell in zip(heads[1:], cells, strict=True))}</tr>"
         for name, cells in rows
@@ -320,7 +380,9 @@ def parameters(groups: Sequence[RunGroup]) -> str:
     flat = [flatten(group.config.identity()) for group in groups]
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key != "seed"]
     differing = [key for key in keys if len({json.dumps(values.get(key)) for values in flat}) > 1]
-    shared = "\n".join(f"{key} = {json.dumps(flat[0].get(key))}" for key in keys if key not in differing)
+    shared = "\n".join(
+        f"{key} = {json.dumps(flat[0].get(key))}" for key in keys if key not in differing
+    )
     parts = []
     names = _names(groups)
     if differing:
@@ -329,7 +391,9 @@ def parameters(groups: Sequence[RunGroup]) -> str:
             for group, values in zip(groups, flat, strict=True)
         ]
         parts.append(_table(["configuration", *differing], rows))
-    parts.append(f"<details><summary>What all of them share</summary><pre>{escape(shared)}</pre></details>")
+    parts.append(
+        f"<details><summary>What all of them share</summary><pre>{escape(shared)}</pre></details>"
+    )
     return "".join(parts)
 
 
@@ -351,8 +415,15 @@ def data_facts(groups: Sequence[RunGroup]) -> str:
 
 def environments(groups: Sequence[RunGroup]) -> str:
     """The versions that made the runs; every different one once."""
-    found = {json.dumps(dict(run.environment), sort_keys=True): run.environment for g in groups for run in g.runs}
-    texts = ["\n".join(f"{key} {value}" for key, value in environment.items()) for environment in found.values()]
+    found = {
+        json.dumps(dict(run.environment), sort_keys=True): run.environment
+        for g in groups
+        for run in g.runs
+    }
+    texts = [
+        "\n".join(f"{key} {value}" for key, value in environment.items())
+        for environment in found.values()
+    ]
     return "".join(f"<pre>{escape(text)}</pre>" for text in texts)
 
 

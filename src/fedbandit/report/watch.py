@@ -30,7 +30,14 @@ _EMPTY = {"title": "no runs", "series": [], "marks": []}
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_SEEDS = 16  # that one curve is the mean of; a page shows curves, it does not settle anything
 _MOST_COLUMNS = 6  # of parameters that differ
-_READ = ("config.toml", "environment.json", "summary.json", "error.json", "metrics.jsonl", "timings.jsonl")
+_READ = (
+    "config.toml",
+    "environment.json",
+    "summary.json",
+    "error.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+)
 _ASSETS = {
     "/": ("watch.html", "text/html"),
     "/style.css": ("style.css", "text/css"),
@@ -70,8 +77,12 @@ class Watcher:
             picked = [run for run in runs if run.name in chosen][:MOST_CURVES]
             shown = [RunGroup(run.name, [run]) for run in picked] or _worth_showing(groups)
             members = self._members(shown)
-            damaged = {path: file.problem for path, file in self._files.items() if file.problem is not None}
-            problems += [Problem(run.name, damaged[run.path]) for run in runs if run.path in damaged]
+            damaged = {
+                path: file.problem for path, file in self._files.items() if file.problem is not None
+            }
+            problems += [
+                Problem(run.name, damaged[run.path]) for run in runs if run.path in damaged
+            ]
             labels = {run.path: group.label for group in groups for run in group.runs}
             return {
                 "folder": self.folder.resolve().name,
@@ -79,7 +90,11 @@ class Watcher:
                 "shown": len(shown),
                 "parameters": self._parameters,
                 "runs": [
-                    {**_row(run), "configuration": labels[run.path], "values": self._values[run.path]}
+                    {
+                        **_row(run),
+                        "configuration": labels[run.path],
+                        "values": self._values[run.path],
+                    }
                     for run in runs
                     if run.path not in damaged
                 ],
@@ -87,18 +102,26 @@ class Watcher:
                 "problems": [{"name": one.name, "reason": one.reason} for one in problems],
                 "charts": {
                     "reward": chart("Running average reward", "running_reward", members) or _EMPTY,
-                    "propensity": chart("Mean probability of the chosen action", "propensity", members) or _EMPTY,
+                    "propensity": chart(
+                        "Mean probability of the chosen action", "propensity", members
+                    )
+                    or _EMPTY,
                 },
             }
 
     def _members(self, groups: list[RunGroup]) -> dict[str, list[Columns]]:
         """The columns of the runs that each curve is the mean of: the finished ones, or where none is, all."""
         chosen = {
-            group.label: (group.finished or [run for run in group.apart if run.rounds])[:_MOST_SEEDS]
+            group.label: (group.finished or [run for run in group.apart if run.rounds])[
+                :_MOST_SEEDS
+            ]
             for group in groups
         }
         wanted = [run for runs in chosen.values() for run in runs]
-        self._files = {run.path: self._files.get(run.path) or MetricsFile(run.path / _METRICS) for run in wanted}
+        self._files = {
+            run.path: self._files.get(run.path) or MetricsFile(run.path / _METRICS)
+            for run in wanted
+        }
         left = self._most
         for run in wanted:
             if left > 0:
@@ -107,8 +130,14 @@ class Watcher:
         for label, runs in chosen.items():
             files = [self._files[run.path] for run in runs]
             read = [file for file in files if file.problem is None and file.rounds]
-            whole = [file for file, run in zip(files, runs, strict=True) if file in read and file.rounds >= run.rounds]
-            members[label] = [file.columns for file in whole or read]  # those not yet read to their end come later
+            whole = [
+                file
+                for file, run in zip(files, runs, strict=True)
+                if file in read and file.rounds >= run.rounds
+            ]
+            members[label] = [
+                file.columns for file in whole or read
+            ]  # those not yet read to their end come later
         return members
 
     def _grouped(self, runs: list[Run]) -> list[RunGroup]:
@@ -120,7 +149,10 @@ class Watcher:
             self._groups = (list(known), members, [group.label for group in groups])
             self._tell_apart(runs)
         _, members, labels = self._groups
-        return [RunGroup(label, [runs[i] for i in own]) for label, own in zip(labels, members, strict=True)]
+        return [
+            RunGroup(label, [runs[i] for i in own])
+            for label, own in zip(labels, members, strict=True)
+        ]
 
     def _tell_apart(self, runs: list[Run]) -> None:
         """Which parameters differ, those first that a reader thinks of first, and their values in each run."""
@@ -129,7 +161,8 @@ class Watcher:
         found.sort(key=_column)
         self._parameters = found[:_MOST_COLUMNS]
         self._values = {
-            path: [readable(key, own.get(key)) for key in self._parameters] for path, own in settings.items()
+            path: [readable(key, own.get(key)) for key in self._parameters]
+            for path, own in settings.items()
         }
 
     def _inside(self, path: Path) -> bool:
@@ -141,7 +174,9 @@ class Watcher:
 
 def _column(key: str) -> int:
     """The rule, then what concerns the whole run, then parameters of some rules; a run's name has its seed."""
-    return {"policy.name": 0, "seed": 3}.get(key, 1 if "." not in key else 2 if key.startswith("policy.") else 4)
+    return {"policy.name": 0, "seed": 3}.get(
+        key, 1 if "." not in key else 2 if key.startswith("policy.") else 4
+    )
 
 
 def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:
@@ -202,10 +237,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         host = self.headers.get("Host", "").rsplit(":", 1)[0]
-        if host not in ("127.0.0.1", "localhost"):  # a foreign name that points here is a foreign site's doing
+        if host not in (
+            "127.0.0.1",
+            "localhost",
+        ):  # a foreign name that points here is a foreign site's doing
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", "only for this machine")
         elif self.path.partition("?")[0] == "/runs.json":
-            chosen = parse_qs(self.path.partition("?")[2]).get("run", [])  # names, which are only looked up
+            chosen = parse_qs(self.path.partition("?")[2]).get(
+                "run", []
+            )  # names, which are only looked up
             self._answer(HTTPStatus.OK, "application/json", to_json(self.watcher.now(chosen)))
         elif self.path in _ASSETS:
             name, kind = _ASSETS[self.path]

@@ -33,7 +33,9 @@ class Difference:
 
     @property
     def interval(self) -> str:
-        return "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
+        return (
+            "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
+        )
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
@@ -84,7 +86,10 @@ class Differences:
 
     def __repr__(self) -> str:
         heads = ["configuration", "seeds", "reward", f"minus {self.reference}", "95% interval", ""]
-        lines = [[one.configuration, str(one.seeds), f"{one.reward:.4f}", *self._said(one)] for one in self.outcomes]
+        lines = [
+            [one.configuration, str(one.seeds), f"{one.reward:.4f}", *self._said(one)]
+            for one in self.outcomes
+        ]
         widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
         return "\n".join(
             "  ".join(
@@ -112,27 +117,47 @@ class Differences:
     def in_words(self) -> str:
         """Who came first, and whether the second can be told apart from it."""
         if len(self.outcomes) < 2:
-            return f"{self.outcomes[0].configuration} alone: nothing to compare it with" if self.outcomes else "no runs"
+            return (
+                f"{self.outcomes[0].configuration} alone: nothing to compare it with"
+                if self.outcomes
+                else "no runs"
+            )
         first, second = self.outcomes[:2]
         gap = self.lead
-        over = "one seed" if gap is not None and gap.seeds == 1 else f"{gap.seeds if gap else 0} shared seeds"
+        over = (
+            "one seed"
+            if gap is not None and gap.seeds == 1
+            else f"{gap.seeds if gap else 0} shared seeds"
+        )
         if gap is None or gap.low is None:
-            return (
-                f"{first.configuration} is ahead of {second.configuration}; {over} cannot tell whether that is chance"
-            )
+            return f"{first.configuration} is ahead of {second.configuration}; {over} cannot tell whether that is chance"
         if gap.told_apart:
-            return f"{first.configuration} is ahead of {second.configuration} beyond chance ({over})"
+            return (
+                f"{first.configuration} is ahead of {second.configuration} beyond chance ({over})"
+            )
         return f"{first.configuration} and {second.configuration} cannot be told apart with {over}"
 
     def _said(self, one: Outcome) -> list[str]:
         if one.difference is None:
-            return ["-", "-", "the reference" if one.configuration == self.reference else "no shared seed"]
+            return [
+                "-",
+                "-",
+                "the reference" if one.configuration == self.reference else "no shared seed",
+            ]
         found = one.difference
-        verdict = "" if found.low is None else "told apart" if found.told_apart else "cannot be told apart"
+        verdict = (
+            ""
+            if found.low is None
+            else "told apart"
+            if found.told_apart
+            else "cannot be told apart"
+        )
         return [f"{found.mean:+.4f}", found.interval, verdict]
 
 
-def differences(rewards: Mapping[str, Mapping[int, float]], reference: str | None = None) -> Differences:
+def differences(
+    rewards: Mapping[str, Mapping[int, float]], reference: str | None = None
+) -> Differences:
     """Every configuration beside a reference, by default the one with the highest mean; rewards are by seed."""
     known = {label: values for label, values in rewards.items() if values}
     means = {label: float(np.mean(list(values.values()))) for label, values in known.items()}

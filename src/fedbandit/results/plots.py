@@ -35,7 +35,11 @@ def require_picture(path: Path) -> None:
 def policy_of(label: str) -> str | None:
     """The policy that a label names: the label itself, or one that starts or ends with it."""
     for name in sorted(COLOURS, key=len, reverse=True):  # "epsilon-greedy" before "greedy"
-        if label == name or label.endswith(f"-{name}") or label.startswith((f"{name} ", f"{name},")):
+        if (
+            label == name
+            or label.endswith(f"-{name}")
+            or label.startswith((f"{name} ", f"{name},"))
+        ):
             return name
     return None
 
@@ -102,7 +106,10 @@ def curves_figure(
     styles = styles_of(list(curves))
     for label, values in curves.items():
         (_trials if trials else _band)(axes, label, np.atleast_2d(values), *styles[label])
-    marks = [*(["grey lines: deployments"] if lines else []), *(["dashed: the world changes"] if changes else [])]
+    marks = [
+        *(["grey lines: deployments"] if lines else []),
+        *(["dashed: the world changes"] if changes else []),
+    ]
     axes.set(xlabel=f"round ({', '.join(marks)})" if marks else "round", ylabel=ylabel)
     for change in changes:
         axes.axvline(change, color="#595959", linewidth=1, linestyle=(0, (4, 2)), zorder=1)
@@ -121,7 +128,9 @@ def save_picture(figure: Any, path: Path) -> Path:
     require_picture(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.hashsalt": "fedbandit"}):
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        figure.savefig(
+            path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
+        )
     return path
 
 
@@ -137,15 +146,30 @@ def write_heading(axes: Any, title: str, note: str = "") -> None:
 def _band(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
     rounds = np.flatnonzero(~np.isnan(values).any(axis=0)) + 1
     values = values[:, rounds - 1]
-    mean, spread = values.mean(axis=0), values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    style: dict[str, Any] = {"color": colour, "linewidth": 1.6, "dashes": (4, 2) if dashed else (None, None)}
+    mean, spread = (
+        values.mean(axis=0),
+        values.std(axis=0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1]),
+    )
+    style: dict[str, Any] = {
+        "color": colour,
+        "linewidth": 1.6,
+        "dashes": (4, 2) if dashed else (None, None),
+    }
     axes.plot(rounds, mean, label=label, marker="o" if len(rounds) == 1 else None, **style)
     if len(values) > 1:
-        axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(
+            rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
+        )
 
 
 def _trials(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool) -> None:
     rounds = np.arange(1, values.shape[1] + 1)
     for trial in values:
         axes.plot(rounds, trial, color=colour, linewidth=0.8, alpha=0.5)
-    axes.plot(rounds, values.mean(axis=0), color=colour, linewidth=1.6, label=f"{label}: mean of {len(values)} trials")
+    axes.plot(
+        rounds,
+        values.mean(axis=0),
+        color=colour,
+        linewidth=1.6,
+        label=f"{label}: mean of {len(values)} trials",
+    )

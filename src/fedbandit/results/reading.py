@@ -37,7 +37,9 @@ def needed(module: str) -> Any:
 
 def _column(pa: Any, values: list[Any]) -> Any:
     kinds = {type(value) for value in values if value is not None}
-    beyond = any(type(value) is int and abs(value) >= 2**63 for value in values)  # what no column of numbers holds
+    beyond = any(
+        type(value) is int and abs(value) >= 2**63 for value in values
+    )  # what no column of numbers holds
     if kinds == {int, float} and not beyond:
         return pa.array([None if value is None else float(value) for value in values])
     if len(kinds) > 1 or kinds & {list, tuple, dict} or beyond:
@@ -67,13 +69,23 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def made_from(environment: Mapping[str, Any]) -> str | None:
     """What beside its configuration a run was made from: data, the user's own source, the results number."""
     fingerprint = environment.get("data_fingerprint")
-    rest = {key: environment[key] for key in ("results", "sources") if environment.get(key) not in (None, 1, {})}
+    rest = {
+        key: environment[key]
+        for key in ("results", "sources")
+        if environment.get(key) not in (None, 1, {})
+    }
     return (
-        json.dumps([fingerprint, rest], sort_keys=True) if rest else None if fingerprint is None else str(fingerprint)
+        json.dumps([fingerprint, rest], sort_keys=True)
+        if rest
+        else None
+        if fingerprint is None
+        else str(fingerprint)
     )
 
 
-def grouped(configs: Sequence[Mapping[str, Any]], data: Sequence[str | None]) -> dict[str, list[int]]:
+def grouped(
+    configs: Sequence[Mapping[str, Any]], data: Sequence[str | None]
+) -> dict[str, list[int]]:
     """The positions of the runs of each configuration, by label and sorted by seed.
 
     Runs of one group differ in nothing but their seed; `data` says what else each run was made from (`made_from`).
@@ -91,7 +103,9 @@ def grouped(configs: Sequence[Mapping[str, Any]], data: Sequence[str | None]) ->
         zip(labels, groups.values(), strict=True),
         key=lambda group: (order.get(policy_of(group[0]) or "", len(order)), group[0]),
     )
-    return {label: sorted(members, key=lambda i: settings[i].get("seed", 0)) for label, members in named}
+    return {
+        label: sorted(members, key=lambda i: settings[i].get("seed", 0)) for label, members in named
+    }
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,12 +116,19 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The policy's name (or "baseline"), then the fewest values that tell two of the same name apart."""
-    names = [str(values.get("policy.name", "?")) if values.get("training", True) else "baseline" for values in settings]
+    names = [
+        str(values.get("policy.name", "?")) if values.get("training", True) else "baseline"
+        for values in settings
+    ]
     keys = {
-        name: _telling_apart([values for other, values in zip(names, settings, strict=True) if other == name])
+        name: _telling_apart(
+            [values for other, values in zip(names, settings, strict=True) if other == name]
+        )
         for name in set(names)
     }
-    labels = [_label(name, keys[name], values) for name, values in zip(names, settings, strict=True)]
+    labels = [
+        _label(name, keys[name], values) for name, values in zip(names, settings, strict=True)
+    ]
     # Of the same settings on other data under the same name nothing but a number is left to say.
     return [
         label if labels.count(label) == 1 else f"{label} ({labels[: i + 1].count(label)})"
@@ -128,7 +149,9 @@ def _telling_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     chosen: list[str] = []
     kinds = [""] * len(settings)
     for key in sorted(every, key=_place):
-        finer = [f"{kind}|{values.get(key)!r}" for kind, values in zip(kinds, settings, strict=True)]
+        finer = [
+            f"{kind}|{values.get(key)!r}" for kind, values in zip(kinds, settings, strict=True)
+        ]
         if len(set(finer)) > len(set(kinds)):
             chosen.append(key)
             kinds = finer
@@ -136,10 +159,15 @@ def _telling_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _place(key: str) -> int:
-    return next((place for place, start in enumerate(_TELLING) if key.startswith(start)), len(_TELLING))
+    return next(
+        (place for place, start in enumerate(_TELLING) if key.startswith(start)), len(_TELLING)
+    )
 
 
-_NONE = {"privacy.mechanism": "not private", "compression.name": "not compressed"}  # what "none" of something is
+_NONE = {
+    "privacy.mechanism": "not private",
+    "compression.name": "not compressed",
+}  # what "none" of something is
 
 
 def readable(key: str, value: Any) -> Any:
@@ -163,7 +191,9 @@ class RunRecord:
     config: Mapping[str, Any]
     rounds: tuple[Mapping[str, Any], ...]  # the lines of metrics.jsonl
     summary: Mapping[str, Any] | None = None  # summary.json of a finished run
-    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, and the data's name and fingerprint
+    environment: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # versions, and the data's name and fingerprint
     error: str | None = None  # what the run failed with
     folder: Path | None = None  # None: it is in memory alone
     ended: bool = True  # False: rounds are missing
@@ -186,7 +216,9 @@ class RunRecord:
             return {}
         try:
             lines = read_lines(self.folder / "timings.jsonl")
-            return {line["round"]: {k: v for k, v in line.items() if k != "round"} for line in lines}
+            return {
+                line["round"]: {k: v for k, v in line.items() if k != "round"} for line in lines
+            }
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{self.folder / 'timings.jsonl'}: damaged: {error}") from None
 
@@ -229,7 +261,11 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise ValueError(f"{path}: damaged: {error}") from None
     rounds, reward = found.get("rounds"), found.get("running_reward", "")
-    if type(rounds) is not int or rounds < 1 or not (reward is None or type(reward) in (int, float)):
+    if (
+        type(rounds) is not int
+        or rounds < 1
+        or not (reward is None or type(reward) in (int, float))
+    ):
         raise ValueError(f"{path}: damaged: it does not say what the run came to")
     return found
 
@@ -255,7 +291,9 @@ def read_record(path: Path, name: str) -> RunRecord:
         rounds=tuple(rounds),
         summary=summary,
         environment=read_json(path / "environment.json") or {},
-        error=None if failure is None or summary is not None else str(failure.get("error", "failed")),
+        error=None
+        if failure is None or summary is not None
+        else str(failure.get("error", "failed")),
         folder=path,
         ended=summary is not None,
     )

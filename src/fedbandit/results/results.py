@@ -46,7 +46,9 @@ class Results:
     """
 
     runs: tuple[RunRecord, ...]
-    left_out: tuple[str, ...] = field(default=())  # folders that could not be read, each with the reason
+    left_out: tuple[str, ...] = field(
+        default=()
+    )  # folders that could not be read, each with the reason
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "runs", _with_names_of_their_own(self.runs))
@@ -70,7 +72,9 @@ class Results:
             >>> found.problems
             ('seed 1: unfinished, after 1 of 2 rounds',)
         """
-        return cls.read(run_folders([Path(folder) for folder in folders]), ", ".join(map(str, folders)))
+        return cls.read(
+            run_folders([Path(folder) for folder in folders]), ", ".join(map(str, folders))
+        )
 
     @classmethod
     def read(cls, folders: Iterable[tuple[Path, str]], where: str = "") -> "Results":
@@ -90,7 +94,8 @@ class Results:
         """All runs of several results in one; of equal names, later ones get a number."""
         every = list(results)
         return cls(
-            tuple(run for one in every for run in one.runs), tuple(text for one in every for text in one.left_out)
+            tuple(run for one in every for run in one.runs),
+            tuple(text for one in every for text in one.left_out),
         )
 
     def __len__(self) -> int:
@@ -114,7 +119,10 @@ class Results:
         self._require(key)
         lengths = {run.name: len(run.rounds) for run in self.runs}
         if len(set(lengths.values())) > 1:
-            short, long = min(lengths, key=lambda name: lengths[name]), max(lengths, key=lambda name: lengths[name])
+            short, long = (
+                min(lengths, key=lambda name: lengths[name]),
+                max(lengths, key=lambda name: lengths[name]),
+            )
             raise DataError(
                 f"{key}: the runs have different numbers of rounds ({short} {lengths[short]}, {long} {lengths[long]});"
                 " take them one by one, or use to_pandas()"
@@ -138,12 +146,17 @@ class Results:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """The names of everything that any round measured, as columns of the table have them."""
-        return tuple(dict.fromkeys(name for run in self.runs for row in run.rounds for name in flatten(row)))
+        return tuple(
+            dict.fromkeys(name for run in self.runs for row in run.rounds for name in flatten(row))
+        )
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Folders that could not be read, and runs that failed or have not ended, in one line each."""
-        return (*self.left_out, *(f"{run.name}: {run.status}" for run in self.runs if run.status is not None))
+        return (
+            *self.left_out,
+            *(f"{run.name}: {run.status}" for run in self.runs if run.status is not None),
+        )
 
     def where(self, settings: Mapping[str, Any]) -> "Results":
         """The runs whose configuration has these values, by dotted key: `results.where({"policy.name": "greedy"})`.
@@ -159,7 +172,11 @@ class Results:
         for key in settings:
             if key not in known:
                 raise ConfigError(f"{key}: no run has such a setting{nearest(key, known)}")
-        chosen = [run for run in self.runs if all(flatten(run.config).get(k) == v for k, v in settings.items())]
+        chosen = [
+            run
+            for run in self.runs
+            if all(flatten(run.config).get(k) == v for k, v in settings.items())
+        ]
         return Results(tuple(chosen))
 
     def to_arrow(self, *, timings: bool = False) -> Any:
@@ -186,7 +203,13 @@ class Results:
         needed("pandas")
         return self._table(timings).to_pandas()
 
-    def plot(self, metric: str = "running_reward", path: Path | str | None = None, *, title: str | None = None) -> Any:
+    def plot(
+        self,
+        metric: str = "running_reward",
+        path: Path | str | None = None,
+        *,
+        title: str | None = None,
+    ) -> Any:
         """A matplotlib figure of a metric over rounds: one curve per configuration, with a band over its seeds.
 
         With a path, which ends in .png or .svg, the figure is saved there too.
@@ -202,11 +225,15 @@ class Results:
         if path is not None:
             require_picture(Path(path))
         words = "running average reward" if metric == "running_reward" else metric.replace("_", " ")
-        data = sorted({str(run.environment["data"]) for run in self.runs if "data" in run.environment})
+        data = sorted(
+            {str(run.environment["data"]) for run in self.runs if "data" in run.environment}
+        )
         periods = {run.config.get("deploy_every") for run in self.runs}
         seeds = {len(_comparable([self.runs[i] for i in of])) for of in self._groups.values()}
         over = f"{seeds.pop()} seeds" if len(seeds) == 1 else "seeds"
-        chosen = {label: _comparable([self.runs[i] for i in of]) for label, of in self._groups.items()}
+        chosen = {
+            label: _comparable([self.runs[i] for i in of]) for label, of in self._groups.items()
+        }
         curves = {label: _curves(runs, metric) for label, runs in chosen.items()}
         figure = curves_figure(
             curves,
@@ -232,10 +259,14 @@ class Results:
             >>> row["configuration"], row["runs"], row["rounds"], list(row)[3:]
             ('greedy', 1, 2, ['running_reward', 'standard_error', 'test_recall_at_5'])
         """
-        rows = [_summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()]
+        rows = [
+            _summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()
+        ]
         return Summary(rows, self.problems)
 
-    def differences(self, metric: str = "running_reward", against: str | None = None) -> Differences:
+    def differences(
+        self, metric: str = "running_reward", against: str | None = None
+    ) -> Differences:
         """The last value of a metric beside that of one configuration: paired by seed, with a 95% interval.
 
         `against` is a configuration as `summary()` names it, by default the best one. Only finished runs count.
@@ -249,7 +280,9 @@ class Results:
         """
         self._require(metric)
         if against is not None and against not in self._groups:
-            raise ConfigError(f"against: no configuration is called {against!r}{nearest(against, self._groups)}")
+            raise ConfigError(
+                f"against: no configuration is called {against!r}{nearest(against, self._groups)}"
+            )
         rewards = {}
         for label, of in self._groups.items():
             last = {run.seed: _last(run, metric) for run in _comparable([self.runs[i] for i in of])}
@@ -282,7 +315,10 @@ class Results:
             about |= {column: settings[i].get(key) for key, column in columns.items()}
             seconds = run.seconds() if timings else {}
             for line in run.rounds:
-                spent = {f"seconds.{name}": value for name, value in seconds.get(line["round"], {}).items()}
+                spent = {
+                    f"seconds.{name}": value
+                    for name, value in seconds.get(line["round"], {}).items()
+                }
                 rows.append({**about, **flatten(line), **spent})
         return arrow_table(rows, first=("run", "configuration", "seed", *columns.values()))
 
@@ -295,8 +331,16 @@ class Summary:
     notes: Sequence[str] = ()
 
     def __repr__(self) -> str:
-        held_out = list(dict.fromkeys(key for row in self.rows for key in row if key not in _SUMMARY))
-        heads = ["configuration", "runs", "rounds", "running reward", *(key.replace("_", " ") for key in held_out)]
+        held_out = list(
+            dict.fromkeys(key for row in self.rows for key in row if key not in _SUMMARY)
+        )
+        heads = [
+            "configuration",
+            "runs",
+            "rounds",
+            "running reward",
+            *(key.replace("_", " ") for key in held_out),
+        ]
         lines = [
             [
                 row["configuration"],
@@ -309,7 +353,10 @@ class Summary:
         ]
         widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
         text = "\n".join(
-            "  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(cells))
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(cells)
+            )
             for cells in (list(zip(line, widths, strict=True)) for line in [heads, *lines])
         )
         for note in self.notes[:_SHOWN_NOTES]:

@@ -10,4 +10,12 @@ from fedbandit.rewards.tables import (
     with_near_miss,
 )
 
-__all__ = ["GroupedRewards", "RewardTable", "Rewards", "exact_match", "per_label", "relabelled", "with_near_miss"]
+__all__ = [
+    "GroupedRewards",
+    "RewardTable",
+    "Rewards",
+    "exact_match",
+    "per_label",
+    "relabelled",
+    "with_near_miss",
+]

@@ -12,7 +12,15 @@ import numpy as np
 
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
-from fedbandit.rewards import GroupedRewards, Rewards, RewardTable, exact_match, per_label, relabelled, with_near_miss
+from fedbandit.rewards import (
+    GroupedRewards,
+    Rewards,
+    RewardTable,
+    exact_match,
+    per_label,
+    relabelled,
+    with_near_miss,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,9 @@ def init_shift(header: Header) -> Scenario:
     """
     exact = exact_match(header.num_actions)
     if header.lower_case:
-        return Scenario((Stage(exact),), pretraining=with_near_miss(exact, dict(header.lower_case), 0.5))
+        return Scenario(
+            (Stage(exact),), pretraining=with_near_miss(exact, dict(header.lower_case), 0.5)
+        )
     return Scenario((Stage(_rarity(header)),), pretraining=_most_frequent(header, 1 / 5))
 
 
@@ -112,18 +122,26 @@ def drift(
     rotate: users in groups of unequal size like different actions, and take over each other's likings.
     """
     if not at:
-        raise ValueError("at: name the rounds before which the world changes, for example [200, 400]")
+        raise ValueError(
+            "at: name the rounds before which the world changes, for example [200, 400]"
+        )
     if list(at) != sorted(set(at)) or at[0] < 2:
         raise ValueError(f"at: rounds must ascend and be at least 2, not {list(at)}")
     k, rounds = header.num_actions, (1, *at)
     if k < 2:
         raise ValueError("kind: nothing can drift with a single action")
     if kind == "permute":
-        rewards: list[Rewards] = [_permuted(_permutation(k, change, fraction, seed)) for change in range(len(rounds))]
-        stages = [Stage(table, from_round=first) for table, first in zip(rewards, rounds, strict=True)]
+        rewards: list[Rewards] = [
+            _permuted(_permutation(k, change, fraction, seed)) for change in range(len(rounds))
+        ]
+        stages = [
+            Stage(table, from_round=first) for table, first in zip(rewards, rounds, strict=True)
+        ]
     elif kind == "appear":
         masks = _appearing(k, len(at), fraction, seed)
-        stages = [Stage(exact_match(k), mask, first) for mask, first in zip(masks, rounds, strict=True)]
+        stages = [
+            Stage(exact_match(k), mask, first) for mask, first in zip(masks, rounds, strict=True)
+        ]
     else:
         if groups > k:
             raise ValueError(f"groups: {groups} groups need as many actions, not {k}")
@@ -136,7 +154,11 @@ def drift(
 
 def _before(first: Stage, num_actions: int) -> RewardTable:
     """What pre-training sees: right answers among the actions that there are."""
-    return exact_match(num_actions) if first.available is None else per_label(first.available.astype(float))
+    return (
+        exact_match(num_actions)
+        if first.available is None
+        else per_label(first.available.astype(float))
+    )
 
 
 def _permutation(num_actions: int, changes: int, fraction: float, seed: int) -> np.ndarray:
@@ -166,7 +188,9 @@ def _appearing(num_actions: int, changes: int, fraction: float, seed: int) -> li
     return masks
 
 
-def _preferences(num_actions: int, change: int, groups: int, disliked: float, seed: int) -> GroupedRewards:
+def _preferences(
+    num_actions: int, change: int, groups: int, disliked: float, seed: int
+) -> GroupedRewards:
     """Each group cares for its own part of the actions; with every change it takes over the next group's part."""
     order = generator(seed, Purpose.DRIFT).permutation(num_actions)
     tables = []

@@ -22,7 +22,9 @@ class Rewards(Protocol):
     @property
     def highest(self) -> float: ...
 
-    def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray: ...
+    def of(
+        self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None
+    ) -> np.ndarray: ...
 
     def matrix(self, labels: Ragged, clients: np.ndarray | None = None) -> np.ndarray: ...
 
@@ -47,7 +49,9 @@ class RewardTable:
         """The largest reward that can be earned."""
         return float(max(self.exact.max(), self.near_value.max()))
 
-    def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
+    def of(
+        self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None
+    ) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""
 
         earned: np.ndarray = loops.best_rewards(
@@ -62,7 +66,9 @@ class RewardTable:
         np.maximum.at(rewards, (rows, labels.ids), self.exact[labels.ids])
         has_near = self.near[labels.ids] >= 0
         near_labels = labels.ids[has_near]
-        np.maximum.at(rewards, (rows[has_near], self.near[near_labels]), self.near_value[near_labels])
+        np.maximum.at(
+            rewards, (rows[has_near], self.near[near_labels]), self.near_value[near_labels]
+        )
         return rewards
 
 
@@ -88,10 +94,14 @@ class GroupedRewards:
     def groups(self, clients: np.ndarray) -> np.ndarray:
         """The group of each client: int64 [n]."""
         smaller = 0.5 ** np.arange(1, len(self.tables))
-        groups: np.ndarray = (uniforms(self.seed, Purpose.GROUPS, clients)[:, None] < smaller).sum(axis=1)
+        groups: np.ndarray = (uniforms(self.seed, Purpose.GROUPS, clients)[:, None] < smaller).sum(
+            axis=1
+        )
         return groups
 
-    def of(self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None) -> np.ndarray:
+    def of(
+        self, labels: Ragged, actions: np.ndarray, clients: np.ndarray | None = None
+    ) -> np.ndarray:
         """The reward of one action per example: float32 [n]."""
         assert clients is not None
         rewards = np.zeros(len(labels), np.float32)
@@ -120,7 +130,9 @@ def exact_match(num_actions: int) -> RewardTable:
 def per_label(values: np.ndarray) -> RewardTable:
     """`values[l]` for the right label l, 0 otherwise."""
     k = len(values)
-    return RewardTable(np.asarray(values, np.float32), np.full(k, -1, np.int32), np.zeros(k, np.float32))
+    return RewardTable(
+        np.asarray(values, np.float32), np.full(k, -1, np.int32), np.zeros(k, np.float32)
+    )
 
 
 def with_near_miss(table: RewardTable, near: dict[int, int], value: float) -> RewardTable:

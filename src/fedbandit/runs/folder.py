@@ -22,7 +22,14 @@ from typing import IO, Any, Self
 from fedbandit import __version__
 from fedbandit.config import PARTS, Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.files import count_lines, read_json, read_lines, read_object, write_json, write_text
+from fedbandit.core.files import (
+    count_lines,
+    read_json,
+    read_lines,
+    read_object,
+    write_json,
+    write_text,
+)
 from fedbandit.core.parts import resolve, with_defaults
 from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data.dataset import Header
@@ -66,7 +73,9 @@ def refuse_another(path: Path, config: Config, header: Header, finished: bool) -
     here = {**config.identity(), "data": header.fingerprint}
     lengths = there.pop("rounds"), here.pop("rounds")
     if difference := _first_difference("", there, here):
-        raise ConfigError(f"{path}: made by another configuration ({difference}); nothing was overwritten")
+        raise ConfigError(
+            f"{path}: made by another configuration ({difference}); nothing was overwritten"
+        )
     if lengths[1] < lengths[0]:
         raise ConfigError(
             f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was overwritten: for a shorter run"
@@ -78,7 +87,9 @@ def refuse_another(path: Path, config: Config, header: Header, finished: bool) -
             " epsilon were planned for its length; nothing was overwritten: use another folder"
         )
     before = "already finished; " if finished else ""
-    if (results := kept.get("results", 1)) != RESULTS:  # folders without the number are older than it
+    if (
+        results := kept.get("results", 1)
+    ) != RESULTS:  # folders without the number are older than it
         raise ConfigError(
             f"{path}: {before}fedbandit computes other results since (results number {results!r} there and {RESULTS}"
             " here); nothing was overwritten: use another folder"
@@ -89,7 +100,9 @@ def refuse_another(path: Path, config: Config, header: Header, finished: bool) -
     current = source_digests(config.part_names())
     for file in [*recorded, *current]:
         if recorded.get(file) != current.get(file):
-            raise ConfigError(f"{path}: {before}{file} has changed since; nothing was overwritten: use another folder")
+            raise ConfigError(
+                f"{path}: {before}{file} has changed since; nothing was overwritten: use another folder"
+            )
 
 
 def _kept_environment(path: Path) -> dict[str, Any]:
@@ -116,7 +129,9 @@ def _parts(config: Config) -> dict[str, dict[str, Any]]:
 def _first_difference(path: str, there: Any, here: Any) -> str | None:
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
-            if found := _first_difference(f"{path}.{key}".lstrip("."), there.get(key), here.get(key)):
+            if found := _first_difference(
+                f"{path}.{key}".lstrip("."), there.get(key), here.get(key)
+            ):
                 return found
         return None
     return None if there == here else f"{path} is {there!r} there and {here!r} here"
@@ -152,10 +167,14 @@ class RunFolder:
             self._lock.close()
             raise FolderBusy(f"{path}: another process is running here") from None
         self._lock.truncate(0)
-        self._lock.write(platform.node())  # for those who look from another machine, where no list of locks shows it
+        self._lock.write(
+            platform.node()
+        )  # for those who look from another machine, where no list of locks shows it
         self._lock.flush()
         for leftover in (*path.glob(".*.tmp"), *path.glob("checkpoints/.*.tmp")):
-            leftover.unlink(missing_ok=True)  # of an atomic write that was killed; nobody else writes here now
+            leftover.unlink(
+                missing_ok=True
+            )  # of an atomic write that was killed; nobody else writes here now
         self._files: dict[str, IO[str]] = {}
         self._flushed_at = 0.0
         self.seconds = 0.0  # of all rounds so far, over every time the run was started
@@ -197,7 +216,9 @@ class RunFolder:
     def fail(self, error: Exception) -> None:
         """Note why the run failed; resuming it removes the note."""
         with contextlib.suppress(OSError):  # the failure itself matters more than the note
-            write_json(self.path / "error.json", {"kind": type(error).__name__, "error": str(error)})
+            write_json(
+                self.path / "error.json", {"kind": type(error).__name__, "error": str(error)}
+            )
 
     def rounds_recorded(self) -> int:
         """How many rounds have a line of metrics."""
@@ -279,9 +300,15 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path}: is a file, not a run folder")
         if not (self.path / "config.toml").exists():
-            strangers = [p.name for p in self.path.iterdir() if not _ours(p.name)] if self.path.exists() else []
+            strangers = (
+                [p.name for p in self.path.iterdir() if not _ours(p.name)]
+                if self.path.exists()
+                else []
+            )
             if strangers:
-                raise ConfigError(f"{self.path}: holds other files ({strangers[0]}, ...); nothing was overwritten")
+                raise ConfigError(
+                    f"{self.path}: holds other files ({strangers[0]}, ...); nothing was overwritten"
+                )
             return
         refuse_another(self.path, self.config, self.header, self.finished)
 
@@ -307,7 +334,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run folder, the newest first: by their round, whatever the length of its number."""
-    found = [path for path in (run / "checkpoints").glob("round-*.safetensors") if path.stem[6:].isdecimal()]
+    found = [
+        path
+        for path in (run / "checkpoints").glob("round-*.safetensors")
+        if path.stem[6:].isdecimal()
+    ]
     return sorted(found, key=_round_of, reverse=True)
 
 
@@ -321,7 +352,14 @@ def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def _ours(name: str) -> bool:
     """What a run that was stopped before its first line may have left."""
-    known = (".lock", "environment.json", "metrics.jsonl", "timings.jsonl", "checkpoints", "error.json")
+    known = (
+        ".lock",
+        "environment.json",
+        "metrics.jsonl",
+        "timings.jsonl",
+        "checkpoints",
+        "error.json",
+    )
     return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
 
 
@@ -344,11 +382,15 @@ def _end_of_round(path: Path, rounds: int, check: Callable[[Any, int], float]) -
         for number in range(1, rounds + 1):
             line = file.readline(_LONGEST_LINE)
             if not line.endswith(b"\n"):
-                raise DataError(f"{path}: shorter than the checkpoint beside it; the folder has been changed")
+                raise DataError(
+                    f"{path}: shorter than the checkpoint beside it; the folder has been changed"
+                )
             try:
                 total += check(json.loads(line), number)
             except (ValueError, RecursionError):
-                raise DataError(f"{path}: line {number} is damaged; the run cannot be resumed") from None
+                raise DataError(
+                    f"{path}: line {number} is damaged; the run cannot be resumed"
+                ) from None
         return file.tell(), total
 
 

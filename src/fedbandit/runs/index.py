@@ -15,7 +15,14 @@ from typing import Any, Literal
 
 from fedbandit.config import Config
 from fedbandit.core.errors import FedbanditError
-from fedbandit.core.files import last_lines, object_in, parse_toml, read_json, read_object, read_small
+from fedbandit.core.files import (
+    last_lines,
+    object_in,
+    parse_toml,
+    read_json,
+    read_object,
+    read_small,
+)
 from fedbandit.results import reading as labels
 from fedbandit.results.reading import read_summary, run_folders
 
@@ -175,7 +182,11 @@ def _last_line(path: Path) -> Mapping[str, Any]:
 
 def _reason(path: Path, error: Exception) -> str:
     """In one line, without the path, which is said already."""
-    text = f"{Path(str(error.filename)).name}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    text = (
+        f"{Path(str(error.filename)).name}: {error.strerror}"
+        if isinstance(error, OSError)
+        else str(error)
+    )
     lines = text.replace(f"{path}/", "").splitlines()
     return lines[0][:300] if lines else type(error).__name__
 

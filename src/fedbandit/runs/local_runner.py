@@ -65,7 +65,9 @@ def nobody(job: Job, ended: Ended) -> None:
 class Runner(Protocol):
     """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it leaves."""
 
-    def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+    def run(
+        self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
+    ) -> list[Ended]:
         """Play every job; those not started by the deadline (of `time.monotonic`), or after an interrupt, are left."""
         ...
 
@@ -81,7 +83,9 @@ class LocalRunner:
     workers: int | None = None
     progress: Progress = SILENT  # where it says how far the runs have come, and the time left
 
-    def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+    def run(
+        self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
+    ) -> list[Ended]:
         """Run every job on this machine, in separate processes if several run at a time."""
         workers = min(self.workers or usable_cores(), len(jobs))
         if workers <= 1:
@@ -97,7 +101,9 @@ def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
     return {job.folder: min(job.config.rounds, job.until or job.config.rounds) for job in jobs}
 
 
-def _one_after_another(jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: Progress) -> list[Ended]:
+def _one_after_another(
+    jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: Progress
+) -> list[Ended]:
     results: list[Ended] = []
     with interrupts() as interrupted:
         prepare(jobs, interrupted, progress)
@@ -123,8 +129,12 @@ def _side_by_side(
     running: dict[Future[Ended], int] = {}
     # spawn: the threads of torch and numba do not survive a fork
     with (
-        ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_follow_parent) as pool,
-        interrupts(lambda: [process.pid for process in list(pool._processes.values())]) as interrupted,
+        ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_follow_parent
+        ) as pool,
+        interrupts(
+            lambda: [process.pid for process in list(pool._processes.values())]
+        ) as interrupted,
     ):
         prepare(jobs, interrupted, progress)
 
@@ -144,7 +154,9 @@ def _side_by_side(
                         interrupted.set()
                     start(1)
     if interrupted.is_set():  # what was not begun must not look as if there had been no time for it
-        results = [Ended("interrupted") if result.status == "not run" else result for result in results]
+        results = [
+            Ended("interrupted") if result.status == "not run" else result for result in results
+        ]
     return results
 
 
@@ -174,7 +186,13 @@ def run_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
         outcome = execute(job.config, job.folder, dataset=dataset, engine=engine, until=job.until)
     except Diverged as error:
         return Ended("diverged", message=str(error), seconds=time.monotonic() - started)
-    status: Status = "finished" if outcome.summary else "paused" if outcome.rounds == job.until else "interrupted"
+    status: Status = (
+        "finished"
+        if outcome.summary
+        else "paused"
+        if outcome.rounds == job.until
+        else "interrupted"
+    )
     return Ended(status, outcome.rounds, seconds=time.monotonic() - started)
 
 
@@ -198,7 +216,9 @@ def _dataset(source: str) -> FederatedDataset:
     return open_dataset(source)
 
 
-def prepare(jobs: Iterable[Job], stopping: threading.Event, progress: Progress = SILENT) -> dict[str, Path]:
+def prepare(
+    jobs: Iterable[Job], stopping: threading.Event, progress: Progress = SILENT
+) -> dict[str, Path]:
     """Make what runs share, embedded data and pre-trained models, once before they start side by side.
 
     The files of the pre-trained models, by `shared_start`. A request to stop ends it after the round.
@@ -240,10 +260,21 @@ def _past_start(folder: Path) -> bool:
 def shared_start(config: Config) -> str:
     """The same for runs that surely start from the same pre-trained model."""
     values = config.identity()
-    for key in ("seed", "rounds", "deploy_every", "training", "evaluate_every", "policy", "objective"):
+    for key in (
+        "seed",
+        "rounds",
+        "deploy_every",
+        "training",
+        "evaluate_every",
+        "policy",
+        "objective",
+    ):
         del values[key]
     chosen = config.pretraining
-    for part, rate in (("client", chosen.client_learning_rate), ("server", chosen.server_learning_rate)):
+    for part, rate in (
+        ("client", chosen.client_learning_rate),
+        ("server", chosen.server_learning_rate),
+    ):
         if rate is not None:
             del values[part]["learning_rate"]
     return json.dumps(values, sort_keys=True)

@@ -93,7 +93,9 @@ class _Waiting:
 class RayRunner:
     """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same bytes."""
 
-    def __init__(self, address: str | None = None, workers: int | None = None, progress: Progress = SILENT) -> None:
+    def __init__(
+        self, address: str | None = None, workers: int | None = None, progress: Progress = SILENT
+    ) -> None:
         """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
 
         One run per core of the cluster, at most `workers` at a time.
@@ -106,7 +108,9 @@ class RayRunner:
         self._look = self._ray.remote(num_cpus=0, max_retries=0)(look)
         self.attempts = 0  # tasks sent, over all calls
 
-    def run(self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody) -> list[Ended]:
+    def run(
+        self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
+    ) -> list[Ended]:
         """Play every job on whichever core is free."""
         results = [Ended("not run")] * len(jobs)
         if not jobs:
@@ -125,7 +129,9 @@ class RayRunner:
                         running[self._send(tasks[turn.position], weights, turn)] = turn
                     if not running:
                         break  # out of time
-                    for call in self._ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)[0]:
+                    for call in self._ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)[
+                        0
+                    ]:
                         turn = running.pop(call)
                         ended = self._answer(call, turn, jobs[turn.position])
                         if ended is None:
@@ -154,23 +160,33 @@ class RayRunner:
     ) -> tuple[list[Task], dict[str | None, Any]]:
         """What to send for each job, and the pre-trained models, put once for all machines, by name."""
         made = prepare(jobs, stopping, self._progress)
-        put: dict[str | None, Any] = {f.name: self._ray.put(f.read_bytes()) for f in set(made.values())}
+        put: dict[str | None, Any] = {
+            f.name: self._ray.put(f.read_bytes()) for f in set(made.values())
+        }
         tasks = []
         for job in jobs:
             dataset, file = dataset_of(job), made.get(shared_start(job.config))
             assert dataset.path is not None
             sent = replace(job, folder=job.folder.absolute())
             place = str(Path(dataset.path).absolute())
-            tasks.append(Task(sent, place, dataset.header.fingerprint, token, file.name if file else None))
+            tasks.append(
+                Task(sent, place, dataset.header.fingerprint, token, file.name if file else None)
+            )
         return tasks, put
 
     def _check_machines(self, token: Token) -> None:
         """Every machine has to see the folder before the first run starts; later ones are asked as they come."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        machines = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
+        machines = {
+            node["NodeID"]: node["NodeManagerAddress"]
+            for node in self._ray.nodes()
+            if node["Alive"]
+        }
         calls = [
-            self._look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(token, name)
+            self._look.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+            ).remote(token, name)
             for node, name in machines.items()
         ]
         try:
@@ -180,7 +196,9 @@ class RayRunner:
 
     def _send(self, task: Task, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
         self.attempts += 1
-        return self._remote.remote(task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0)
+        return self._remote.remote(
+            task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0
+        )
 
     def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
         """How the job ended; None if its worker died first, and the job has to resume elsewhere."""
@@ -195,7 +213,9 @@ class RayRunner:
             reason = str(error).splitlines()[0]
         turn.attempts += 1
         if turn.attempts >= _MOST_ATTEMPTS:
-            raise FedbanditError(f"{job.folder}: {turn.attempts} Ray workers died during this run: {reason}")
+            raise FedbanditError(
+                f"{job.folder}: {turn.attempts} Ray workers died during this run: {reason}"
+            )
         return None
 
     def _stop(self, running: Iterable[Any]) -> None:
@@ -264,7 +284,9 @@ def _token(jobs: Sequence[Job]) -> Iterator[Token]:
 
 
 @contextmanager
-def runner_of(engine: str, ray_address: str | None = None, workers: int | None = None) -> Iterator[Runner]:
+def runner_of(
+    engine: str, ray_address: str | None = None, workers: int | None = None
+) -> Iterator[Runner]:
     """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long as it is needed.
 
     It shows the progress of its runs on standard error.

@@ -108,7 +108,9 @@ class _Runs:
         before = self.done
         for folder, length in self.lengths.items():
             if self.seen[folder] < length:
-                self.seen[folder] = length if (folder / "error.json").exists() else min(_recorded(folder), length)
+                self.seen[folder] = (
+                    length if (folder / "error.json").exists() else min(_recorded(folder), length)
+                )
         return self.done - before
 
     def in_words(self) -> str:
@@ -136,8 +138,14 @@ class Tracker(Protocol):
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a round by the names that trackers know: parts of a nested metric behind a slash."""
-    flat = {name.replace(".", "/"): value for name, value in flatten(metrics).items() if name != "round"}
-    return {name: float(value) for name, value in flat.items() if type(value) in (int, float) and math.isfinite(value)}
+    flat = {
+        name.replace(".", "/"): value for name, value in flatten(metrics).items() if name != "round"
+    }
+    return {
+        name: float(value)
+        for name, value in flat.items()
+        if type(value) in (int, float) and math.isfinite(value)
+    }
 
 
 def _kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
@@ -189,7 +197,9 @@ class MLflow:
             raise FedbanditError(f"--tracker mlflow: {str(error).splitlines()[0]}") from None
 
     def _parameters(self, config: Config) -> list[Any]:
-        values = {key: value for key, value in flatten(config.model_dump()).items() if value is not None}
+        values = {
+            key: value for key, value in flatten(config.model_dump()).items() if value is not None
+        }
         return [self._library.entities.Param(key, str(value)) for key, value in values.items()]
 
     def _create(self, folder: Path) -> str:
@@ -201,11 +211,16 @@ class MLflow:
     def update(self, metrics: dict[str, Any]) -> None:
         self._last, now = metrics["round"], int(time.time() * 1000)
         entities = self._library.entities
-        values = [entities.Metric(name, value, now, self._last) for name, value in scalars(metrics).items()]
+        values = [
+            entities.Metric(name, value, now, self._last)
+            for name, value in scalars(metrics).items()
+        ]
         self._client.log_batch(self._id, metrics=values)
 
     def close(self) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if self._last >= self._rounds else "KILLED")
+        self._client.set_terminated(
+            self._id, "FINISHED" if self._last >= self._rounds else "KILLED"
+        )
 
 
 class WeightsAndBiases:
@@ -224,7 +239,9 @@ class WeightsAndBiases:
             mode=mode,
             dir=str(folder),
             id=known,
-            resume="allow" if mode == "online" else None,  # offline, parts of one id are joined when they are sent
+            resume="allow"
+            if mode == "online"
+            else None,  # offline, parts of one id are joined when they are sent
             name=_name_of(folder),
             config=config.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off"),

@@ -35,7 +35,9 @@ class RunOutcome:
     rounds: int
     profile: dict[str, float]  # seconds by name, of this call
     finished_before: bool = False  # an earlier call had finished it, and nothing was run now
-    pretraining: int | None = None  # the rounds of pre-training that were run, if it stopped among them
+    pretraining: int | None = (
+        None  # the rounds of pre-training that were run, if it stopped among them
+    )
 
 
 def run(
@@ -107,7 +109,9 @@ def execute(
     callbacks = checked(callbacks)
     tracker = tracker_named(tracker) if isinstance(tracker, str) else tracker
     dataset = dataset or open_dataset(config.data.source)
-    experiment = build_experiment(config, dataset)  # a wrong configuration is refused before the folder is touched
+    experiment = build_experiment(
+        config, dataset
+    )  # a wrong configuration is refused before the folder is touched
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(out, config, dataset.header))
         if (ended := _ended(folder, experiment.rounds, until)) is not None:
@@ -117,8 +121,12 @@ def execute(
         engine = engine or stack.enter_context(closing(make_engine(config)))
         watch = Stopwatch()
         state = folder.resume()
-        if state is not None and (state.round > experiment.rounds or len(state.weights) != experiment.layout.size):
-            raise DataError(f"{out}: the newest checkpoint is of another run; the folder has been changed")
+        if state is not None and (
+            state.round > experiment.rounds or len(state.weights) != experiment.layout.size
+        ):
+            raise DataError(
+                f"{out}: the newest checkpoint is of another run; the folder has been changed"
+            )
         if state is None and experiment.pretraining is not None:
             pretraining = Pretraining(experiment, engine, checkpoint_seconds)
             with watch("pretrain"):
@@ -140,11 +148,17 @@ def execute(
         )
         followers: list[Progress] = []
         if progress is not None:
-            followers.append(stack.enter_context(progress("round", experiment.rounds, simulation.state.round)))
+            followers.append(
+                stack.enter_context(progress("round", experiment.rounds, simulation.state.round))
+            )
         if tracker is not None:
             followers.append(stack.enter_context(closing(tracker(out, config))))
         return _run_rounds(
-            simulation, folder, followers, checkpoint_seconds, lambda number: stopping.is_set() or number == until
+            simulation,
+            folder,
+            followers,
+            checkpoint_seconds,
+            lambda number: stopping.is_set() or number == until,
         )
 
 
@@ -162,12 +176,16 @@ def _ended(folder: RunFolder, rounds: int, until: int | None) -> RunOutcome | No
     return None
 
 
-def _pretrain(pretraining: Pretraining, progress: ShowProgress | None, stopping: threading.Event) -> None:
+def _pretrain(
+    pretraining: Pretraining, progress: ShowProgress | None, stopping: threading.Event
+) -> None:
     """Run the missing rounds of pre-training, until the end or a request to stop."""
     with ExitStack() as stack:
         shown = None
         if progress is not None and pretraining.state.round < pretraining.rounds:
-            shown = stack.enter_context(progress("pre-training round", pretraining.rounds, pretraining.state.round))
+            shown = stack.enter_context(
+                progress("pre-training round", pretraining.rounds, pretraining.state.round)
+            )
         for metrics in pretraining:
             if shown is not None:
                 shown.update(metrics)

@@ -38,7 +38,9 @@ class Pretraining:
     `keep`: the next run that needs the model resumes from there.
     """
 
-    def __init__(self, experiment: Experiment, engine: Engine, keep_seconds: float = KEEP_SECONDS) -> None:
+    def __init__(
+        self, experiment: Experiment, engine: Engine, keep_seconds: float = KEEP_SECONDS
+    ) -> None:
         assert experiment.pretraining is not None
         self.rounds = experiment.config.pretraining.rounds
         self._phase, self._engine, self._keep_seconds = experiment.pretraining, engine, keep_seconds
@@ -70,7 +72,9 @@ class Pretraining:
         if self.state.round < self.rounds:
             save_state(self.state, _unfinished(self._file))
             return
-        save_state(State(self.state.round, self.state.weights, {}, {}, self.state.clip_norm), self._file)
+        save_state(
+            State(self.state.round, self.state.weights, {}, {}, self.state.clip_norm), self._file
+        )
         _unfinished(self._file).unlink(missing_ok=True)
 
     def _kept(self) -> State | None:
@@ -81,7 +85,11 @@ class Pretraining:
             except DamagedState as error:
                 aside = file.with_name(f"{file.name}.damaged")
                 file.replace(aside)
-                print(f"note: {error}; kept as {aside.name}, and made again", file=sys.stderr, flush=True)
+                print(
+                    f"note: {error}; kept as {aside.name}, and made again",
+                    file=sys.stderr,
+                    flush=True,
+                )
         return None
 
     def _fitting(self, state: State, file: Path) -> State:
@@ -118,7 +126,9 @@ def _pretraining_key(experiment: Experiment) -> str:
         "dtype": config.dtype,
         "client": config.client.model_dump(include={"batch_size", "epochs"}),
         "learning_rate": config.pretraining.client_learning_rate or config.client.learning_rate,
-        "pretraining": config.pretraining.model_dump(include={"rounds", "seed", "objective", "reduction"}),
+        "pretraining": config.pretraining.model_dump(
+            include={"rounds", "seed", "objective", "reduction"}
+        ),
         "optimizer": [optimizer, rates],
         "phase": [repr(part) for part in (phase.work.plan, phase.cohorts, phase.clipping)],
         "aggregation": repr(phase.aggregation),

@@ -45,7 +45,10 @@ class RoundEvents:
     def _events(self) -> Events:
         number = self.state.round + 1
         work = self.phase.work
-        return work.act(self.phase.cohorts.draw(number), work.broadcast(self.state, self.phase.scenario.stage(number)))
+        return work.act(
+            self.phase.cohorts.draw(number),
+            work.broadcast(self.state, self.phase.scenario.stage(number)),
+        )
 
 
 Callback = Callable[[State, RoundEvents, dict[str, Any]], Any]
@@ -60,7 +63,9 @@ def checked(callbacks: Iterable[Any]) -> tuple[Callback, ...]:
     for given in callbacks:
         found.append(getattr(given, "on_round", given))
         if not callable(found[-1]):
-            raise ConfigError(f"callbacks: {given!r} is neither a function nor an object with `on_round`")
+            raise ConfigError(
+                f"callbacks: {given!r} is neither a function nor an object with `on_round`"
+            )
     return tuple(found)
 
 
@@ -78,7 +83,9 @@ class Simulation:
     owns_engine: bool = False
     memory: Memory | None = None  # what clients remember, for algorithms that need it
     callbacks: Sequence[Callback] = ()
-    _evaluated: tuple[np.ndarray, dict[str, float]] | None = field(default=None, init=False, repr=False)
+    _evaluated: tuple[np.ndarray, dict[str, float]] | None = field(
+        default=None, init=False, repr=False
+    )
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +106,9 @@ class Simulation:
         while self.state.round < self.experiment.rounds:
             before = self.state
             self.experiment.dataset.check_unchanged()  # a file that was cut must not be read: that would be a signal
-            self.state, metrics = run_round(self.experiment.bandit, self.state, self.engine, self.watch, self.memory)
+            self.state, metrics = run_round(
+                self.experiment.bandit, self.state, self.engine, self.watch, self.memory
+            )
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
@@ -134,7 +143,9 @@ class Simulation:
         if dataset.test is None:
             return {}
         weights, learner = self.state.weights, self.experiment.bandit.work.learner
-        if self._evaluated is None or not np.array_equal(self._evaluated[0], weights):  # an untrained model stays
+        if self._evaluated is None or not np.array_equal(
+            self._evaluated[0], weights
+        ):  # an untrained model stays
             found = held_out_metrics(learner, weights, dataset.test, dataset.header.multilabel)
             self._evaluated = weights, found
         return dict(self._evaluated[1])
@@ -145,7 +156,10 @@ class Simulation:
 
     def _evaluates(self, number: int) -> bool:
         config = self.experiment.config
-        return number == self.experiment.rounds or number % (config.evaluate_every or config.deploy_every) == 0
+        return (
+            number == self.experiment.rounds
+            or number % (config.evaluate_every or config.deploy_every) == 0
+        )
 
 
 def simulate(

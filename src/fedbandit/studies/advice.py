@@ -28,7 +28,10 @@ from fedbandit.studies.search import RATES, Search, best_point, effort, points, 
 EXPLORERS = tuple(name for name in POLICIES if name != "greedy")
 UNTOUCHED = "untouched"  # the model before any bandit round, greedy
 _WEIGHTED = "softmax-weighted"  # softmax that learns with importance weights
-_SMALL_CLIENT_RATE = {"so": 0.05, "emnist": 0.01}  # where importance weights start: they make steps large
+_SMALL_CLIENT_RATE = {
+    "so": 0.05,
+    "emnist": 0.01,
+}  # where importance weights start: they make steps large
 _ROWS = 4096
 
 
@@ -48,8 +51,12 @@ class Tournament:
     folder: Path
     chosen: str
     tie: str = ""  # in whose favour and why a tie was broken
-    constants: Mapping[str, float] = field(default_factory=dict)  # what needs no model earns: random, one action always
-    held_out: Mapping[str, np.ndarray] = field(default_factory=dict)  # one value a seed, where there is a test split
+    constants: Mapping[str, float] = field(
+        default_factory=dict
+    )  # what needs no model earns: random, one action always
+    held_out: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # one value a seed, where there is a test split
     held_out_name: str = ""
     visits: float = 0.0  # of an example, on average
 
@@ -65,12 +72,19 @@ def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[
     cohort = min(64, clients - initial, initial or clients)
     if cohort < 1:
         raise ConfigError(f"--data: {clients} clients are too few for a tournament")
-    fitted: dict[str, Any] = {"data.source": source, "scenario": scenario, "clients_per_round": cohort}
+    fitted: dict[str, Any] = {
+        "data.source": source,
+        "scenario": scenario,
+        "clients_per_round": cohort,
+    }
     if initial:
         fitted["pretraining.clients"] = initial
     if not image:
         fitted["model.name"] = "linear"
-    weighted = {"objective.name": "weighted-regression", "client.learning_rate": _SMALL_CLIENT_RATE[family]}
+    weighted = {
+        "objective.name": "weighted-regression",
+        "client.learning_rate": _SMALL_CLIENT_RATE[family],
+    }
     presets = {name: preset(f"{family}-{setting}-{name}") for name in POLICIES if name != _WEIGHTED}
     presets[_WEIGHTED] = presets["softmax"].with_values(weighted)
     configs = {name: presets[name].with_values(fitted) for name in POLICIES}
@@ -89,7 +103,9 @@ def hold(
 ) -> Tournament:
     """Run the tournament within about `minutes`, or resume it."""
     if epsilon is not None and not epsilon > 0:
-        raise ConfigError(f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}")
+        raise ConfigError(
+            f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}"
+        )
     started = time.monotonic()
     dataset = open_dataset(source)
     bases = base_configs(dataset, source, scenario)
@@ -97,9 +113,13 @@ def hold(
     grid = _coarse_rates("emnist" if bases["softmax"].model.name == "cnn" else "so")
     private = epsilon is not None
     if (out / "tournament.json").exists():
-        say(f"resuming the tournament in {out} with its original plan; for another budget use another folder")
+        say(
+            f"resuming the tournament in {out} with its original plan; for another budget use another folder"
+        )
     pace: Pace | None = None
-    most = len(points(grid))  # every policy has as many, whether or not its published rates are among them
+    most = len(
+        points(grid)
+    )  # every policy has as many, whether or not its published rates are among them
 
     def left() -> float:
         return 60 * minutes - (time.monotonic() - started)
@@ -122,7 +142,10 @@ def hold(
     plan = Plan(scale, tries)
     say(f"running {scale:.2g} of the paper's length; {tries} pairs of rates for each policy")
     bases = {name: scaled(config, scale) for name, config in bases.items()}
-    configs = {name: _at_best(bases[name], grid, tries, out / "rates" / name, name, runner, say) for name in POLICIES}
+    configs = {
+        name: _at_best(bases[name], grid, tries, out / "rates" / name, name, runner, say)
+        for name in POLICIES
+    }
     configs[UNTOUCHED] = bases[UNTOUCHED]
 
     def affordable() -> int:
@@ -131,16 +154,23 @@ def hold(
 
     seeds = range(int(_decided(out, "seeds", affordable)))
     say(f"all policies at their best rates, {len(seeds)} seeds")
-    curves = run_members(configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner)
+    curves = run_members(
+        configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner
+    )
     chosen, tie = choose(curves)
     periods = _other_periods(configs[chosen], chosen, seeds, out, runner, say)
-    by_epsilon, note = _under_privacy(configs[chosen], chosen, grid, tries, seeds, out, epsilon, dataset, runner, say)
+    by_epsilon, note = _under_privacy(
+        configs[chosen], chosen, grid, tries, seeds, out, epsilon, dataset, runner, say
+    )
     name, held_out = _held_out(out, curves)
     return Tournament(
         dataset=dataset,
         plan=plan,
         minutes=(time.monotonic() - started) / 60,
-        tries={name: looked for name, (looked, _) in effort({n: n for n in POLICIES}, out / "rates").items()},
+        tries={
+            name: looked
+            for name, (looked, _) in effort({n: n for n in POLICIES}, out / "rates").items()
+        },
         configs=configs,
         curves=curves,
         chosen=chosen,
@@ -165,7 +195,9 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
     if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
         difference = paired(entrants[best], entrants["softmax"])
         if not difference.told_apart:
-            reason = f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
+            reason = (
+                f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
+            )
             return "softmax", f"{reason}; a tie, broken in favour of softmax, the default"
     return best, ""
 
@@ -173,7 +205,9 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
 def paired(one: Curves, other: Curves) -> Difference:
     """How much more one earned than the other, over the seeds that both have: these share clients and examples."""
     ours, theirs = one.final_by_seed, other.final_by_seed
-    return from_zero(np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs], float))
+    return from_zero(
+        np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs], float)
+    )
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:
@@ -185,7 +219,9 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
     first = experiment.config.pretraining.clients if experiment.pretraining is not None else 0
     sizes = split.sizes()[first:]
     most = experiment.config.client.max_examples
-    share = np.repeat(np.minimum(sizes, most or sizes) / np.maximum(sizes, 1), sizes)  # of a large client some count
+    share = np.repeat(
+        np.minimum(sizes, most or sizes) / np.maximum(sizes, 1), sizes
+    )  # of a large client some count
     rows = np.arange(split.offsets[first], split.num_examples)
     total = np.zeros(work.num_actions)
     for stage, length in zip(stages, lengths, strict=True):
@@ -258,10 +294,16 @@ def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
 def _other_periods(
     config: Config, name: str, seeds: range, out: Path, runner: Runner, say: Callable[[str], None]
 ) -> dict[int, Curves]:
-    periods = sorted({max(1, round(config.deploy_every * factor)) for factor in PERIODS} - {config.deploy_every})
-    say(f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}")
+    periods = sorted(
+        {max(1, round(config.deploy_every * factor)) for factor in PERIODS} - {config.deploy_every}
+    )
+    say(
+        f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}"
+    )
     members = {str(every): config.with_values({"deploy_every": every}) for every in periods}
-    curves = run_members(members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner)
+    curves = run_members(
+        members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner
+    )
     return {int(every): c for every, c in curves.items()}
 
 
@@ -284,7 +326,9 @@ def _under_privacy(
     if epsilon is None:
         return {}, ""
     runs = [read_metrics(out / "runs" / name / f"seed-{seed}") for seed in seeds]
-    norms = [line["client_norm_median"] for lines in runs for line in lines if line["client_norm_median"]]
+    norms = [
+        line["client_norm_median"] for lines in runs for line in lines if line["client_norm_median"]
+    ]
     settings: dict[str, Any] = {
         "clipping.norm": float(f"{np.median(norms):.2g}") if norms else 1.0,
         "privacy.mechanism": "dp-fedavg",
@@ -301,7 +345,10 @@ def _under_privacy(
         build_experiment(member, dataset)
         member = _at_best(member, grid, tries, out / "rates" / label, label, runner, say)
         curves = run_members(
-            {label: member}, seeds, lambda _, seed: out / "private" / label / f"seed-{seed}", runner=runner
+            {label: member},
+            seeds,
+            lambda _, seed: out / "private" / label / f"seed-{seed}",
+            runner=runner,
         )
     except ConfigError as error:
         return {}, f"epsilon {epsilon:g} cannot be had here: {error}"

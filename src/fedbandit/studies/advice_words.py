@@ -67,9 +67,7 @@ def advice_of(held: Tournament) -> Advice:
     """Everything that the tournament allows to say."""
     config = held.configs[held.chosen]
     exploration = "".join(f"{key} {value:g}, " for key, value in config.policy.parameters.items())
-    rates = (
-        f"client learning rate {config.client.learning_rate:g}, server learning rate {config.server.learning_rate:g}"
-    )
+    rates = f"client learning rate {config.client.learning_rate:g}, server learning rate {config.server.learning_rate:g}"
     return Advice(
         title=f"Advice for {held.dataset.header.name}",
         warnings=tuple(_warnings(held)),
@@ -90,8 +88,16 @@ def advice_of(held: Tournament) -> Advice:
         ),
         tables=(
             _rewards(held),
-            _table("Deployment", "deploying every", {f"{n} rounds": c for n, c in sorted(held.periods.items())}),
-            *([_table("Privacy", "epsilon", {f"{e:g}": c for e, c in held.private.items()})] if held.private else []),
+            _table(
+                "Deployment",
+                "deploying every",
+                {f"{n} rounds": c for n, c in sorted(held.periods.items())},
+            ),
+            *(
+                [_table("Privacy", "epsilon", {f"{e:g}": c for e, c in held.private.items()})]
+                if held.private
+                else []
+            ),
         ),
         data=describe(held.dataset),
     )
@@ -146,7 +152,9 @@ def _rule(held: Tournament) -> str:
     said = []
     for name, curves in sorted(others.items(), key=lambda item: -item[1].final.mean()):
         difference = paired(curves, chosen)
-        said.append(f"{name} {difference}" + ("" if difference.told_apart else " (cannot be told apart)"))
+        said.append(
+            f"{name} {difference}" + ("" if difference.told_apart else " (cannot be told apart)")
+        )
     if said:
         parts.append(f"The others, against it: {'; '.join(said)}.")
     return " ".join(parts)
@@ -156,14 +164,24 @@ def _period(held: Tournament) -> tuple[int, str]:
     """The usual period, unless another is shown to be better; nothing is said to be enough for want of evidence."""
     usual = held.configs[held.chosen].deploy_every
     ended = {every: curves for every, curves in sorted(held.periods.items()) if len(curves.final)}
-    differences = {every: paired(curves, ended[usual]) for every, curves in ended.items() if every != usual}
+    differences = {
+        every: paired(curves, ended[usual]) for every, curves in ended.items() if every != usual
+    }
     better = {every: d for every, d in differences.items() if d.told_apart and d.mean > 0}
     best = max(better, key=lambda every: better[every].mean) if better else usual
     parts = []
     for every, difference in differences.items():
-        verdict = ("better" if difference.mean > 0 else "worse") if difference.told_apart else "cannot be told apart"
+        verdict = (
+            ("better" if difference.mean > 0 else "worse")
+            if difference.told_apart
+            else "cannot be told apart"
+        )
         parts.append(f"every {every}: {difference} ({verdict})")
-    head = f"Every {best} rounds." if better else f"Every {usual} rounds, as tried; nothing else is shown to be better."
+    head = (
+        f"Every {best} rounds."
+        if better
+        else f"Every {usual} rounds, as tried; nothing else is shown to be better."
+    )
     return best, f"{head} Against every {usual}: {'; '.join(parts)}." if parts else head
 
 
@@ -204,12 +222,23 @@ def _sureness(held: Tournament) -> str:
 
 def _rewards(held: Tournament) -> Table:
     tested = bool(held.held_out)
-    heads = ("policy", "reward", "± s.e.", *([_held_out_name(held)] if tested else []), "seeds", "diverged")
+    heads = (
+        "policy",
+        "reward",
+        "± s.e.",
+        *([_held_out_name(held)] if tested else []),
+        "seeds",
+        "diverged",
+    )
     rows = []
     for name, member in held.curves.items():
         found = held.held_out.get(name)
-        shown = [f"{found.mean():.4f}" if found is not None and len(found) else "–"] if tested else []
-        rows.append((name, *_numbers(member), *shown, str(len(member.seeds)), str(len(member.diverged))))
+        shown = (
+            [f"{found.mean():.4f}" if found is not None and len(found) else "–"] if tested else []
+        )
+        rows.append(
+            (name, *_numbers(member), *shown, str(len(member.seeds)), str(len(member.diverged)))
+        )
     for name, value in held.constants.items():
         rows.append((name, f"{value:.4f}", "–", *(["–"] if tested else []), "–", "–"))
     return Table("Policies", heads, tuple(rows))
@@ -222,7 +251,10 @@ def _held_out_name(held: Tournament) -> str:
 
 
 def _table(title: str, first: str, curves: Mapping[str, Curves]) -> Table:
-    rows = [(label, *_numbers(m), str(len(m.seeds)), str(len(m.diverged))) for label, m in curves.items()]
+    rows = [
+        (label, *_numbers(m), str(len(m.seeds)), str(len(m.diverged)))
+        for label, m in curves.items()
+    ]
     return Table(title, (first, "reward", "± s.e.", "seeds", "diverged"), tuple(rows))
 
 
@@ -234,4 +266,8 @@ def _numbers(member: Curves) -> tuple[str, str]:
 
 
 def _with_error(final: np.ndarray) -> str:
-    return f"{final.mean():.4f} ± {standard_error(final):.4f}" if len(final) > 1 else f"{final.mean():.4f}"
+    return (
+        f"{final.mean():.4f} ± {standard_error(final):.4f}"
+        if len(final) > 1
+        else f"{final.mean():.4f}"
+    )

@@ -34,7 +34,13 @@ class Cost:
 
 
 def predict(
-    measured: WorkMeasurement, *, clients: int, machines: int, cores: int, deploy_every: int, gigabits: float
+    measured: WorkMeasurement,
+    *,
+    clients: int,
+    machines: int,
+    cores: int,
+    deploy_every: int,
+    gigabits: float,
 ) -> Cost:
     """A round of `clients` clients on `machines` machines of `cores` cores, the driver linked by `gigabits` per second.
 
@@ -59,8 +65,15 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasure
     from fedbandit.config import Config
     from fedbandit.data import open_dataset
 
-    values = {"scenario": "scratch", "clients_per_round": clients, "seed": seed, "model": {"name": model}}
-    experiment = build_experiment(Config.build({**values, "data": {"source": source}}), open_dataset(source))
+    values = {
+        "scenario": "scratch",
+        "clients_per_round": clients,
+        "seed": seed,
+        "model": {"name": model},
+    }
+    experiment = build_experiment(
+        Config.build({**values, "data": {"source": source}}), open_dataset(source)
+    )
     phase, weights = experiment.bandit, experiment.initial_weights()
     sizes: list[int] = []
     seconds = 0.0
@@ -71,20 +84,37 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasure
         start = time.perf_counter()
         results = [phase.work(chunk, broadcast) for chunk in chunks]
         seconds = time.perf_counter() - start
-        sizes = [sum(array.nbytes for array in vars(result.sent.sums["weights"]).values()) for result in results]
-    return WorkMeasurement(weights.nbytes, seconds / clients, clients / len(sizes), sum(sizes) / len(sizes))
+        sizes = [
+            sum(array.nbytes for array in vars(result.sent.sums["weights"]).values())
+            for result in results
+        ]
+    return WorkMeasurement(
+        weights.nbytes, seconds / clients, clients / len(sizes), sum(sizes) / len(sizes)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m fedbandit.studies.cluster_cost", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m fedbandit.studies.cluster_cost", description=__doc__
+    )
     parser.add_argument("--source", default="topics", help="data set to measure with")
     parser.add_argument("--model", default="linear")
-    parser.add_argument("--measure-clients", type=int, default=64, help="size of the cohort that is measured")
-    parser.add_argument("--clients", type=int, nargs="+", default=[64, 1000, 10_000, 100_000], help="clients per round")
+    parser.add_argument(
+        "--measure-clients", type=int, default=64, help="size of the cohort that is measured"
+    )
+    parser.add_argument(
+        "--clients",
+        type=int,
+        nargs="+",
+        default=[64, 1000, 10_000, 100_000],
+        help="clients per round",
+    )
     parser.add_argument("--machines", type=int, default=100)
     parser.add_argument("--cores", type=int, default=16)
     parser.add_argument("--deploy-every", type=int, default=200)
-    parser.add_argument("--gigabits", type=float, default=10.0, help="of the driver's link, per second")
+    parser.add_argument(
+        "--gigabits", type=float, default=10.0, help="of the driver's link, per second"
+    )
     chosen = parser.parse_args()
     found = measure(chosen.source, chosen.model, chosen.measure_clients)
     print(
@@ -92,7 +122,9 @@ def main() -> None:
         f" weights {_size(found.weight_bytes)},"
         f" {found.clients_per_chunk:.3g} clients per chunk, {_size(found.sum_bytes)} per chunk's sum"
     )
-    print(f"{'clients':>9} {'chunks':>8} {'out':>9} {'back':>9} {'work s':>9} {'wire s':>9} {'round s':>9}")
+    print(
+        f"{'clients':>9} {'chunks':>8} {'out':>9} {'back':>9} {'work s':>9} {'wire s':>9} {'round s':>9}"
+    )
     for clients in chosen.clients:
         cost = predict(
             found,

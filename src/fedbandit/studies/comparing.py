@@ -59,10 +59,16 @@ def compare(
 
 
 def run_comparison(
-    members: Mapping[str, Config], seeds: Sequence[int], out: Path, runner: Runner, on_end: OnRunEnd = nobody
+    members: Mapping[str, Config],
+    seeds: Sequence[int],
+    out: Path,
+    runner: Runner,
+    on_end: OnRunEnd = nobody,
 ) -> Results:
     """Run what is missing, and read all of it."""
-    run_members(members, seeds, lambda name, seed: out / name / f"seed-{seed}", runner=runner, on_end=on_end)
+    run_members(
+        members, seeds, lambda name, seed: out / name / f"seed-{seed}", runner=runner, on_end=on_end
+    )
     places = [f"{name}/seed-{seed}" for name in members for seed in seeds]
     return Results.read([(out / place, place) for place in places], str(out))
 
@@ -106,7 +112,10 @@ def _described(text: str) -> tuple[Config, str]:
 
 def _folder(name: str) -> str:
     """A name as a folder's: no part of it may lead elsewhere."""
-    cleaned = "".join("-" if character in "/\\:*?\"'<>|" or character.isspace() else character for character in name)
+    cleaned = "".join(
+        "-" if character in "/\\:*?\"'<>|" or character.isspace() else character
+        for character in name
+    )
     if cleaned.strip(".") == "":
         raise ConfigError(f"compare: {name!r} cannot be the name of a folder")
     return cleaned

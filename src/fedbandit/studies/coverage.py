@@ -13,7 +13,15 @@ import numpy as np
 from fedbandit.evaluation.ope.estimate import combine
 from fedbandit.evaluation.ope.estimators import BUILT_IN, Estimator, Records
 from fedbandit.evaluation.ope.intervals import IntervalKind, Range
-from fedbandit.evaluation.ope.sums import Bootstrap, Extremes, Sums, by_client, draws_of, fourths, replicates_of
+from fedbandit.evaluation.ope.sums import (
+    Bootstrap,
+    Extremes,
+    Sums,
+    by_client,
+    draws_of,
+    fourths,
+    replicates_of,
+)
 
 Payment = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 """Draws a reward for every mean."""
@@ -51,7 +59,9 @@ class Kind:
     name: str
     clients: int = 100
     events: int = 10  # of a client, on average
-    sizes: Literal["same", "geometric", "pareto", "telling"] = "same"  # telling: busy clients pay less
+    sizes: Literal["same", "geometric", "pareto", "telling"] = (
+        "same"  # telling: busy clients pay less
+    )
     logging: Sequence[float] = (0.6, 0.3, 0.1)
     target: Sequence[float] = (0.1, 0.2, 0.7)
     means: Sequence[float] = (0.3, 0.5, 0.6)
@@ -60,7 +70,9 @@ class Kind:
     sign: float = 1.0
     taste: float = 0.0  # clients pay more or less than the mean by this share
     copies: bool = False  # all events of a client are one and the same
-    mirrored: bool = False  # in half of the events the policy likes the actions in the opposite order
+    mirrored: bool = (
+        False  # in half of the events the policy likes the actions in the opposite order
+    )
     within: Range | None = None  # what the one who evaluates knows
     estimators: Mapping[str, Estimator] = field(
         default_factory=lambda: {name: BUILT_IN[name] for name in ("ips", "snips", "dr", "switch")}
@@ -84,12 +96,18 @@ class Kind:
         taste = np.where(liked, 1 + self.taste, 1 - self.taste)
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         owner = np.arange(count) if self.copies else np.repeat(np.arange(count), sizes)
-        logging, target, means = (np.array(a, float) for a in (self.logging, self.target, self.means))
-        actions = np.searchsorted(np.cumsum(logging), rng.random(len(owner)) * logging.sum(), side="right")
+        logging, target, means = (
+            np.array(a, float) for a in (self.logging, self.target, self.means)
+        )
+        actions = np.searchsorted(
+            np.cumsum(logging), rng.random(len(owner)) * logging.sum(), side="right"
+        )
         turned = rng.random(len(owner)) < 0.5 if self.mirrored else np.zeros(len(owner), bool)
         wanted = np.where(turned, target[::-1][actions], target[actions])
         rewards = self.sign * self.payment(rng, means[actions] * taste[owner]) + self.shift
-        model = self.sign * (0.7 * means + 0.1 * means.mean()) + self.shift  # a reward model that is a little wrong
+        model = (
+            self.sign * (0.7 * means + 0.1 * means.mean()) + self.shift
+        )  # a reward model that is a little wrong
         columns = {
             "rewards": rewards,
             "propensities": logging[actions],
@@ -105,7 +123,9 @@ class Kind:
         if self.sizes == "geometric":
             return rng.geometric(1 / self.events, count)
         if self.sizes == "pareto":
-            return np.minimum(np.ceil(rng.pareto(1.5, count) * self.events / 2 + 1), 50 * self.events).astype(int)
+            return np.minimum(
+                np.ceil(rng.pareto(1.5, count) * self.events / 2 + 1), 50 * self.events
+            ).astype(int)
         if self.sizes == "telling":
             return np.where(rng.random(count) < 0.2, 4 * self.events, self.events // 4)
         return np.full(count, self.events)
@@ -148,9 +168,26 @@ KINDS = (
     Kind("10 clients", clients=10),
     Kind("20 clients, rare rewards", clients=20, means=(0.02, 0.05, 0.05)),
     Kind("8 clients, lognormal", clients=8, payment=lognormal(1.0)),
-    Kind("ε-greedy 0.1, 10 actions", logging=_greedy(0.1, 10), target=_greedy(0.1, 10)[::-1], means=_TEN),
-    Kind("ε-greedy 0.02", clients=200, logging=_greedy(0.02, 10), target=_greedy(0.02, 10)[::-1], means=_TEN),
-    Kind("ε-greedy, half alike", logging=_greedy(0.1, 10), target=_greedy(0.5, 10)[::-1], means=_TEN, mirrored=True),
+    Kind(
+        "ε-greedy 0.1, 10 actions",
+        logging=_greedy(0.1, 10),
+        target=_greedy(0.1, 10)[::-1],
+        means=_TEN,
+    ),
+    Kind(
+        "ε-greedy 0.02",
+        clients=200,
+        logging=_greedy(0.02, 10),
+        target=_greedy(0.02, 10)[::-1],
+        means=_TEN,
+    ),
+    Kind(
+        "ε-greedy, half alike",
+        logging=_greedy(0.1, 10),
+        target=_greedy(0.5, 10)[::-1],
+        means=_TEN,
+        mirrored=True,
+    ),
     Kind("an action never logged", logging=(0.7, 0.3, 0.0)),
 )
 
@@ -166,7 +203,12 @@ class Covered:
 
 
 def covered(
-    kind: Kind, draws: int, *, interval: IntervalKind = "bootstrap", replicates: int = 1000, seed: int = 0
+    kind: Kind,
+    draws: int,
+    *,
+    interval: IntervalKind = "bootstrap",
+    replicates: int = 1000,
+    seed: int = 0,
 ) -> dict[str, Covered]:
     """Draw logs of a kind, and see how many intervals hold the truth; the replicates of all logs are the same ones."""
     records = kind.records(np.random.default_rng(seed), draws)
@@ -191,7 +233,9 @@ def covered(
     return found
 
 
-def _sums(kind: Kind, records: Records, estimator: Estimator, counts: np.ndarray, draws: int) -> list[Sums]:
+def _sums(
+    kind: Kind, records: Records, estimator: Estimator, counts: np.ndarray, draws: int
+) -> list[Sums]:
     """The sums of each log, computed for all at once: what `sums_of` says of one."""
     importance = records.importance
     weights = estimator.used(importance)
@@ -207,10 +251,18 @@ def _sums(kind: Kind, records: Records, estimator: Estimator, counts: np.ndarray
     starts = records.bounds[:: kind.clients][:-1]
     assert records.predicted is not None
     assert records.expected is not None
-    low, *lows = (np.minimum.reduceat(c, starts) for c in (records.rewards, records.predicted, records.expected))
-    high, *highs = (np.maximum.reduceat(c, starts) for c in (records.rewards, records.predicted, records.expected))
+    low, *lows = (
+        np.minimum.reduceat(c, starts)
+        for c in (records.rewards, records.predicted, records.expected)
+    )
+    high, *highs = (
+        np.maximum.reduceat(c, starts)
+        for c in (records.rewards, records.predicted, records.expected)
+    )
     heaviest = np.maximum.reduceat(importance, starts)
-    ends = np.stack([low, high, np.min(lows, axis=0), np.max(highs, axis=0), heaviest, sizes.max(axis=1)])
+    ends = np.stack(
+        [low, high, np.min(lows, axis=0), np.max(highs, axis=0), heaviest, sizes.max(axis=1)]
+    )
     totals = {
         name: per_log(values).sum(axis=1)
         for name, values in {
@@ -230,7 +282,9 @@ def _sums(kind: Kind, records: Records, estimator: Estimator, counts: np.ndarray
             denominator=float(bottom[d].sum()),
             client_squares=squares[:, d].sum(axis=1),
             client_fourths=fourth[:, d],
-            replicates=replicates_of(np.stack([top[d], bottom[d], *squares[:, d]]), lambda block: counts[block]),
+            replicates=replicates_of(
+                np.stack([top[d], bottom[d], *squares[:, d]]), lambda block: counts[block]
+            ),
             extremes=Extremes(*ends[:, d].tolist()),
         )
         for d in range(draws)
@@ -245,7 +299,11 @@ def table(draws: int, say: Callable[[str], None] = print) -> None:
     for kind in KINDS:
         found = covered(kind, draws)
         bound = covered(kind, max(1, draws // 4), interval="bernstein", replicates=0)["ips"]
-        say("| " + " | ".join([kind.name, *(_cell(found[name]) for name in names), _cell(bound)]) + " |")
+        say(
+            "| "
+            + " | ".join([kind.name, *(_cell(found[name]) for name in names), _cell(bound)])
+            + " |"
+        )
 
 
 def _cell(found: Covered) -> str:

@@ -39,7 +39,9 @@ class Curves:
     @property
     def final(self) -> np.ndarray:
         """The final running average reward of each seed."""
-        return self.running_reward[:, -1:].ravel()  # seeds that all diverged have not even a last round
+        return self.running_reward[
+            :, -1:
+        ].ravel()  # seeds that all diverged have not even a last round
 
     @property
     def final_by_seed(self) -> dict[int, float]:
@@ -56,13 +58,18 @@ def run_members(
 ) -> dict[str, Curves]:
     """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
     places = [(label, seed) for label in members for seed in seeds]
-    jobs = [Job(members[label].with_values({"seed": seed}), folders(label, seed)) for label, seed in places]
+    jobs = [
+        Job(members[label].with_values({"seed": seed}), folders(label, seed))
+        for label, seed in places
+    ]
     done = [i for i, job in enumerate(jobs) if _finished(job)]
     missing = [i for i in range(len(jobs)) if i not in done]
     # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
     ended = dict(zip(done, LocalRunner(1).run([jobs[i] for i in done]), strict=True))
     tell = {str(jobs[i].folder): places[i] for i in missing}
-    outcomes = runner.run([jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end))
+    outcomes = runner.run(
+        [jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end)
+    )
     ended |= zip(missing, outcomes, strict=True)
     for i, (label, seed) in enumerate(places):
         if ended[i].status in ("interrupted", "not run"):
@@ -71,7 +78,11 @@ def run_members(
             )
     result = {}
     for label in members:
-        good = [seed for i, (name, seed) in enumerate(places) if name == label and ended[i].status == "finished"]
+        good = [
+            seed
+            for i, (name, seed) in enumerate(places)
+            if name == label and ended[i].status == "finished"
+        ]
         lost = tuple(seed for seed in seeds if seed not in good)
         result[label] = read_curves([folders(label, seed) for seed in good], tuple(good), lost)
     return result
@@ -83,7 +94,9 @@ def _finished(job: Job) -> bool:
     return there and read_toml(job.folder / "config.toml").get("rounds") == job.config.rounds
 
 
-def read_curves(folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: tuple[int, ...] = ()) -> Curves:
+def read_curves(
+    folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: tuple[int, ...] = ()
+) -> Curves:
     """The curves of finished runs of one length."""
     runs = [read_metrics(folder) for folder in folders]
     for folder, lines in zip(folders, runs, strict=True):
@@ -98,7 +111,9 @@ def read_curves(folders: Sequence[Path], seeds: tuple[int, ...] = (), diverged: 
     def array(key: str) -> np.ndarray:
         return np.array([[line[key] for line in lines] for lines in runs], float).reshape(shape)
 
-    return Curves(array("running_reward"), array("propensity"), seeds or tuple(range(len(runs))), diverged)
+    return Curves(
+        array("running_reward"), array("propensity"), seeds or tuple(range(len(runs))), diverged
+    )
 
 
 def standard_error(values: np.ndarray) -> float:
@@ -118,7 +133,11 @@ def paired_difference(better: Curves, worse: Curves) -> tuple[float, float]:
     """
     ours, theirs = better.final_by_seed, worse.final_by_seed
     differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-    return (float(differences.mean()), standard_error(differences)) if len(differences) else (np.nan, np.nan)
+    return (
+        (float(differences.mean()), standard_error(differences))
+        if len(differences)
+        else (np.nan, np.nan)
+    )
 
 
 def table(curves: Mapping[str, Curves], first: str = "policy") -> str:

@@ -40,7 +40,9 @@ class DelayMeasurement:
     periods: int
     regret: float  # per event, in reward
     last_regret: float  # of the model deployed last
-    optimization_error: float  # ε_fed, in squared reward: mean over the deployments after which rounds follow
+    optimization_error: (
+        float  # ε_fed, in squared reward: mean over the deployments after which rounds follow
+    )
 
 
 def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> DelayMeasurement:
@@ -70,7 +72,9 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
         errors.append(fit.excess(layout, simulation.state.weights))
     periods = -(-config.rounds // config.deploy_every)
     samples = round(events / config.rounds * config.deploy_every)
-    return DelayMeasurement(config.deploy_every, samples, periods, lost / events, regret, float(np.mean(errors)))
+    return DelayMeasurement(
+        config.deploy_every, samples, periods, lost / events, regret, float(np.mean(errors))
+    )
 
 
 def _predict(work: ClientWork, version: Version, rows: np.ndarray) -> Prediction:
@@ -91,7 +95,9 @@ class LeastSquares:
         features, k = environment.weight.shape
         return cls(np.zeros((k, features + 1, features + 1)), np.zeros((k, features + 1)), 0.0, 0)
 
-    def with_events(self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> "LeastSquares":
+    def with_events(
+        self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray
+    ) -> "LeastSquares":
         x = np.column_stack([contexts, np.ones(len(contexts))])
         squares, products = self.squares.copy(), self.products.copy()
         for action in np.unique(actions):
@@ -99,7 +105,10 @@ class LeastSquares:
             squares[action] += x[rows].T @ x[rows]
             products[action] += x[rows].T @ rewards[rows].astype(np.float64)
         return LeastSquares(
-            squares, products, self.rewards + float((rewards.astype(np.float64) ** 2).sum()), self.events + len(rewards)
+            squares,
+            products,
+            self.rewards + float((rewards.astype(np.float64) ** 2).sum()),
+            self.events + len(rewards),
         )
 
     def excess(self, layout: Layout, weights: np.ndarray) -> float:
@@ -107,17 +116,26 @@ class LeastSquares:
         params = layout.split(weights.astype(np.float64))
         ours = np.vstack([params["weight"], params["bias"]]).T
         best = np.stack(
-            [np.linalg.lstsq(s, p, rcond=None)[0] for s, p in zip(self.squares, self.products, strict=True)]
+            [
+                np.linalg.lstsq(s, p, rcond=None)[0]
+                for s, p in zip(self.squares, self.products, strict=True)
+            ]
         )
         return max(0.0, self._error(ours) - self._error(best))
 
     def _error(self, coefficients: np.ndarray) -> float:
         fitted = np.einsum("ka,kab,kb->", coefficients, self.squares, coefficients)
-        return float(fitted - 2 * (coefficients * self.products).sum() + self.rewards) / max(1, self.events)
+        return float(fitted - 2 * (coefficients * self.products).sum() + self.rewards) / max(
+            1, self.events
+        )
 
 
 ACTIONS = 5  # of the realisable world
-_NAMES = {"epsilon-greedy": "ε-greedy", "falcon": "FALCON", "falcon-schedule": "FALCON, γ by schedule"}
+_NAMES = {
+    "epsilon-greedy": "ε-greedy",
+    "falcon": "FALCON",
+    "falcon-schedule": "FALCON, γ by schedule",
+}
 _SHORT = {"epsilon-greedy": "ε-greedy", "falcon": "FALCON", "falcon-schedule": "schedule"}
 _PER_EVENT = {
     "epsilon-greedy": epsilon_greedy_per_event,
@@ -190,7 +208,9 @@ class RegretBounds:
 
     federated: float  # eq. 9 over the run, of ε-greedy
     centralised: float  # eq. 10
-    last: Mapping[str, float]  # for the model deployed last, by policy; NaN where none was ever trained
+    last: Mapping[
+        str, float
+    ]  # for the model deployed last, by policy; NaN where none was ever trained
     vacuous: bool  # eq. 9
 
 
@@ -215,7 +235,10 @@ class DelayRow:
 
     def bounds_line(self) -> str:
         """What the bounds say, with the measured ε_fed."""
-        last = "".join(f" {'-' if np.isnan(value) else f'{value:.3f}':>14}" for value in self.bounds.last.values())
+        last = "".join(
+            f" {'-' if np.isnan(value) else f'{value:.3f}':>14}"
+            for value in self.bounds.last.values()
+        )
         verdict = "  eq. 9 is vacuous" if self.bounds.vacuous else ""
         return f"{self.deploy_every:6d} {self.bounds.federated:8.3f} {self.bounds.centralised:8.3f}{last}{verdict}"
 
@@ -223,10 +246,14 @@ class DelayRow:
 HEADING = " every  samples  periods" + "".join(
     f"{name:>9} {'±sd':<7} {'last':>7} {'ε_fed':>8}" for name in _SHORT.values()
 )
-BOUNDS_HEADING = " every    eq. 9   eq. 10" + "".join(f"{f'last, {name}':>15}" for name in _SHORT.values())
+BOUNDS_HEADING = " every    eq. 9   eq. 10" + "".join(
+    f"{f'last, {name}':>15}" for name in _SHORT.values()
+)
 
 
-def run_study(study: DelayStudy, on_row: Callable[[DelayRow], Any] = lambda row: None) -> list[DelayRow]:
+def run_study(
+    study: DelayStudy, on_row: Callable[[DelayRow], Any] = lambda row: None
+) -> list[DelayRow]:
     """Measure every deployment period of the study; `on_row` receives each row as it is done."""
     rows = []
     with closing(ThreadEngine(1)) as engine:
@@ -248,10 +275,19 @@ def _row(study: DelayStudy, every: int, engine: Engine) -> DelayRow:
     first = found["epsilon-greedy"][0]
     bounds = partial(_bounds, study, first.samples, first.periods)
     errors = {policy: one.optimization_error for policy, one in measured.items()}
-    return DelayRow(every, first.samples, first.periods, measured, bounds(errors), bounds(dict.fromkeys(errors, 0.0)))
+    return DelayRow(
+        every,
+        first.samples,
+        first.periods,
+        measured,
+        bounds(errors),
+        bounds(dict.fromkeys(errors, 0.0)),
+    )
 
 
-def _bounds(study: DelayStudy, samples: int, periods: int, errors: Mapping[str, float]) -> RegretBounds:
+def _bounds(
+    study: DelayStudy, samples: int, periods: int, errors: Mapping[str, float]
+) -> RegretBounds:
     setting, events = study.setting(errors["epsilon-greedy"]), samples * periods
     federated = federated_regret(setting, samples, periods)
     trainings = periods - 1  # the model deployed last has not seen the period that it serves
@@ -260,7 +296,9 @@ def _bounds(study: DelayStudy, samples: int, periods: int, errors: Mapping[str, 
         for policy, bound in _PER_EVENT.items()
     }
     centralised = centralised_regret(setting, samples, periods)
-    return RegretBounds(federated / events, centralised / events, last, is_vacuous(federated, samples, periods))
+    return RegretBounds(
+        federated / events, centralised / events, last, is_vacuous(federated, samples, periods)
+    )
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
@@ -274,13 +312,29 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
     (whole_bounds, whole), (last_bounds, last) = panels
     federated = _COLOURS["epsilon-greedy"]
     _bound(whole_bounds, rows, lambda b: b.federated, federated, "o", "ε-greedy, federated (eq. 9)")
-    _bound(whole_bounds, rows, lambda b: b.centralised, _CENTRALISED, "s", "ε-greedy, centralised (eq. 10)")
+    _bound(
+        whole_bounds,
+        rows,
+        lambda b: b.centralised,
+        _CENTRALISED,
+        "s",
+        "ε-greedy, centralised (eq. 10)",
+    )
     _finish_bounds(whole_bounds, "Bounds, mean over the run")
     for policy, name in _NAMES.items():
         if policy != "falcon-schedule":  # the bound is FALCON's, whatever its γ
-            _bound(last_bounds, rows, lambda b, p=policy: b.last[p], _COLOURS[policy], "o", f"{name}, federated")  # type: ignore[misc]
+            _bound(
+                last_bounds,
+                rows,
+                lambda b, p=policy: b.last[p],
+                _COLOURS[policy],
+                "o",
+                f"{name}, federated",
+            )  # type: ignore[misc]
         shown = f"{name}, γ = {study.gamma:g}" if policy == "falcon" else name
-        _measured(whole, rows, [row.measured[policy].whole for row in rows], _COLOURS[policy], shown)
+        _measured(
+            whole, rows, [row.measured[policy].whole for row in rows], _COLOURS[policy], shown
+        )
         _measured(last, rows, [row.measured[policy].last for row in rows], _COLOURS[policy], shown)
     _finish_bounds(last_bounds, "Bounds, an event of the model deployed last")
     whole.set_title("Measured, mean over the run", fontsize=10)
@@ -304,26 +358,50 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
 
 
 def _bound(
-    axes: Any, rows: Sequence[DelayRow], value: Callable[[RegretBounds], float], colour: str, marker: str, label: str
+    axes: Any,
+    rows: Sequence[DelayRow],
+    value: Callable[[RegretBounds], float],
+    colour: str,
+    marker: str,
+    label: str,
 ) -> None:
     """A bound with the measured error of the oracle, and dotted with none."""
     every = [row.deploy_every for row in rows]
     axes.plot(every, [value(row.bounds) for row in rows], f"{marker}-", color=colour, label=label)
     axes.plot(
-        every, [value(row.perfect) for row in rows], f"{marker}:", color=colour, label=f"{label}, exact oracle", mfc="w"
+        every,
+        [value(row.perfect) for row in rows],
+        f"{marker}:",
+        color=colour,
+        label=f"{label}, exact oracle",
+        mfc="w",
     )
 
 
 def _finish_bounds(axes: Any, title: str) -> None:
-    top = 1.25 * max(1.0, *(float(np.nanmax([*line.get_ydata(), 0.0])) for line in axes.get_lines()))
-    axes.axhspan(1, top, color="#e6e6e6", zorder=0)  # rewards lie in [0, 1]: nobody loses more than 1 an event
+    top = 1.25 * max(
+        1.0, *(float(np.nanmax([*line.get_ydata(), 0.0])) for line in axes.get_lines())
+    )
+    axes.axhspan(
+        1, top, color="#e6e6e6", zorder=0
+    )  # rewards lie in [0, 1]: nobody loses more than 1 an event
     axes.set_title(f"{title} (grey: vacuous)", fontsize=10)
     axes.set_ylim(top=top)
 
 
-def _measured(axes: Any, rows: Sequence[DelayRow], values: Sequence[np.ndarray], colour: str, label: str) -> None:
+def _measured(
+    axes: Any, rows: Sequence[DelayRow], values: Sequence[np.ndarray], colour: str, label: str
+) -> None:
     means, spreads = [float(each.mean()) for each in values], [_spread(each) for each in values]
-    axes.errorbar([row.deploy_every for row in rows], means, spreads, fmt="o-", color=colour, capsize=3, label=label)
+    axes.errorbar(
+        [row.deploy_every for row in rows],
+        means,
+        spreads,
+        fmt="o-",
+        color=colour,
+        capsize=3,
+        label=label,
+    )
 
 
 def _spread(values: np.ndarray) -> float:

@@ -70,8 +70,13 @@ class DriftOutcome:
         for position in range(len(self.recovered[0]) if self.recovered else 0):
             each = [one[position] for one in self.recovered]
             back = [found.rounds for found in each if found.rounds is not None]
-            rounds = f"{np.mean(back):6.0f}" if len(back) == len(each) else f"{len(back)} of {len(each)}"
-            figures = [np.mean([getattr(found, name) for found in each]) for name in ("before", "fall", "last", "lost")]
+            rounds = (
+                f"{np.mean(back):6.0f}" if len(back) == len(each) else f"{len(back)} of {len(each)}"
+            )
+            figures = [
+                np.mean([getattr(found, name) for found in each])
+                for name in ("before", "fall", "last", "lost")
+            ]
             before, fall, last, lost = figures
             said.append(
                 f"{self.policy:<18} {each[0].change:6d} {before:8.3f} {fall:8.3f} {rounds:>9} {last:8.3f} {lost:8.1f}"
@@ -141,10 +146,16 @@ def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
     return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
 
 
-def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str, note: str = "") -> Path:
+def draw(
+    study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str, note: str = ""
+) -> Path:
     """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
     return draw_curves(
-        {outcome.policy: _smooth(outcome.rewards, study.window) for outcome in outcomes if len(outcome.rewards)},
+        {
+            outcome.policy: _smooth(outcome.rewards, study.window)
+            for outcome in outcomes
+            if len(outcome.rewards)
+        },
         path,
         title=title,
         ylabel=f"reward, mean of {study.window} rounds",

@@ -13,7 +13,14 @@ from fedbandit.core.parts import nearest, resolve
 from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
 from fedbandit.evaluation.ope.estimate import Constant, looks_at_scores, target_policy
 from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
-from fedbandit.evaluation.ope.logs import LogColumns, RowScores, log_of, read_log_table, records_for, records_of
+from fedbandit.evaluation.ope.logs import (
+    LogColumns,
+    RowScores,
+    log_of,
+    read_log_table,
+    records_for,
+    records_of,
+)
 from fedbandit.evaluation.ope.propensities import estimated_propensities
 from fedbandit.evaluation.ope.reward_models import action_means, linear_rewards
 from fedbandit.ope import (
@@ -54,13 +61,21 @@ class EvaluationRequest:
     estimate_propensities: bool = False  # from the log itself, where it recorded none or wrong ones
     replicates: int = 1000
     seed: int = 0
-    split: Literal["train", "test"] | None = None  # of a data set; the held-out one, where there is one
+    split: Literal["train", "test"] | None = (
+        None  # of a data set; the held-out one, where there is one
+    )
     columns: LogColumns = field(default_factory=LogColumns)
 
     @property
     def policy_name(self) -> str:
         """What the policy is called in messages."""
-        return self.policy if isinstance(self.policy, str) else type(self.policy).__name__ if self.policy else "uniform"
+        return (
+            self.policy
+            if isinstance(self.policy, str)
+            else type(self.policy).__name__
+            if self.policy
+            else "uniform"
+        )
 
     @property
     def scored(self) -> bool:
@@ -95,7 +110,9 @@ class Evaluation:
     logged_reward: float  # the mean reward of the logging policy, as logged
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()  # to be read before any number
-    chosen: str | None = None  # of the estimators with an interval, the one that predicts held-out clients best
+    chosen: str | None = (
+        None  # of the estimators with an interval, the one that predicts held-out clients best
+    )
 
     def __getitem__(self, estimator: str) -> Estimate:
         return self.estimates[estimator]
@@ -110,11 +127,23 @@ class Evaluation:
             f"{'':<6} {'estimate':>9} {'std.err.':>9}   {100 * first.interval.confidence:g}% interval",
         ]
         for name, found in self.estimates.items():
-            mark = "  <- best by cross-validation" if name == self.chosen and len(self.estimates) > 1 else ""
-            lines.append(f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {found.interval}{mark}")
-        warnings = dict.fromkeys(text for found in self.estimates.values() for text in found.warnings)
+            mark = (
+                "  <- best by cross-validation"
+                if name == self.chosen and len(self.estimates) > 1
+                else ""
+            )
+            lines.append(
+                f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {found.interval}{mark}"
+            )
+        warnings = dict.fromkeys(
+            text for found in self.estimates.values() for text in found.warnings
+        )
         return "\n".join(
-            [*lines, *(f"note: {note}" for note in self.notes), *(f"warning: {said}" for said in warnings)]
+            [
+                *lines,
+                *(f"note: {note}" for note in self.notes),
+                *(f"warning: {said}" for said in warnings),
+            ]
         )
 
 
@@ -175,7 +204,11 @@ def evaluate(
             raise ConfigError("policy: a policy with parameters needs a name")
         parameters = {key: value for key, value in policy.items() if key != "name"}
         policy = str(policy["name"])
-    columns = {"client": client, "target": target, **{k: v for k, v in options.items() if k in named}}
+    columns = {
+        "client": client,
+        "target": target,
+        **{k: v for k, v in options.items() if k in named},
+    }
     request = EvaluationRequest(
         policy=policy,
         parameters=parameters,
@@ -209,7 +242,9 @@ def _model_path(model: Path | str | Results | None) -> Path | None:
         return None if model is None else Path(model)
     folders = [run.folder for run in model.runs]
     if len(folders) != 1 or folders[0] is None:
-        raise ConfigError("model: take the results of one run that lies in a folder, as `run` makes it")
+        raise ConfigError(
+            "model: take the results of one run that lies in a folder, as `run` makes it"
+        )
     return folders[0]
 
 
@@ -246,7 +281,9 @@ def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> 
         )
     bounded = [name for name, one in estimates.items() if not one.interval.refusal]
     best = choose_estimator(records, chosen, request.weighting, bounded)
-    return Evaluation(estimates, float(records.rewards.mean()), tuple(notes), tuple(ready.cautions), best)
+    return Evaluation(
+        estimates, float(records.rewards.mean()), tuple(notes), tuple(ready.cautions), best
+    )
 
 
 def _hull(found: Sequence[Estimate]) -> Estimate:
@@ -254,7 +291,10 @@ def _hull(found: Sequence[Estimate]) -> Estimate:
     first, refusals = found[0], [one.interval for one in found if one.interval.refusal]
     if refusals:
         return replace(first, interval=refusals[0])
-    low, high = (pick(getattr(one.interval, end) for one in found) for pick, end in ((min, "low"), (max, "high")))
+    low, high = (
+        pick(getattr(one.interval, end) for one in found)
+        for pick, end in ((min, "low"), (max, "high"))
+    )
     warnings = tuple(dict.fromkeys(text for one in found for text in one.warnings))
     return replace(first, interval=replace(first.interval, low=low, high=high), warnings=warnings)
 
@@ -263,11 +303,15 @@ def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -
     """An option that does not fit what is evaluated is a mistake, and its answer would be taken for another's."""
     columns = request.columns
     if of_table and request.split is not None:
-        raise ConfigError("split: a table is not split; `fedbandit data import logged --test-fraction` splits it")
+        raise ConfigError(
+            "split: a table is not split; `fedbandit data import logged --test-fraction` splits it"
+        )
     if not of_table:
         named = [one.name for one in fields(columns) if getattr(columns, one.name) != one.default]
         if named:
-            raise ConfigError(f"{named[0]}: names a column of a table; a data set folder has its columns already")
+            raise ConfigError(
+                f"{named[0]}: names a column of a table; a data set folder has its columns already"
+            )
     if columns.target is not None:
         beside = {
             "policy": request.policy is not None,
@@ -277,9 +321,13 @@ def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -
         }
         for name, given in beside.items():
             if given:
-                raise ConfigError(f"{name}: the column {columns.target} says what the policy does; give one of the two")
+                raise ConfigError(
+                    f"{name}: the column {columns.target} says what the policy does; give one of the two"
+                )
     elif request.model is not None and not request.scored:
-        raise ConfigError(f"model: {request.policy_name} looks at no scores; name a policy that does, with --policy")
+        raise ConfigError(
+            f"model: {request.policy_name} looks at no scores; name a policy that does, with --policy"
+        )
     if request.estimate_propensities and request.floor is not None:
         raise ConfigError("floor: is of logged propensities; estimated ones have none")
 
@@ -296,7 +344,11 @@ class _Ready:
 
 
 def _table_records(path: Path, request: EvaluationRequest) -> _Ready:
-    columns = replace(request.columns, propensity=None) if request.estimate_propensities else request.columns
+    columns = (
+        replace(request.columns, propensity=None)
+        if request.estimate_propensities
+        else request.columns
+    )
     table = read_log_table(path, columns)
     within, notes = _within(request, log_of(table.split))
     if table.target is not None:
@@ -341,18 +393,28 @@ def _dataset_records(dataset: FederatedDataset, request: EvaluationRequest) -> _
 
 def _cautions(scorer: Scorer, dataset: FederatedDataset, split: str, held_out: bool) -> list[str]:
     """What is to be known before a model's estimate is read: whether it has seen these events."""
-    where = "the clients held out (without --split) are others" if held_out else "nothing is held out here"
+    where = (
+        "the clients held out (without --split) are others"
+        if held_out
+        else "nothing is held out here"
+    )
     if split == "train" and scorer.trained_on == trained_on(dataset):
         return [f"the model was trained on these very events, which flatters it; {where}"]
     if split == "train" and scorer.trained_on is None:
-        return [f"these are the events to train on; a model that has seen them is flattered; {where}"]
+        return [
+            f"these are the events to train on; a model that has seen them is flattered; {where}"
+        ]
     return []
 
 
-def _estimating(ready: _Ready, split: Split, num_actions: int, request: EvaluationRequest) -> _Ready:
+def _estimating(
+    ready: _Ready, split: Split, num_actions: int, request: EvaluationRequest
+) -> _Ready:
     if not request.estimate_propensities:
         return ready
-    first, *others = (replace(ready.records, propensities=p) for p in estimated_propensities(split, num_actions))
+    first, *others = (
+        replace(ready.records, propensities=p) for p in estimated_propensities(split, num_actions)
+    )
     return replace(ready, records=first, otherwise=others)
 
 
@@ -360,13 +422,17 @@ def _ends(within: Range | None) -> tuple[float, float] | None:
     return None if within is None else (within.low, within.high)
 
 
-def _rewards(split: Split, header: Header | None, num_actions: int, request: EvaluationRequest) -> RowScores:
+def _rewards(
+    split: Split, header: Header | None, num_actions: int, request: EvaluationRequest
+) -> RowScores:
     if request.reward_model in ("auto", "linear"):
         fitted = linear_rewards(split, num_actions)
         if fitted is not None:
             return fitted
         if request.reward_model == "linear":
-            raise ConfigError("reward_model: linear needs contexts; `fedbandit data import logged` reads them")
+            raise ConfigError(
+                "reward_model: linear needs contexts; `fedbandit data import logged` reads them"
+            )
     if request.reward_model in ("auto", "actions"):
         return action_means(split, num_actions)
     if header is None:
@@ -376,10 +442,14 @@ def _rewards(split: Split, header: Header | None, num_actions: int, request: Eva
 
 def _estimators(request: EvaluationRequest, records: Records) -> dict[str, Estimator]:
     can_model = records.predicted is not None
-    names = request.estimators or [name for name in BUILT_IN if can_model or name not in NEEDS_MODEL]
+    names = request.estimators or [
+        name for name in BUILT_IN if can_model or name not in NEEDS_MODEL
+    ]
     for name in names:
         if name in NEEDS_MODEL and not can_model:
-            raise ConfigError(f"estimators: {name} needs the policy's probabilities of all actions, not of one column")
+            raise ConfigError(
+                f"estimators: {name} needs the policy's probabilities of all actions, not of one column"
+            )
     known = BUILT_IN if request.switch is None else {**BUILT_IN, "switch": _switch(request.switch)}
     return {name: resolve("estimators", name, known) for name in names}
 
@@ -408,10 +478,14 @@ def _within(request: EvaluationRequest, log: Log) -> tuple[Range | None, list[st
             f"rewards taken to lie in [{lowest:g}, {highest:g}], as in the log; --reward-range says it for sure"
         )
     else:
-        raise ConfigError("reward_range: all rewards of the log are the same; say how they may differ")
+        raise ConfigError(
+            "reward_range: all rewards of the log are the same; say how they may differ"
+        )
     smallest = float(np.min(log.propensities))
     if request.floor is not None and smallest < request.floor * (1 - 1e-6):
         raise ConfigError(f"floor: the log has propensities below {request.floor:g}")
     if request.floor is None and request.interval == "bernstein":
-        notes.append("weights taken to be at most the log's largest; --floor says how small a propensity may be")
+        notes.append(
+            "weights taken to be at most the log's largest; --floor says how small a propensity may be"
+        )
     return within, notes

@@ -19,7 +19,8 @@ from fedbandit.data.dataset import FederatedDataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.ope.logs import RowScores, log_of
 from fedbandit.events import Events
-from fedbandit.federated.clients import Broadcast, ClientWork, FixedCohorts
+from fedbandit.federated.clients import Broadcast, ClientWork
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.round import Engine, Phase, run_round
 
 
@@ -29,7 +30,9 @@ class LoggedWork(ClientWork):
 
     predicted: RowScores | None = None
 
-    def act(self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None) -> Events:
+    def act(
+        self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None
+    ) -> Events:
         """The logged events of a chunk of clients: a random part of each log where `max_examples` says so."""
         with (watch or Stopwatch())("data"):
             return self._logged(clients, broadcast)
@@ -39,11 +42,15 @@ class LoggedWork(ClientWork):
         log = log_of(self.split)
         actions = np.asarray(log.actions[visits.rows], np.int64)
         rewards = np.asarray(log.rewards[visits.rows], np.float32)
-        propensities = np.asarray(log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype)
+        propensities = np.asarray(
+            log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype
+        )
         targets = None
         if self.doubly_robust is not None:
             assert self.predicted is not None
-            targets = self.doubly_robust.targets(self.predicted(visits.rows), actions, rewards, propensities)
+            targets = self.doubly_robust.targets(
+                self.predicted(visits.rows), actions, rewards, propensities
+            )
         return Events(
             bounds=visits.bounds,
             contexts=self.split.contexts(visits.rows),
@@ -80,7 +87,9 @@ def train_from_logs(
             return train_from_logs(config, dataset, start=start, clients=clients, engine=own)
     experiment = _experiment(config, dataset)
     if clients is not None and experiment.privacy is not None:
-        raise ConfigError("privacy.mechanism: the epsilon is that of cohorts drawn from all clients, not from some")
+        raise ConfigError(
+            "privacy.mechanism: the epsilon is that of cohorts drawn from all clients, not from some"
+        )
     start = experiment.initial_weights() if start is None else start
     pool = clients or range(dataset.train.num_clients)
     phase = experiment.bandit
@@ -101,15 +110,28 @@ def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     make = resolve("objective.name", config.objective.name, objectives.BUILT_IN)
     kind = make if isinstance(make, type) else object  # a function's objectives are its own affair
     settings: dict[str, Any] = {"scenario": "scratch", "mode": "simple", "gate.confidence": None}
-    if issubclass(kind, objectives.WeightedRegression) and "scale" not in config.objective.parameters:
-        settings["objective.scale"] = float(np.min(log.propensities))  # as for ε-greedy: the largest weight is 1
+    if (
+        issubclass(kind, objectives.WeightedRegression)
+        and "scale" not in config.objective.parameters
+    ):
+        settings["objective.scale"] = float(
+            np.min(log.propensities)
+        )  # as for ε-greedy: the largest weight is 1
     labelled = replace(dataset, header=replace(dataset.header, logged=False))
     experiment = build_experiment(config.with_values(settings), labelled)
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
-    if issubclass(kind, objectives.Pointwise) and kind.logistic and not (lowest >= 0 and highest <= 1):
-        raise ConfigError(f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}")
+    if (
+        issubclass(kind, objectives.Pointwise)
+        and kind.logistic
+        and not (lowest >= 0 and highest <= 1)
+    ):
+        raise ConfigError(
+            f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}"
+        )
     if experiment.privacy is not None and experiment.bandit.work.doubly_robust is not None:
-        raise ConfigError("objective.name: the reward model of doubly-robust would be trained without noise")
+        raise ConfigError(
+            "objective.name: the reward model of doubly-robust would be trained without noise"
+        )
     work = LoggedWork(**{**vars(experiment.bandit.work), "recipe": None, "scaled": False})
     return replace(experiment, bandit=replace(experiment.bandit, work=work))
 
@@ -119,13 +141,17 @@ def _cross_fitted(
 ) -> RowScores:
     """Predicted rewards by unweighted regression, for each half of the clients from the other half's logs."""
     if len(pool) < 2:
-        raise ConfigError("objective.name: doubly-robust needs two clients at least, to predict one from the other")
+        raise ConfigError(
+            "objective.name: doubly-robust needs two clients at least, to predict one from the other"
+        )
     middle = pool.start + len(pool) // 2
     plain = config.with_values({"objective.name": "regression"})
     experiment = _experiment(plain, dataset)
     halves = (range(pool.start, middle), range(middle, pool.stop))
     fitted = [
-        _train(replace(experiment.bandit, cohorts=_cohorts(config, half)), start, config.rounds, engine)[0]
+        _train(
+            replace(experiment.bandit, cohorts=_cohorts(config, half)), start, config.rounds, engine
+        )[0]
         for half in halves
     ]
     split, learner = dataset.train, experiment.bandit.work.learner
@@ -142,7 +168,9 @@ def _cohorts(config: Config, clients: range) -> FixedCohorts:
     return FixedCohorts(clients, min(config.clients_per_round, len(clients)), config.seed)
 
 
-def _train(phase: Phase, start: np.ndarray, rounds: int, engine: Engine) -> tuple[np.ndarray, list[dict[str, Any]]]:
+def _train(
+    phase: Phase, start: np.ndarray, rounds: int, engine: Engine
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
     state, metrics = phase.start(start), []
     for _ in range(rounds):
         state, line = run_round(phase, state, engine, Stopwatch())

@@ -46,7 +46,9 @@ class Pace:
         return self.batch + math.ceil(jobs / self.workers) * (self.job + rounds * self.round)
 
 
-def measured(config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], Plan | None]) -> tuple[Runner, Pace]:
+def measured(
+    config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], Plan | None]
+) -> tuple[Runner, Pace]:
     """The runner to use and its pace: runs one after another where starting processes would take longer than they.
 
     `plan` says what fits at a pace, None for nothing.
@@ -82,15 +84,17 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
     a_round = float(np.median(rounds)) if rounds else 0.0
     jobs_own = [max(0.0, end.seconds - _PROBE_ROUNDS * a_round) for end in ended]
     longest = max((end.seconds for end in ended), default=0.0)
-    return Pace(a_round, float(np.mean(jobs_own)) if jobs_own else 0.0, max(0.0, wall - longest), workers)
+    return Pace(
+        a_round, float(np.mean(jobs_own)) if jobs_own else 0.0, max(0.0, wall - longest), workers
+    )
 
 
 def seconds_of(config: Config, plan: Plan, seeds: int, private: bool, pace: Pace) -> float:
     """How long a whole tournament takes, by the pace."""
     final = scaled(config, plan.scale)
-    return (len(POLICIES) + _PRIVATE * private) * search_seconds(final, plan.tries, pace) + _seeds_seconds(
-        final, seeds, private, pace
-    )
+    return (len(POLICIES) + _PRIVATE * private) * search_seconds(
+        final, plan.tries, pace
+    ) + _seeds_seconds(final, seeds, private, pace)
 
 
 def search_seconds(config: Config, tries: int, pace: Pace) -> float:
@@ -103,7 +107,9 @@ def search_seconds(config: Config, tries: int, pace: Pace) -> float:
 
 
 def _seeds_seconds(config: Config, seeds: int, private: bool, pace: Pace) -> float:
-    plain = sum(pace.batch_of(count * seeds, config.rounds) for count in (len(POLICIES) + 1, len(PERIODS)))
+    plain = sum(
+        pace.batch_of(count * seeds, config.rounds) for count in (len(POLICIES) + 1, len(PERIODS))
+    )
     return plain + _PRIVATE * private * pace.batch_of(seeds, config.rounds)
 
 
@@ -121,11 +127,17 @@ def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pac
     least = Plan(_SHORTEST, _FEWEST_TRIES)
     if (needed := seconds_of(config, least, _SEEDS[0], private, pace)) <= seconds:
         return least
-    raise ConfigError(f"--budget: a tournament on this data needs at least {math.ceil(needed / 60 + 0.5)} minutes here")
+    raise ConfigError(
+        f"--budget: a tournament on this data needs at least {math.ceil(needed / 60 + 0.5)} minutes here"
+    )
 
 
 def seeds_for(config: Config, seconds: float, tries: int, private: bool, pace: Pace) -> int:
     """As many seeds as the time left allows, beside the search for the private rates; the same for everybody."""
     left = seconds - _PRIVATE * private * search_seconds(config, tries, pace)
-    fits = [n for n in range(_SEEDS[0], _SEEDS[2] + 1) if _seeds_seconds(config, n, private, pace) <= left]
+    fits = [
+        n
+        for n in range(_SEEDS[0], _SEEDS[2] + 1)
+        if _seeds_seconds(config, n, private, pace) <= left
+    ]
     return max(fits, default=_SEEDS[0])

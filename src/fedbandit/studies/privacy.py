@@ -13,7 +13,15 @@ from fedbandit.core.errors import Diverged
 from fedbandit.data import FederatedDataset
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.reporting import MEANINGLESS, assumptions
-from fedbandit.privacy.strategies import Banded, Blt, Restarted, Strategy, Tree, honaker_variances, noise_of_weights
+from fedbandit.privacy.strategies import (
+    Banded,
+    Blt,
+    Restarted,
+    Strategy,
+    Tree,
+    honaker_variances,
+    noise_of_weights,
+)
 from fedbandit.results.plots import require_picture, save_picture, write_heading
 from fedbandit.simulation.simulate import simulate
 
@@ -29,7 +37,9 @@ class Tried:
     running_reward: float | None
 
 
-def estimate_norm(config: Config, dataset: FederatedDataset | None = None, quantile: float = 0.5) -> float:
+def estimate_norm(
+    config: Config, dataset: FederatedDataset | None = None, quantile: float = 0.5
+) -> float:
     """The norm at which adaptive clipping without noise settles: the median of the last quarter of rounds."""
     plain = config.with_values({"privacy": {}, "clipping": {"quantile": quantile, "initial": 0.1}})
     norms = simulate(plain, dataset).collect()["clip_norm"]
@@ -43,12 +53,18 @@ def rates_around(rate: float) -> tuple[float, ...]:
     return tuple(float(f"{ladder[i]:g}") for i in (nearest - 1, nearest, nearest + 1))
 
 
-def try_rates(config: Config, norm: float, dataset: FederatedDataset | None = None) -> Iterator[Tried]:
+def try_rates(
+    config: Config, norm: float, dataset: FederatedDataset | None = None
+) -> Iterator[Tried]:
     """Run the configuration with the norm fixed, for every pair of rates around its own."""
     for server in rates_around(config.server.learning_rate):
         for client in rates_around(config.client.learning_rate):
             member = config.with_values(
-                {"clipping.norm": norm, "server.learning_rate": server, "client.learning_rate": client}
+                {
+                    "clipping.norm": norm,
+                    "server.learning_rate": server,
+                    "client.learning_rate": client,
+                }
             )
             try:
                 reward = float(simulate(member, dataset).collect()["running_reward"][-1])
@@ -74,7 +90,9 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
     plan = ledger.plan
     rounds = np.unique(np.linspace(1, plan.rounds, min(plan.rounds, 200)).astype(int))
     # Closer together at the beginning, where epsilon bends.
-    some = np.unique(1 + np.square(np.linspace(0, 1, _EXACT_POINTS)) * (plan.rounds - 1)).astype(int)
+    some = np.unique(1 + np.square(np.linspace(0, 1, _EXACT_POINTS)) * (plan.rounds - 1)).astype(
+        int
+    )
     by_rdp = [ledger.epsilon(int(number)) for number in rounds]
     by_pld = [ledger.tight_epsilon(int(number)) for number in some]
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -83,10 +101,19 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
     axes.plot(rounds, by_rdp, color="#0072B2", linewidth=1.6, label="RDP")
     axes.plot(some, by_pld, color="#D55E00", linewidth=1.6, marker="o", markersize=3, label="PLD")
     if max(by_rdp) > MEANINGLESS:
-        axes.axhspan(MEANINGLESS, max(by_rdp), color="#eeeeee", zorder=0, label="no meaningful guarantee")
-    axes.set(xlabel="round", ylabel=f"epsilon at delta = {plan.delta:g}", ylim=(0, None), xlim=(1, plan.rounds))
+        axes.axhspan(
+            MEANINGLESS, max(by_rdp), color="#eeeeee", zorder=0, label="no meaningful guarantee"
+        )
+    axes.set(
+        xlabel="round",
+        ylabel=f"epsilon at delta = {plan.delta:g}",
+        ylim=(0, None),
+        xlim=(1, plan.rounds),
+    )
     title = f"noise {plan.noise_multiplier:g}, {plan.clients_per_round} of {plan.population:,} clients a round"
-    write_heading(axes, title, f"{plan.sampling} sampling; adjacency: {assumptions(plan)['adjacency']}")
+    write_heading(
+        axes, title, f"{plan.sampling} sampling; adjacency: {assumptions(plan)['adjacency']}"
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return save_picture(figure, path)
@@ -98,7 +125,9 @@ class Compared:
 
     name: str
     noise_multiplier: float
-    errors: np.ndarray  # [rounds]: standard deviation of the weights' noise after each, in clip norms on the sum
+    errors: (
+        np.ndarray
+    )  # [rounds]: standard deviation of the weights' noise after each, in clip norms on the sum
     memory: int  # vectors as long as the model
 
     @property
@@ -113,12 +142,22 @@ def compare_mechanisms(config: Config, population: int) -> list[Compared]:
     found = []
     for one in candidates(config, population, pretrained=False):
         plan = one.ledger.plan
-        errors = plan.update_multiplier * np.sqrt(noise_of_weights(plan.strategy, plan.rounds, momentum))
-        found.append(Compared(one.name, plan.noise_multiplier, errors, _remembered(plan.strategy, plan.rounds)))
+        errors = plan.update_multiplier * np.sqrt(
+            noise_of_weights(plan.strategy, plan.rounds, momentum)
+        )
+        found.append(
+            Compared(
+                one.name, plan.noise_multiplier, errors, _remembered(plan.strategy, plan.rounds)
+            )
+        )
         if isinstance(plan.strategy, Tree) and momentum == 0:
             errors = plan.noise_multiplier * np.sqrt(honaker_variances(plan.rounds))
             name = "dp-ftrl by Honaker's estimator (for comparison; not offered)"
-            found.append(Compared(name, plan.noise_multiplier, errors, _remembered(plan.strategy, plan.rounds)))
+            found.append(
+                Compared(
+                    name, plan.noise_multiplier, errors, _remembered(plan.strategy, plan.rounds)
+                )
+            )
     return sorted(found, key=lambda one: one.error)
 
 
@@ -127,7 +166,13 @@ def _remembered(strategy: Strategy, rounds: int) -> int:
         return _remembered(strategy.strategy, strategy.period)
     if isinstance(strategy, Tree):
         return rounds.bit_length()
-    return strategy.bands - 1 if isinstance(strategy, Banded) else strategy.buffers if isinstance(strategy, Blt) else 0
+    return (
+        strategy.bands - 1
+        if isinstance(strategy, Banded)
+        else strategy.buffers
+        if isinstance(strategy, Blt)
+        else 0
+    )
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -149,16 +194,27 @@ def draw_errors(found: list[Compared], config: Config, population: int, path: Pa
     rounds = np.arange(1, config.rounds + 1)
     for colour, one in zip(_COLOURS, reversed(shown.values()), strict=False):
         label = f"{one.error:.3g}  {one.name.partition(' (for comparison')[0]}"
-        jagged = one.name.startswith("dp-ftrl")  # a tree's noise jumps with the binary digits of the round
+        jagged = one.name.startswith(
+            "dp-ftrl"
+        )  # a tree's noise jumps with the binary digits of the round
         style: dict[str, Any] = (
-            {"linewidth": 0.5, "alpha": 0.6, "zorder": 1} if jagged else {"linewidth": 1.6, "zorder": 2}
+            {"linewidth": 0.5, "alpha": 0.6, "zorder": 1}
+            if jagged
+            else {"linewidth": 1.6, "zorder": 2}
         )
         axes.plot(rounds, one.errors, color=colour, label=label, **style)
-    axes.set(xlabel="round", ylabel="noise of the weights, in clip norms", yscale="log", xlim=(1, config.rounds))
+    axes.set(
+        xlabel="round",
+        ylabel="noise of the weights, in clip norms",
+        yscale="log",
+        xlim=(1, config.rounds),
+    )
     private, cohort = config.privacy, config.clients_per_round
     title = f"Noise at epsilon {private.epsilon:g}, {cohort} of {population:,} clients a round"
     write_heading(
-        axes, title, f"delta {private.delta:g}; standard deviation after each round (root mean square in front)"
+        axes,
+        title,
+        f"delta {private.delta:g}; standard deviation after each round (root mean square in front)",
     )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)

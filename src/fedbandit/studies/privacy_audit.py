@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.federated.clients import CyclicPoissonCohorts, PoissonCohorts
+from fedbandit.federated.cohorts import CyclicPoissonCohorts, PoissonCohorts
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.privacy.accounting import epsilon_of
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
@@ -60,14 +60,20 @@ class Stated:
 def _epsilon(probability: float, multiplier: float, turns: int, delta: float) -> float:
     from dp_accounting import GaussianDpEvent
 
-    event = GaussianDpEvent(multiplier) if probability == 1 else _sampled(probability, multiplier, turns)
+    event = (
+        GaussianDpEvent(multiplier)
+        if probability == 1
+        else _sampled(probability, multiplier, turns)
+    )
     return epsilon_of(event, delta, "pld")
 
 
 def _sampled(probability: float, multiplier: float, turns: int) -> Any:
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-    return SelfComposedDpEvent(PoissonSampledDpEvent(probability, GaussianDpEvent(multiplier)), turns)
+    return SelfComposedDpEvent(
+        PoissonSampledDpEvent(probability, GaussianDpEvent(multiplier)), turns
+    )
 
 
 @lru_cache(maxsize=64)
@@ -76,7 +82,9 @@ def _profile(probability: float, multiplier: float, turns: int) -> tuple[np.ndar
 
     accountant = pld.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(_sampled(probability, multiplier, turns))
-    epsilons = np.concatenate([np.linspace(0, 1, 41), np.linspace(1.1, 8, 70), np.linspace(8.5, 20, 24)])
+    epsilons = np.concatenate(
+        [np.linspace(0, 1, 41), np.linspace(1.1, 8, 70), np.linspace(8.5, 20, 24)]
+    )
     return epsilons, np.array([accountant.get_delta(float(epsilon)) for epsilon in epsilons])
 
 
@@ -95,7 +103,12 @@ class Finding:
 
 
 def audit(
-    plan: PrivacyPlan, source: Source = "simulation", *, trials: int | None = None, actual: float = 1.0, seed: int = 0
+    plan: PrivacyPlan,
+    source: Source = "simulation",
+    *,
+    trials: int | None = None,
+    actual: float = 1.0,
+    seed: int = 0,
 ) -> list[Finding]:
     """Attack every release of the plan; `actual` is the share of the noise that is really added, to see it fail.
 
@@ -113,8 +126,12 @@ def audit(
         violated, bound = _judged(stated, scores[present], scores[~present])
         one_run = one_run_bound(scores, present, stated.delta)
         violated |= one_run > stated.epsilon
-        verdict: Verdict = "violated" if violated else "passed" if count >= needed else "inconclusive"
-        findings.append(Finding(what, source, verdict, stated.epsilon, bound, one_run, count, needed))
+        verdict: Verdict = (
+            "violated" if violated else "passed" if count >= needed else "inconclusive"
+        )
+        findings.append(
+            Finding(what, source, verdict, stated.epsilon, bound, one_run, count, needed)
+        )
     return findings
 
 
@@ -136,20 +153,32 @@ def _statement(plan: PrivacyPlan, what: str) -> tuple[Stated, list[tuple[np.ndar
         encoder[rows - 1, number - 1] = weights
     starts = range(1, plan.rounds + 1, plan.separation)
     if plan.amplified:
-        return _of_turns(plan, [plan.strategy.column(t, plan.rounds) for t in starts], plan.update_multiplier, encoder)
-    taken = np.stack([_turns_from(plan, first) for first in range(1, min(plan.separation, plan.rounds) + 1)])
+        return _of_turns(
+            plan,
+            [plan.strategy.column(t, plan.rounds) for t in starts],
+            plan.update_multiplier,
+            encoder,
+        )
+    taken = np.stack(
+        [_turns_from(plan, first) for first in range(1, min(plan.separation, plan.rounds) + 1)]
+    )
     moved = encoder @ taken.T
     worst = int(np.argmax((moved**2).sum(axis=0)))
     if plan.adaptive:  # independent noise, every turn the same
         shift = math.sqrt(taken[worst].sum()) / plan.update_multiplier
     else:
         shift = math.sqrt(float(plan.squared_sensitivities[-1])) / plan.noise_multiplier
-    weights = encoder.T @ moved[:, worst] / (np.linalg.norm(moved[:, worst]) * plan.update_multiplier)
+    weights = (
+        encoder.T @ moved[:, worst] / (np.linalg.norm(moved[:, worst]) * plan.update_multiplier)
+    )
     return Stated((shift,), 1.0, 1 / shift, plan.delta), [(np.arange(plan.rounds), weights)]
 
 
 def _of_turns(
-    plan: PrivacyPlan, columns: list[tuple[np.ndarray, np.ndarray]], multiplier: float, encoder: np.ndarray
+    plan: PrivacyPlan,
+    columns: list[tuple[np.ndarray, np.ndarray]],
+    multiplier: float,
+    encoder: np.ndarray,
 ) -> tuple[Stated, list[tuple[np.ndarray, np.ndarray]]]:
     norms = np.array([np.linalg.norm(weights) for _, weights in columns])
     filters = []
@@ -161,7 +190,9 @@ def _of_turns(
         weights = _turns_from(plan, 1) / (math.sqrt(plan.turns()) * multiplier)
         return Stated((shift,), 1.0, 1 / shift, plan.delta), [(np.arange(plan.rounds), weights)]
     worst = multiplier / largest_column(plan.strategy, plan.rounds)
-    return Stated(tuple(map(float, norms / multiplier)), plan.probability, worst, plan.delta), filters
+    return Stated(
+        tuple(map(float, norms / multiplier)), plan.probability, worst, plan.delta
+    ), filters
 
 
 def _turns_from(plan: PrivacyPlan, first: int) -> np.ndarray:
@@ -170,7 +201,9 @@ def _turns_from(plan: PrivacyPlan, first: int) -> np.ndarray:
     return turns
 
 
-def _canaries(plan: PrivacyPlan, stated: Stated, trials: int, seed: int) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+def _canaries(
+    plan: PrivacyPlan, stated: Stated, trials: int, seed: int
+) -> tuple[np.ndarray, Iterator[np.ndarray]]:
     """Which planted clients are there, by fair coins, and round by round which of those take part: bool [trials]."""
     present = generator(seed, Purpose.SPLIT, 0).random(trials) < 0.5
     if not plan.amplified:
@@ -184,7 +217,9 @@ def _canaries(plan: PrivacyPlan, stated: Stated, trials: int, seed: int) -> tupl
     # The plan's own sampler over more clients: with its probability each, as many as there are trials in a group.
     cohorts = replace(cohorts, pool=range(trials * plan.separation))
     group = cohorts.group(1) if isinstance(cohorts, CyclicPoissonCohorts) else np.arange(trials)
-    return present, (present & np.isin(group, cohorts.draw(number + 1)) for number in range(plan.rounds))
+    return present, (
+        present & np.isin(group, cohorts.draw(number + 1)) for number in range(plan.rounds)
+    )
 
 
 def _moved(plan: PrivacyPlan, taken: np.ndarray) -> float:
@@ -196,7 +231,10 @@ def _moved(plan: PrivacyPlan, taken: np.ndarray) -> float:
 
 
 def _attack_updates(
-    plan: PrivacyPlan, source: "_Source", turns: Iterator[np.ndarray], filters: list[tuple[np.ndarray, np.ndarray]]
+    plan: PrivacyPlan,
+    source: "_Source",
+    turns: Iterator[np.ndarray],
+    filters: list[tuple[np.ndarray, np.ndarray]],
 ) -> np.ndarray:
     """[K, trials]: what the matched filters make of the released means, by the very step that rounds take."""
     mechanism = PrivateMean(plan, source.stream(0))
@@ -217,7 +255,10 @@ def _attack_updates(
 
 
 def _attack_counts(
-    plan: PrivacyPlan, source: "_Source", turns: Iterator[np.ndarray], filters: list[tuple[np.ndarray, np.ndarray]]
+    plan: PrivacyPlan,
+    source: "_Source",
+    turns: Iterator[np.ndarray],
+    filters: list[tuple[np.ndarray, np.ndarray]],
 ) -> np.ndarray:
     """The same of the count of unclipped clients. It is one number a round, so every planted client has its own run."""
     taking = np.stack(list(turns))
@@ -225,7 +266,9 @@ def _attack_counts(
     for trial in range(taking.shape[1]):
         mechanism = PrivateMean(plan, source.stream(trial + 1))
         for index in range(plan.rounds):
-            there = int(taking[index, trial])  # a client whose norm is that of the clip counts as unclipped
+            there = int(
+                taking[index, trial]
+            )  # a client whose norm is that of the clip counts as unclipped
             share = mechanism.unclipped(there, there, index + 1)
             assert share is not None
             released[index, trial] = 2 * (share - 0.5) * plan.clients_per_round
@@ -291,12 +334,16 @@ def _judged(stated: Stated, with_client: np.ndarray, without: np.ndarray) -> tup
     return violated, epsilon_lower_bound(hits, len(tests[0]), alarms, len(tests[1]), stated.delta)
 
 
-def _judged_as_gaussian(stated: Stated, with_client: np.ndarray, without: np.ndarray) -> tuple[bool, float]:
+def _judged_as_gaussian(
+    stated: Stated, with_client: np.ndarray, without: np.ndarray
+) -> tuple[bool, float]:
     """Gaussian differential privacy: scores of both worlds are normal, and how far they lie apart is all there is."""
     from dp_accounting import get_epsilon_gaussian
 
     n, m = len(with_client), len(without)
-    spread = math.sqrt((with_client.var(ddof=1) * (n - 1) + without.var(ddof=1) * (m - 1)) / (n + m - 2))
+    spread = math.sqrt(
+        (with_client.var(ddof=1) * (n - 1) + without.var(ddof=1) * (m - 1)) / (n + m - 2)
+    )
     if spread < 1e-6 * abs(with_client.mean() - without.mean()):
         return True, math.inf  # no noise at all
     apart = float(with_client.mean() - without.mean()) / spread
@@ -323,10 +370,14 @@ def _least_distance(apart: float, n: int, m: int) -> float:
 
 def _best_threshold(stated: Stated, with_client: np.ndarray, without: np.ndarray) -> float:
     """The threshold at which these scores exceed the promise by most standard deviations."""
-    candidates = np.unique(np.quantile(np.concatenate([with_client, without]), np.linspace(0.01, 0.99, 99)))
+    candidates = np.unique(
+        np.quantile(np.concatenate([with_client, without]), np.linspace(0.01, 0.99, 99))
+    )
     hits, alarms = ((world >= candidates[:, None]).mean(axis=1) for world in (with_client, without))
     gap = hits - stated.most_hits(np.clip(alarms, 1 / len(without), 1))
-    spread = np.sqrt(hits * (1 - hits) / len(with_client) + alarms * (1 - alarms) / len(without) + 1e-9)
+    spread = np.sqrt(
+        hits * (1 - hits) / len(with_client) + alarms * (1 - alarms) / len(without) + 1e-9
+    )
     return float(candidates[int(np.argmax(gap / spread))])
 
 
@@ -334,7 +385,9 @@ def _at_most(count: np.ndarray, trials: int) -> np.ndarray:
     """Clopper and Pearson's upper bound of a share."""
     from scipy.stats import beta
 
-    return np.where(count >= trials, 1.0, beta.ppf(1 - MISTAKE / 2, count + 1, np.maximum(trials - count, 0.5)))
+    return np.where(
+        count >= trials, 1.0, beta.ppf(1 - MISTAKE / 2, count + 1, np.maximum(trials - count, 0.5))
+    )
 
 
 def _at_least(count: np.ndarray, trials: int) -> np.ndarray:
@@ -344,7 +397,9 @@ def _at_least(count: np.ndarray, trials: int) -> np.ndarray:
 def epsilon_lower_bound(hits: int, present: int, alarms: int, absent: int, delta: float) -> float:
     """The epsilon that hits among those present and alarms among those absent prove as a lower bound."""
     accuse = (_at_least(np.array(hits), present) - delta) / _at_most(np.array(alarms), absent)
-    acquit = (_at_least(np.array(absent - alarms), absent) - delta) / _at_most(np.array(present - hits), present)
+    acquit = (_at_least(np.array(absent - alarms), absent) - delta) / _at_most(
+        np.array(present - hits), present
+    )
     return max(0.0, *(math.log(ratio) for ratio in (float(accuse), float(acquit)) if ratio > 0))
 
 
@@ -390,7 +445,9 @@ def trials_needed(stated: Stated) -> int:
 
     shift = stated.shifts[0]
     apart = shift / _SHORT
-    enough = ((float(norm.isf(MISTAKE)) + _POWER) * math.sqrt(4 + apart**2 / 2) / (apart - shift)) ** 2
+    enough = (
+        (float(norm.isf(MISTAKE)) + _POWER) * math.sqrt(4 + apart**2 / 2) / (apart - shift)
+    ) ** 2
     return max(FEWEST, math.ceil(1.2 * enough))
 
 
@@ -402,7 +459,9 @@ def _trials_by_profile(stated: Stated) -> int:
     worlds = []
     for share in (stated.probability, 0.0):
         scores = np.empty(_MODELLED)
-        for part in np.array_split(np.arange(_MODELLED), max(1, len(shifts) * _MODELLED // 4_000_000)):
+        for part in np.array_split(
+            np.arange(_MODELLED), max(1, len(shifts) * _MODELLED // 4_000_000)
+        ):
             shape = (len(shifts), len(part))
             taking = rng.random(shape) < share
             scores[part] = stated.score(shifts * taking + _SHORT * rng.standard_normal(shape))
@@ -437,9 +496,14 @@ def table_plans() -> dict[str, PrivacyPlan]:
             noise_multiplier=1.5, sampling="fixed", clipping=AdaptiveClipping(0.5, 0.1), rounds=4
         ),
         "dp-ftrl (min-separation)": plan(noise_multiplier=6.0, strategy=Tree(), **apart),
-        "banded-mf (min-separation)": plan(noise_multiplier=2.0, strategy=best_banded(16, 4), **apart),
+        "banded-mf (min-separation)": plan(
+            noise_multiplier=2.0, strategy=best_banded(16, 4), **apart
+        ),
         "banded-mf (cyclic-poisson)": plan(
-            noise_multiplier=1.0, strategy=best_banded(16, 4), sampling="cyclic-poisson", separation=4
+            noise_multiplier=1.0,
+            strategy=best_banded(16, 4),
+            sampling="cyclic-poisson",
+            separation=4,
         ),
         "blt (min-separation)": plan(noise_multiplier=3.0, strategy=best_blt(16, 4, 2), **apart),
     }
@@ -456,12 +520,20 @@ class Row:
     blamed: float  # share of audits that blamed the right noise
 
 
-def audit_table(repetitions: int, sources: tuple[Source, ...] = ("simulation", "deployment")) -> Iterator[Row]:
+def audit_table(
+    repetitions: int, sources: tuple[Source, ...] = ("simulation", "deployment")
+) -> Iterator[Row]:
     """Audit every mechanism many times, with half the noise and with all of it."""
     for name, plan in table_plans().items():
         for source in sources:
             shares = []
             for actual in (_SHORT, 1.0):
-                found = [audit(plan, source, actual=actual, seed=seed) for seed in range(repetitions)]
-                shares.append(float(np.mean([any(one.verdict == "violated" for one in each) for each in found])))
+                found = [
+                    audit(plan, source, actual=actual, seed=seed) for seed in range(repetitions)
+                ]
+                shares.append(
+                    float(
+                        np.mean([any(one.verdict == "violated" for one in each) for each in found])
+                    )
+                )
             yield Row(name, source, max(one.needed for one in found[0]), *shares)

@@ -12,7 +12,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.process import Stopwatch
 from fedbandit.evaluation.metrics import Regret, policy_value, table_rewards
 from fedbandit.federated.client_logs import SimpleVisits
-from fedbandit.federated.clients import FixedCohorts
+from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.round import Engine, Phase, run_round
@@ -23,7 +23,11 @@ from fedbandit.rewards.scenarios import Scenario
 
 
 def estimated_regret(
-    experiment: Experiment, weights: np.ndarray, best: np.ndarray, round_number: int = 1, events: int = 0
+    experiment: Experiment,
+    weights: np.ndarray,
+    best: np.ndarray,
+    round_number: int = 1,
+    events: int = 0,
 ) -> Regret:
     """The regret of the experiment's policy with these weights, against the greedy policy of the `best` weights.
 
@@ -79,20 +83,28 @@ def best_in_class(
     return best
 
 
-def _full_information(experiment: Experiment, round_number: int, client_learning_rate: float | None) -> Phase:
+def _full_information(
+    experiment: Experiment, round_number: int, client_learning_rate: float | None
+) -> Phase:
     """A phase with every action's reward in sight: same clients, same server optimiser, the rewards of one round.
 
     Nothing of what holds the run itself back: the best of a class knows no noise, no gate, no norm that a plan fixed.
     """
     config, bandit = experiment.config, experiment.bandit
-    rate = client_learning_rate or config.pretraining.client_learning_rate or config.client.learning_rate
+    rate = (
+        client_learning_rate
+        or config.pretraining.client_learning_rate
+        or config.client.learning_rate
+    )
     settings = ClientSettings(rate, config.client.batch_size, config.client.epochs)
     work = replace(
         bandit.work,
         plan=SimpleVisits(config.seed, deploy_every=1, max_examples=config.client.max_examples),
         policy=Greedy(),
         learner=experiment.trainable.learner(FullInformation(), settings, config.device),
-        algorithm=FedAvg(build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)),
+        algorithm=FedAvg(
+            build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)
+        ),
         stages=(),
         freezing=None,
         scaled=False,

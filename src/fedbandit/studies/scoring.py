@@ -82,7 +82,9 @@ def _from_file(path: Path, header: Header) -> Scorer:
     if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
         raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
     if model.encoder != header.encoder:
-        raise DataError(f"{path}: made for other columns than {header.name} has; import the data with --like")
+        raise DataError(
+            f"{path}: made for other columns than {header.name} has; import the data with --like"
+        )
     return _scorer(path, header, model.model, dict(model.weights), model.trained_on)
 
 
@@ -97,8 +99,12 @@ def _scorer(
     layout = trainable.layout
     if isinstance(weights, dict):
         if {key: array.shape for key, array in weights.items()} != dict(layout.shapes):
-            raise DataError(f"{path}: the arrays are not those of a {described['name']} model for {header.name}")
+            raise DataError(
+                f"{path}: the arrays are not those of a {described['name']} model for {header.name}"
+            )
         weights = layout.flatten(weights, next(iter(weights.values())).dtype)
     if layout.size != len(weights):
-        raise DataError(f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}")
+        raise DataError(
+            f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}"
+        )
     return Scorer(trainable.learner(Regression(), ClientSettings(learning_rate=1.0)), weights, seen)

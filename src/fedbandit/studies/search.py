@@ -83,15 +83,23 @@ def race(
     ends = _shares(len(candidates), steps, factor, deadline)
     for number, step in enumerate(steps):
         places = [(candidate, seed) for candidate in alive for seed in seeds]
-        jobs = [Job(c.config.with_values({"seed": seed}), folder(c, seed), until=step) for c, seed in places]
+        jobs = [
+            Job(c.config.with_values({"seed": seed}), folder(c, seed), until=step)
+            for c, seed in places
+        ]
         outcomes = runner.run(jobs, deadline=ends[number])
         if any(end.status == "interrupted" for end in outcomes) or (
             deadline is None and any(end.status == "not run" for end in outcomes)
         ):
-            raise Interrupted("stopped before the search was finished; run the same command again to resume")
+            raise Interrupted(
+                "stopped before the search was finished; run the same command again to resume"
+            )
         per_seed = len(seeds)
         grouped = [outcomes[i * per_seed : (i + 1) * per_seed] for i in range(len(alive))]
-        standings = [_standing(c, seeds, folder, step, group) for c, group in zip(alive, grouped, strict=True)]
+        standings = [
+            _standing(c, seeds, folder, step, group)
+            for c, group in zip(alive, grouped, strict=True)
+        ]
         ran = [s for s in standings if "not run" not in s.statuses]
         if not ran:  # out of time; what the step before said has to do
             return sorted(final, key=_order)
@@ -111,12 +119,17 @@ def race(
     return sorted(final, key=_order)
 
 
-def _shares(candidates: int, steps: Sequence[int], factor: int, deadline: float | None) -> list[float | None]:
+def _shares(
+    candidates: int, steps: Sequence[int], factor: int, deadline: float | None
+) -> list[float | None]:
     """When each step has to have started its last job."""
     if deadline is None:
         return [None] * len(steps)
     now, total = time.monotonic(), cost(candidates, steps, factor)
-    return [now + (deadline - now) * cost(candidates, steps[: i + 1], factor) / total for i in range(len(steps))]
+    return [
+        now + (deadline - now) * cost(candidates, steps[: i + 1], factor) / total
+        for i in range(len(steps))
+    ]
 
 
 def _order(standing: Standing) -> tuple[float, float]:
@@ -169,7 +182,9 @@ def one_two_five(text: str) -> list[float]:
     except ValueError:
         low = high = 0.0
     if not 0 < low <= high < math.inf:
-        raise ConfigError(f"{text!r}: expected two positive ends, smaller first, for example 0.02..5")
+        raise ConfigError(
+            f"{text!r}: expected two positive ends, smaller first, for example 0.02..5"
+        )
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
     values = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
     inside = [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
@@ -190,7 +205,9 @@ def appendix(family: str, config: Config) -> dict[str, list[Any]]:
         "epsilon-greedy": {"policy.epsilon": (0.05, 0.1)},
         "falcon": {"policy.mu": _FALCON_MU[family], "policy.gamma": (1000, 5000)},
     }
-    return grid | {key: list(values) for key, values in exploration.get(config.policy.name, {}).items()}
+    return grid | {
+        key: list(values) for key, values in exploration.get(config.policy.name, {}).items()
+    }
 
 
 def values_of(key: str, values: Any) -> list[Any]:
@@ -213,7 +230,11 @@ def on_edge(point: Mapping[str, Any], grid: Grid) -> list[str]:
     """The axes on which a point has the smallest or largest of three or more numbers: a better one may lie beyond."""
     edges = []
     for key, values in grid.items():
-        numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        numbers = [
+            value
+            for value in values
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
         if len(numbers) >= 3 and point[key] in (min(numbers), max(numbers)):
             edges.append(key)
     return edges
@@ -250,7 +271,9 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
     flat = flatten(config.model_dump())
     published = {axis: flat[axis] for axis in grid}
     others = [_candidate(config, point) for point in points(grid) if point != published]
-    every = [_candidate(config, published), *_shuffled(others)][: search.tries]  # as many as asked, or time allows
+    every = [_candidate(config, published), *_shuffled(others)][
+        : search.tries
+    ]  # as many as asked, or time allows
     standings = race(
         every,
         [TUNING_SEED],
@@ -262,7 +285,9 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
         say=lambda text: search.say(f"  {text}"),
     )
     point = standings[0].candidate.point if standings else published
-    edges = on_edge(point, {axis: sorted({*values, published[axis]}) for axis, values in grid.items()})
+    edges = on_edge(
+        point, {axis: sorted({*values, published[axis]}) for axis, values in grid.items()}
+    )
     search.folder.mkdir(parents=True, exist_ok=True)
     write_json(
         kept,
@@ -277,11 +302,15 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
             "for": config.identity(),
         },
     )
-    covered = f"{len(standings)} of {len(every)} points of the grid, {len(standings) / len(every):.0%}"
+    covered = (
+        f"{len(standings)} of {len(every)} points of the grid, {len(standings) / len(every):.0%}"
+    )
     search.say(f"  {name}: {_in_words(point)} ({covered})")
     if edges:
         lie = "lie" if len(edges) > 1 else "lies"
-        search.say(f"  warning: {', '.join(edges)} {lie} on the edge of the grid; a better value may lie beyond it")
+        search.say(
+            f"  warning: {', '.join(edges)} {lie} on the edge of the grid; a better value may lie beyond it"
+        )
     return point
 
 
@@ -298,7 +327,9 @@ def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
 
 def search_steps(config: Config) -> list[int]:
     """When candidates are compared: never before two deployments, since nothing has been learned before the first."""
-    return rungs(config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9)))
+    return rungs(
+        config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9))
+    )
 
 
 def _shuffled(candidates: list[Candidate]) -> list[Candidate]:
@@ -310,7 +341,9 @@ def _shuffled(candidates: list[Candidate]) -> list[Candidate]:
 def _candidate(config: Config, point: dict[str, Any]) -> Candidate:
     """Candidates are judged by their rewards, so they look at held-out data only once, at the end."""
     values = {**point, "evaluate_every": config.rounds}
-    return Candidate(_in_words(point).replace(" ", ",") or "as-it-is", config.with_values(values), point)
+    return Candidate(
+        _in_words(point).replace(" ", ",") or "as-it-is", config.with_values(values), point
+    )
 
 
 def _in_words(point: Mapping[str, Any]) -> str:
@@ -345,11 +378,17 @@ def tune(
         say(SPENDS_PRIVACY)
     ends = time.monotonic() + 60 * minutes
     found = {key: kept_choice(out / key / "choice.json", config) for key, config in members.items()}
-    grids = {key: appendix(family, config) for key, config in members.items() if config.training and found[key] is None}
+    grids = {
+        key: appendix(family, config)
+        for key, config in members.items()
+        if config.training and found[key] is None
+    }
     sizes = {key: len(points(grid)) for key, grid in grids.items()}
     for key in members:
         if found[key] is not None:
-            say(f"{key}: chosen by an earlier search; remove {out / key / 'choice.json'} to search again")
+            say(
+                f"{key}: chosen by an earlier search; remove {out / key / 'choice.json'} to search again"
+            )
     for key, grid in grids.items():
         share = max(ends - time.monotonic(), 0.0) * sizes[key] / sum(sizes.values())
         say(f"tuning {key} ({share / 60:.1f} minutes)")
@@ -370,15 +409,20 @@ def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
 
 def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
     """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
-    shares = {label: f"{looked} of {total} ({looked / total:.0%})" for label, (looked, total) in efforts.items()}
+    shares = {
+        label: f"{looked} of {total} ({looked / total:.0%})"
+        for label, (looked, total) in efforts.items()
+    }
     counts = ", ".join(f"{label} {share}" for label, share in shares.items())
     tries = [looked for looked, _ in efforts.values()]
-    uneven = [name for name, (looked, total) in efforts.items() if 2 * looked < total and 2 * looked < max(tries)]
+    uneven = [
+        name
+        for name, (looked, total) in efforts.items()
+        if 2 * looked < total and 2 * looked < max(tries)
+    ]
     text = f"grid points evaluated by tuning: {counts}"
     if uneven:
-        text += (
-            f"\nwarning: {', '.join(uneven)} had less than half the tries of others; the comparison is not fair to them"
-        )
+        text += f"\nwarning: {', '.join(uneven)} had less than half the tries of others; the comparison is not fair to them"
     return text
 
 

@@ -56,7 +56,10 @@ class SweepSpec(BaseModel):
     # presets or TOML files to vary; from Python also configurations
     start: Annotated[list[str | InstanceOf[Config]], Field(min_length=1)] | str | InstanceOf[Config]
     # the seeds, or how many
-    seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Annotated[int, Field(ge=1)] = 1
+    seeds: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+        | Annotated[int, Field(ge=1)]
+    ) = 1
     appendix: str | None = None  # "emnist" or "so": the paper's grid for each start
     set: dict[str, Any] = {}  # changes to every member
     grid: dict[str, Any] = {}  # dotted key -> values; overrides the appendix's
@@ -73,11 +76,15 @@ class SweepSpec(BaseModel):
     def starts(self) -> dict[str, Config]:
         """What is varied, by name: a configuration has that of its policy."""
         found: dict[str, Config] = {}
-        for number, one in enumerate(self.start if isinstance(self.start, list) else [self.start], start=1):
+        for number, one in enumerate(
+            self.start if isinstance(self.start, list) else [self.start], start=1
+        ):
             if isinstance(one, str):
                 found[one] = load(one)
             else:
-                found[f"{one.policy.name}-{number}" if one.policy.name in found else one.policy.name] = one
+                found[
+                    f"{one.policy.name}-{number}" if one.policy.name in found else one.policy.name
+                ] = one
         return found
 
     @property
@@ -92,7 +99,9 @@ class SweepGroup:
     start: str
     grid: dict[str, list[Any]]
     members: list[Candidate]
-    rounds: int  # of the longest member; a privacy budget may end one before its configured last round
+    rounds: (
+        int  # of the longest member; a privacy budget may end one before its configured last round
+    )
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,11 @@ class Result:
     @property
     def edges(self) -> list[str]:
         """The axes on whose edge the winner lies."""
-        return on_edge(self.winner.candidate.point, self.group.grid) if self.winner.score > -math.inf else []
+        return (
+            on_edge(self.winner.candidate.point, self.group.grid)
+            if self.winner.score > -math.inf
+            else []
+        )
 
 
 def read_sweep(path: Path) -> SweepSpec:
@@ -123,7 +136,9 @@ def spec_of(values: Mapping[str, Any], where: str = "") -> SweepSpec:
         return SweepSpec.model_validate(values)
     except ValidationError as error:
         key = error.errors()[0]["loc"][0]
-        reasons = [one["msg"].lower() for one in error.errors() if one["loc"][0] == key]  # one for each kind it may be
+        reasons = [
+            one["msg"].lower() for one in error.errors() if one["loc"][0] == key
+        ]  # one for each kind it may be
         raise ConfigError(f"{where}{key}: {', or '.join(dict.fromkeys(reasons))}") from None
 
 
@@ -134,17 +149,28 @@ def groups_of(spec: SweepSpec) -> list[SweepGroup]:
     for start, given in spec.starts.items():
         config = given.with_values(flatten(spec.set))
         grid = appendix(spec.appendix, config) if spec.appendix is not None else {}
-        grid |= {key: values_of(f"grid.{key}", values) for key, values in flatten(spec.grid).items()}
+        grid |= {
+            key: values_of(f"grid.{key}", values) for key, values in flatten(spec.grid).items()
+        }
         members = [_member(start, config, point) for point in points(grid)]
         if len({member.name for member in members}) < len(members):
             raise ConfigError(f"grid: two points of {start} make the same configuration")
-        built = [build_experiment(member.config, open_once(member.config.data.source)) for member in members]
-        groups.append(SweepGroup(start, grid, members, max(experiment.rounds for experiment in built)))
+        built = [
+            build_experiment(member.config, open_once(member.config.data.source))
+            for member in members
+        ]
+        groups.append(
+            SweepGroup(start, grid, members, max(experiment.rounds for experiment in built))
+        )
     return groups
 
 
 def sweep(
-    spec: Mapping[str, Any] | Path | str, out: Path | str, *, workers: int | None = 1, progress: bool = False
+    spec: Mapping[str, Any] | Path | str,
+    out: Path | str,
+    *,
+    workers: int | None = 1,
+    progress: bool = False,
 ) -> Results:
     """Run every combination of some values with every seed into `out`, and return the `Results` of all of them.
 
@@ -172,7 +198,11 @@ def sweep(
     runner = LocalRunner(workers, to_stderr() if progress else SILENT)
     ranked = run_sweep(wanted, out, runner=runner, say=print if progress else lambda text: None)
     names = [standing.candidate.name for result in ranked for standing in result.standings]
-    folders = [(member_folder(out, name, seed), f"{name}/seed-{seed}") for name in names for seed in wanted.all_seeds]
+    folders = [
+        (member_folder(out, name, seed), f"{name}/seed-{seed}")
+        for name in names
+        for seed in wanted.all_seeds
+    ]
     return Results.read(folders, str(out))
 
 
@@ -185,7 +215,9 @@ def run_sweep(
 ) -> list[Result]:
     """Run the sweep into `out` and rank each group; called again, it resumes where it stopped."""
     groups = groups_of(spec)
-    if any(member.config.privacy.mechanism != "none" for group in groups for member in group.members):
+    if any(
+        member.config.privacy.mechanism != "none" for group in groups for member in group.members
+    ):
         say(SPENDS_PRIVACY)
     results = []
     for group in groups:
@@ -239,7 +271,9 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
     rows = []
     for result in results:
         for place, standing in enumerate(result.standings, start=1):
-            for seed, reward, status in zip(seeds, standing.rewards, standing.statuses, strict=True):
+            for seed, reward, status in zip(
+                seeds, standing.rewards, standing.statuses, strict=True
+            ):
                 folder = member_folder(out, standing.candidate.name, seed)
                 rows.append(
                     {
@@ -249,7 +283,9 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                         "rounds_run": standing.rounds,
                         "running_reward": None if math.isnan(reward) else reward,
                         **beside_reward(read_json(folder / "summary.json")),
-                        **flatten(standing.candidate.config.with_values({"seed": seed}).model_dump()),
+                        **flatten(
+                            standing.candidate.config.with_values({"seed": seed}).model_dump()
+                        ),
                         "folder": str(folder.relative_to(out)),
                     }
                 )
@@ -274,14 +310,20 @@ def summary_text(results: Sequence[Result], top: int = 5) -> str:
     for result in results:
         lines.append(f"{result.group.start}: {counted(len(result.standings), 'member')}")
         for standing in result.standings[:top]:
-            point = "  ".join(f"{key}={in_short(value)}" for key, value in standing.candidate.point.items())
+            point = "  ".join(
+                f"{key}={in_short(value)}" for key, value in standing.candidate.point.items()
+            )
             rewards = np.array(standing.rewards)
             outcome = "diverged"
             if standing.score > -math.inf:
                 error = f" ± {standard_error(rewards):.4f}" if len(rewards) > 1 else ""
                 outcome = f"{standing.score:.4f}{error}"
-            lines.append(f"  {outcome}  after {counted(standing.rounds, 'round')}  {point}".rstrip())
+            lines.append(
+                f"  {outcome}  after {counted(standing.rounds, 'round')}  {point}".rstrip()
+            )
         if result.edges:
             axes = ", ".join(result.edges)
-            lines.append(f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it")
+            lines.append(
+                f"  warning: the winner lies on the edge of the grid ({axes}); a better one may lie beyond it"
+            )
     return "\n".join(lines)

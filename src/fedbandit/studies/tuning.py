@@ -33,11 +33,15 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
     """
     phase, split = experiment.bandit, experiment.bandit.work.split
     if state.round % phase.deploy_every + rounds > phase.deploy_every:
-        raise ValueError(f"{rounds} rounds after round {state.round} reach beyond the deployment period")
+        raise ValueError(
+            f"{rounds} rounds after round {state.round} reach beyond the deployment period"
+        )
     clients, rows, actions, rewards, propensities = [], [], [], [], []
     for number in range(state.round + 1, state.round + rounds + 1):
         if phase.scenario.stage(number).available is not None:
-            raise ConfigError(f"drift.kind: not all actions exist in round {number}; such logs are not collected")
+            raise ConfigError(
+                f"drift.kind: not all actions exist in round {number}; such logs are not collected"
+            )
         events = RoundEvents(phase, replace(state, round=number - 1))()
         visits = phase.work.plan.visits(split, phase.cohorts.draw(number), number)
         fresh = events.fresh
@@ -50,7 +54,11 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
     order = np.argsort(owner, kind="stable")
     present, counts = np.unique(owner, return_counts=True)
     chosen = np.concatenate(rows)[order]
-    features = split.features.take(chosen) if isinstance(split.features, Ragged) else split.features[chosen]
+    features = (
+        split.features.take(chosen)
+        if isinstance(split.features, Ragged)
+        else split.features[chosen]
+    )
     log = Log(
         np.concatenate(actions)[order].astype(np.int32),
         np.concatenate(rewards)[order].astype(np.float32),
@@ -60,7 +68,9 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
     offsets = np.concatenate([[0], np.cumsum(counts)])
     header = experiment.dataset.header
     logged = replace(header, logged=True, fingerprint=f"{header.fingerprint} logged")
-    return FederatedDataset(logged, Split(split.client_ids[present], offsets, features, no_labels, split.scale, log))
+    return FederatedDataset(
+        logged, Split(split.client_ids[present], offsets, features, no_labels, split.scale, log)
+    )
 
 
 # What makes each policy explore more, and in which direction.
@@ -155,17 +165,23 @@ def tune(
             "privacy.mechanism: candidates are trained on a period's logs, which no stated epsilon covers"
         )
     start = starting_weights(experiment, engine)
-    logs = collect_logs(experiment, experiment.bandit.start(start), min(config.deploy_every, config.rounds))
+    logs = collect_logs(
+        experiment, experiment.bandit.start(start), min(config.deploy_every, config.rounds)
+    )
     middle = logs.train.num_clients // 2
     if middle < 1:
-        raise ConfigError("clients_per_round: the period's logs come from too few clients to hold any out")
+        raise ConfigError(
+            "clients_per_round: the period's logs come from too few clients to hold any out"
+        )
     held_out = _clients_from(logs, middle)
     candidates = []
     for server, client in product(server_rates, client_rates):
         rates = {"server.learning_rate": server, "client.learning_rate": client}
         shorter = config.with_values({**rates, "rounds": min(config.deploy_every, config.rounds)})
         try:
-            trained = train_from_logs(shorter, logs, start=start, clients=range(middle), engine=engine)
+            trained = train_from_logs(
+                shorter, logs, start=start, clients=range(middle), engine=engine
+            )
         except Diverged:
             continue
         scorer = Scorer(trained.experiment.bandit.work.learner, trained.weights)
@@ -173,23 +189,33 @@ def tune(
         for value in exploration:
             settings = {**rates, f"policy.{name}": value}
             policy = build_policy(config.with_values(settings))
-            records = records_of(held_out.train, policy, dataset.header.num_actions, predictions, rewards=modelled)
+            records = records_of(
+                held_out.train, policy, dataset.header.num_actions, predictions, rewards=modelled
+            )
             by = BUILT_IN[estimator]
-            found = estimate(records, {estimator: by}, bootstrap=Bootstrap(200, config.seed))[estimator]
+            found = estimate(records, {estimator: by}, bootstrap=Bootstrap(200, config.seed))[
+                estimator
+            ]
             if not np.isfinite(found.value):  # nothing in the log is like what it would do
                 continue
             candidates.append(TuningCandidate(settings, found, _influence(records, by)))
             on_candidate(candidates[-1])
     if not candidates:
-        raise Diverged("every candidate diverged or does nothing that the log has; give smaller learning rates")
+        raise Diverged(
+            "every candidate diverged or does nothing that the log has; give smaller learning rates"
+        )
     candidates.sort(key=lambda candidate: -candidate.estimate.value)
     assert logs.train.log is not None
     rewards = logs.train.log.rewards
-    return Tuned(_most_exploring(config, candidates, cost), candidates, float(rewards.mean()), len(rewards))
+    return Tuned(
+        _most_exploring(config, candidates, cost), candidates, float(rewards.mean()), len(rewards)
+    )
 
 
 def _influence(records: Records, estimator: Estimator) -> np.ndarray:
-    top, bottom = (by_client(part, records.bounds) for part in estimator.terms(records, records.importance))
+    top, bottom = (
+        by_client(part, records.bounds) for part in estimator.terms(records, records.importance)
+    )
     moved: np.ndarray = (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
     return moved
 
@@ -245,7 +271,9 @@ def check(
         for seed in seeds:
             chosen = config.with_values({**candidate.settings, "seed": seed})
             try:
-                runs.append(simulate(chosen, dataset, engine=engine).collect()["running_reward"][-1])
+                runs.append(
+                    simulate(chosen, dataset, engine=engine).collect()["running_reward"][-1]
+                )
             except Diverged:
                 runs.append(0.0)
         rewards.append(runs)
@@ -268,7 +296,10 @@ def verdict(tuned: Tuned, found: Check | None) -> list[str]:
         )
     settings = " ".join(f"--set {key}={value:g}" for key, value in tuned.chosen.settings.items())
     if found is None:
-        return [*lines, f"use it: {settings}" if tuned.decides else f"not checked; a guess: {settings}"]
+        return [
+            *lines,
+            f"use it: {settings}" if tuned.decides else f"not checked; a guess: {settings}",
+        ]
     share = 100 * found.chosen / found.best if found.best else 0.0
     lines += [
         f"by simulation the choice earns {found.chosen:.4f}, {share:.1f}% of the best candidate's {found.best:.4f}",
@@ -280,11 +311,14 @@ def verdict(tuned: Tuned, found: Check | None) -> list[str]:
     return [
         *lines,
         "the check refutes the choice: the log does not recommend anything here",
-        "best by simulation, not by the log: " + " ".join(f"--set {key}={value:g}" for key, value in best.items()),
+        "best by simulation, not by the log: "
+        + " ".join(f"--set {key}={value:g}" for key, value in best.items()),
     ]
 
 
-def _most_exploring(config: Config, candidates: list[TuningCandidate], cost: float) -> TuningCandidate:
+def _most_exploring(
+    config: Config, candidates: list[TuningCandidate], cost: float
+) -> TuningCandidate:
     """The most exploration that costs no more than asked; among equals the better estimate."""
     name, sign = _parameter(config)
     best = candidates[0].estimate.value
@@ -295,7 +329,9 @@ def _most_exploring(config: Config, candidates: list[TuningCandidate], cost: flo
 def _parameter(config: Config) -> tuple[str, int]:
     if config.policy.name not in EXPLORATION:
         known = ", ".join(EXPLORATION)
-        raise ConfigError(f"policy.name: {config.policy.name} has no exploration to tune from its logs; known: {known}")
+        raise ConfigError(
+            f"policy.name: {config.policy.name} has no exploration to tune from its logs; known: {known}"
+        )
     return EXPLORATION[config.policy.name]
 
 

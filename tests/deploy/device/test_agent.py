@@ -58,7 +58,9 @@ def test_the_propensity_is_the_one_that_was_drawn_with(agent):
     """Over many draws each action comes about as often as its propensity says (4 standard errors)."""
     decisions = [agent.choose("cat mat") for _ in range(800)]
     propensities = {decision.action: decision.propensity for decision in decisions}
-    assert len({(decision.action, decision.propensity) for decision in decisions}) == len(propensities)
+    assert len({(decision.action, decision.propensity) for decision in decisions}) == len(
+        propensities
+    )
     for action, p in propensities.items():
         share = np.mean([decision.action == action for decision in decisions])
         assert abs(share - p) < 4 * np.sqrt(p * (1 - p) / 800)
@@ -86,13 +88,17 @@ def test_actions_that_do_not_exist_cannot_be_available(agent, available):
     assert agent.totals().logged == 0
 
 
-@pytest.mark.parametrize("context", [3, [1.0, 2.0], ([0, 7], [1, 1]), ([1, 0], [1, 1]), ([0], [np.nan]), ([0, 1], [1])])
+@pytest.mark.parametrize(
+    "context", [3, [1.0, 2.0], ([0, 7], [1, 1]), ([1, 0], [1, 1]), ([0], [np.nan]), ([0, 1], [1])]
+)
 def test_a_text_model_takes_text(agent, context):
     with pytest.raises(ValueError, match="context"):
         agent.choose(context)
 
 
-@pytest.mark.parametrize("context", [np.zeros(5), np.zeros((3, 2)), [np.inf] * 6, np.zeros((1, 2, 3))])
+@pytest.mark.parametrize(
+    "context", [np.zeros(5), np.zeros((3, 2)), [np.inf] * 6, np.zeros((1, 2, 3))]
+)
 def test_a_dense_model_takes_features_of_its_shape(tmp_path, context):
     with Agent(tmp_path) as agent:
         agent.install(dense_model())
@@ -193,11 +199,15 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
     """A round of the simulator against one agent per client: the same choices, and the same sum of updates."""
     dataset = random_text(words=40) if kind == "text" else random_images()
     clients = np.array([4, 1, 6])
-    config = Config.build({"scenario": "scratch", "clients_per_round": 3, "seed": 5, "policy": {"beta": 0.5}})
+    config = Config.build(
+        {"scenario": "scratch", "clients_per_round": 3, "seed": 5, "policy": {"beta": 0.5}}
+    )
     experiment = build_experiment(config, dataset)
     work, stage = experiment.bandit.work, experiment.bandit.scenario.stage(1)
     rng = np.random.default_rng(0)
-    deployed, training = (rng.normal(size=experiment.layout.size).astype(np.float32) for _ in range(2))
+    deployed, training = (
+        rng.normal(size=experiment.layout.size).astype(np.float32) for _ in range(2)
+    )
     broadcast = Broadcast(1, {"weights": training}, {0: Version(deployed)}, 1.0, stage.rewards)
     simulated = work.act(clients, broadcast)
     visits = work.plan.visits(dataset.train, clients, 1)
@@ -209,9 +219,13 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
             agent.install(DeviceModel.of_experiment(experiment, deployed, 0))
             for row in visits.rows[mine]:
                 contexts = dataset.train.contexts(np.array([row]))
-                context = (contexts.ids, contexts.values) if isinstance(contexts, Ragged) else contexts[0]
+                context = (
+                    (contexts.ids, contexts.values) if isinstance(contexts, Ragged) else contexts[0]
+                )
                 decision = agent.choose(context)
-                reward = stage.rewards.of(dataset.train.labels.take(np.array([row])), np.array([decision.action]))
+                reward = stage.rewards.of(
+                    dataset.train.labels.take(np.array([row])), np.array([decision.action])
+                )
                 agent.reward(decision.event_id, float(reward[0]))
             events = agent.events().events
         assert np.array_equal(events.actions, simulated.actions[mine])
@@ -243,7 +257,15 @@ print(*(packages - set(sys.stdlib_module_names) - {"device_builders"}))
 
 
 def test_a_linear_model_needs_numpy_safetensors_and_sqlite_alone(tmp_path):
-    command = [sys.executable, "-c", LIGHT, str(tmp_path), str(Path(__file__).parents[2] / "helpers")]
+    command = [
+        sys.executable,
+        "-c",
+        LIGHT,
+        str(tmp_path),
+        str(Path(__file__).parents[2] / "helpers"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    started_with = {name for name in done.stdout.split() if name.startswith(("_", "site", "pywin32"))}
+    started_with = {
+        name for name in done.stdout.split() if name.startswith(("_", "site", "pywin32"))
+    }
     assert set(done.stdout.split()) - started_with == {"fedbandit", "numpy", "safetensors"}

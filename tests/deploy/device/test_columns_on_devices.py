@@ -32,8 +32,12 @@ def tickets(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tickets):
-    experiment = build_experiment(Config.build({**CONFIG, "data": {"source": str(tickets.path)}}), tickets)
-    assert isinstance(experiment.bandit.work.learner, SparseLinearLearner)  # text and numbers on the compiled kernel
+    experiment = build_experiment(
+        Config.build({**CONFIG, "data": {"source": str(tickets.path)}}), tickets
+    )
+    assert isinstance(
+        experiment.bandit.work.learner, SparseLinearLearner
+    )  # text and numbers on the compiled kernel
     weights = np.random.default_rng(0).normal(size=experiment.layout.size).astype(np.float32)
     return DeviceModel.of_experiment(experiment, weights, version=1)
 
@@ -42,7 +46,9 @@ def rows_of(tickets):
     """The file's own rows as an app has them, in the order of the data set."""
     lines = (tickets.path.parent / "t.csv").read_text(encoding="latin-1").splitlines()[1:]
     cells = [line.split(";") for line in lines]
-    kept = sorted((row for row in cells if row[7]), key=lambda row: row[1])  # stable: a client's rows keep their order
+    kept = sorted(
+        (row for row in cells if row[7]), key=lambda row: row[1]
+    )  # stable: a client's rows keep their order
     for _, _, subject, priority, created, minutes, branch, _, second in kept:
         yield {
             "Betreff": subject.strip('"'),
@@ -100,7 +106,12 @@ def test_what_an_app_has_is_read_as_the_import_reads_it():
     flag = Column(name="x", kind="flag")
     assert [flag.cell(value) for value in (True, 0, np.bool_(False))] == [1.0, 0.0, 0.0]
     day = Column(name="x", kind="date", parts=("weekday",))
-    assert day.cell(date(1970, 1, 2)) == day.cell("1970-01-02") == day.cell("1970-01-02T00:00+09:00") == 86_400
+    assert (
+        day.cell(date(1970, 1, 2))
+        == day.cell("1970-01-02")
+        == day.cell("1970-01-02T00:00+09:00")
+        == 86_400
+    )
 
 
 def damaged(model, change):
@@ -118,13 +129,31 @@ def damaged(model, change):
     [
         (lambda facts: facts["encoder"].update(words=3), "its columns and words do not fit"),
         (lambda facts: facts["encoder"]["columns"].pop(), "its columns and words do not fit"),
-        (lambda facts: facts["encoder"]["columns"][2].update(deviation=0.0), "not a number to scale by"),
+        (
+            lambda facts: facts["encoder"]["columns"][2].update(deviation=0.0),
+            "not a number to scale by",
+        ),
         (lambda facts: facts["encoder"]["columns"][2].update(mean="1"), "mean is not a float"),
-        (lambda facts: facts["encoder"]["columns"][2].update(mean=10**400), "not a number to scale by"),
-        (lambda facts: facts["encoder"]["columns"][0].update(kind="colour"), "'colour' is not a kind of column"),
-        (lambda facts: facts["encoder"]["columns"][0].update(values=["a", "a"]), "values are not the names"),
-        (lambda facts: facts["encoder"]["columns"][1].update(parts=["minute"]), "parts are not those of a date"),
-        (lambda facts: facts["encoder"]["columns"][0].update(name="Minuten"), "columns are named twice"),
+        (
+            lambda facts: facts["encoder"]["columns"][2].update(mean=10**400),
+            "not a number to scale by",
+        ),
+        (
+            lambda facts: facts["encoder"]["columns"][0].update(kind="colour"),
+            "'colour' is not a kind of column",
+        ),
+        (
+            lambda facts: facts["encoder"]["columns"][0].update(values=["a", "a"]),
+            "values are not the names",
+        ),
+        (
+            lambda facts: facts["encoder"]["columns"][1].update(parts=["minute"]),
+            "parts are not those of a date",
+        ),
+        (
+            lambda facts: facts["encoder"]["columns"][0].update(name="Minuten"),
+            "columns are named twice",
+        ),
         (lambda facts: facts.update(encoder=[]), "encoder is not made of text, words"),
     ],
 )
@@ -140,7 +169,9 @@ def test_a_model_does_not_score_other_columns_of_the_same_number(tickets, model,
     assert load_scorer(path, tickets.header)
     columns = [replace(column, mean=column.mean + 1) for column in tickets.header.encoder.columns]
     other = replace(tickets.header, encoder=replace(tickets.header.encoder, columns=tuple(columns)))
-    with pytest.raises(DataError, match=r"made for other columns than tickets has; import the data with --like"):
+    with pytest.raises(
+        DataError, match=r"made for other columns than tickets has; import the data with --like"
+    ):
         load_scorer(path, other)
 
 
@@ -156,7 +187,9 @@ def test_a_deployment_takes_the_columns_of_a_data_set(tickets, model):
     deployment = build_deployment(values, tickets.path)
     assert deployment.space == model.space  # its devices' logs and models mean the same
     with pytest.raises(ConfigError, match=r"deployment\.encoder: goes with a vocabulary"):
-        build_deployment({**values, "deployment": {**values["deployment"], "vocabulary": None}}, tickets.path)
+        build_deployment(
+            {**values, "deployment": {**values["deployment"], "vocabulary": None}}, tickets.path
+        )
     wrong = {**values, "deployment": {**values["deployment"], "encoder": "checksums.json"}}
     with pytest.raises(ConfigError, match="not the header of a table's data"):
         build_deployment(wrong, tickets.path)

@@ -31,7 +31,14 @@ def overwrite(start, stop):
 
 @pytest.mark.parametrize(
     "damage",
-    [truncate(0), truncate(50), truncate(4096), truncate(2 * 4096 + 100), overwrite(0, 100), overwrite(4096, 8192)],
+    [
+        truncate(0),
+        truncate(50),
+        truncate(4096),
+        truncate(2 * 4096 + 100),
+        overwrite(0, 100),
+        overwrite(4096, 8192),
+    ],
     ids=["empty", "half a header", "one page", "in a page", "header", "page"],
 )
 def test_damage_is_named_in_one_line(log_path, damage):

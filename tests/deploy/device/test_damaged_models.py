@@ -30,16 +30,50 @@ def nested(depth):
 
 
 WRONG_FACTS = [
-    *({"version": value} for value in (2**70, 2**53 + 1, -1, 1e308, 2.5, float("nan"), "3", True, None, [1])),
-    *({"shape": value} for value in ([-7], [7.0], {"0": 7}, 7, [], [0], [True], ["7"], [7, 1], None, [2**62], [[7]])),
+    *(
+        {"version": value}
+        for value in (2**70, 2**53 + 1, -1, 1e308, 2.5, float("nan"), "3", True, None, [1])
+    ),
+    *(
+        {"shape": value}
+        for value in (
+            [-7],
+            [7.0],
+            {"0": 7},
+            7,
+            [],
+            [0],
+            [True],
+            ["7"],
+            [7, 1],
+            None,
+            [2**62],
+            [[7]],
+        )
+    ),
     *({"kind": value} for value in ("ragged", 1, None, [], {})),
-    *({"actions": value} for value in ("abcd", [1, 2, 3, 4], {}, None, [], ["a", "a", "b", "c"], [["a"]] * 4)),
+    *(
+        {"actions": value}
+        for value in ("abcd", [1, 2, 3, 4], {}, None, [], ["a", "a", "b", "c"], [["a"]] * 4)
+    ),
     *({"vocabulary": value} for value in ("abcdefg", [1] * 7, ["a"], {}, 7)),
-    *({"policy": value} for value in (None, [], "greedy", {}, {"name": 3}, {"name": []}, {"name": "no-such"})),
-    *({"policy": {"name": "softmax", "beta": value}} for value in (float("nan"), float("inf"), "x", [], 10**400, -1)),
+    *(
+        {"policy": value}
+        for value in (None, [], "greedy", {}, {"name": 3}, {"name": []}, {"name": "no-such"})
+    ),
+    *(
+        {"policy": {"name": "softmax", "beta": value}}
+        for value in (float("nan"), float("inf"), "x", [], 10**400, -1)
+    ),
     {"policy": {"name": "greedy", "more": nested(50)}},
-    *({"model": value} for value in (None, [], "linear", {}, {"name": 3}, {"name": {}}, {"name": "no-such"})),
-    *({"model": {"name": "linear-heads", "heads": value}} for value in (0, -1, "x", 1e308, 10**9, 3, None)),
+    *(
+        {"model": value}
+        for value in (None, [], "linear", {}, {"name": 3}, {"name": {}}, {"name": "no-such"})
+    ),
+    *(
+        {"model": {"name": "linear-heads", "heads": value}}
+        for value in (0, -1, "x", 1e308, 10**9, 3, None)
+    ),
 ]
 
 
@@ -54,10 +88,18 @@ def test_facts_that_no_model_has_are_refused(tmp_path, facts):
         assert agent.install(text_model(3))  # and an honest version is no older one
 
 
-@pytest.mark.parametrize("name", ["version", "actions", "kind", "shape", "policy", "model", "vocabulary"])
+@pytest.mark.parametrize(
+    "name", ["version", "actions", "kind", "shape", "policy", "model", "vocabulary"]
+)
 def test_a_missing_fact_is_named(name):
     text = {"format": "fedbandit-model", "format_version": 1, "vocabulary": None}
-    text |= {"version": 1, "actions": ["a"], "kind": "dense", "shape": [1], "policy": {"name": "greedy"}}
+    text |= {
+        "version": 1,
+        "actions": ["a"],
+        "kind": "dense",
+        "shape": [1],
+        "policy": {"name": "greedy"},
+    }
     text["model"] = {"name": "linear"}
     del text[name]
     with pytest.raises(DataError, match=f"m: damaged: {name}: missing"):
@@ -83,7 +125,10 @@ def test_finite_weights_whose_scores_would_not_be_are_refused(tmp_path, model, v
 @pytest.mark.parametrize("model", [text_model(2), dense_model(2)], ids=["text", "dense"])
 def test_the_largest_weights_that_are_accepted_act(tmp_path, model):
     signs = np.random.default_rng(0).choice([-1, 1], model.weights["weight"].shape)
-    large = {"weight": np.float32(9e29) * signs.astype(np.float32), "bias": np.full(4, 9e29, np.float32)}
+    large = {
+        "weight": np.float32(9e29) * signs.astype(np.float32),
+        "bias": np.full(4, 9e29, np.float32),
+    }
     with Agent(tmp_path) as agent:
         agent.install(replace(model, weights=large))
         for _ in range(5):
@@ -117,8 +162,12 @@ except DataError as error:
 """
     if not Path("/proc/self/statm").exists():
         pytest.skip("measures memory as Linux does")
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout.strip()) == (0, "model 2: the weights do not fit mlp"), done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "model 2: the weights do not fit mlp"), (
+        done.stderr
+    )
 
 
 def test_a_network_whose_layers_multiply_beyond_all_numbers_is_refused(tmp_path):
@@ -140,7 +189,9 @@ class Broken:
 def test_a_rule_that_would_break_every_choice_is_refused(tmp_path):
     name = f"{__name__}:Broken"
     with Agent(tmp_path, trusted=[name]) as agent:
-        with pytest.raises(DataError, match="model 1: cannot act: ValueError: probabilities that sum to"):
+        with pytest.raises(
+            DataError, match="model 1: cannot act: ValueError: probabilities that sum to"
+        ):
             agent.install(text_model(policy={"name": name}))
         assert agent.model_version is None
 
@@ -156,7 +207,9 @@ def test_a_damaged_model_is_replaced_by_the_one_before_until_it_comes_again(tmp_
         for version in (1, 2, 3):
             agent.install(text_model(version, seed=version))
     flip(tmp_path / "models" / "model-3.safetensors")
-    flip(tmp_path / "models" / "model-2.safetensors")  # its digest is known, so it is not taken for a sound one
+    flip(
+        tmp_path / "models" / "model-2.safetensors"
+    )  # its digest is known, so it is not taken for a sound one
     with Agent(tmp_path) as agent, caplog.at_level(logging.WARNING, "fedbandit.deploy"):
         assert {agent.choose("cat").model_version for _ in range(3)} == {1}
         assert agent.model_version == 1
@@ -238,7 +291,10 @@ def test_a_users_text_model_acts_on_a_device(tmp_path, monkeypatch, dtype):
     (tmp_path / "factorised_model.py").write_text(FACTORISED)
     monkeypatch.syspath_prepend(str(tmp_path))
     name, rng = "factorised_model:factorised", np.random.default_rng(0)
-    weights = {"words": rng.normal(size=(7, 2)).astype(dtype), "actions": rng.normal(size=(2, 4)).astype(dtype)}
+    weights = {
+        "words": rng.normal(size=(7, 2)).astype(dtype),
+        "actions": rng.normal(size=(2, 4)).astype(dtype),
+    }
     model = replace(text_model(), weights=weights, model={"name": name, "rank": 2})
     with Agent(tmp_path / "agent", trusted=[name]) as agent:
         agent.install(model)

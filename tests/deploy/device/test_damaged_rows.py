@@ -85,7 +85,9 @@ DENSE = [("vals", values(*range(7)), "values"), ("ids", ids(1, 5), "word ids")]
     [(text_model(), "cat mat", *case) for case in ANY + TEXT]
     + [(dense_model(), np.arange(6.0), *case) for case in ANY + DENSE],
 )
-def test_a_damaged_row_is_set_aside_and_shifts_no_other(tmp_path, caplog, model, context, column, value, said):
+def test_a_damaged_row_is_set_aside_and_shifts_no_other(
+    tmp_path, caplog, model, context, column, value, said
+):
     lived(tmp_path, model, context)
     damage(tmp_path, column, value)
     with Agent(tmp_path) as agent, caplog.at_level(logging.WARNING, "fedbandit.deploy"):
@@ -130,12 +132,20 @@ print(facts["trained"], facts["events"], np.isfinite(arrays["update"]).all())
 """
 
 
-@pytest.mark.parametrize(("column", "value"), [("ids", ids(1, 1 << 30)), ("action", 10**9), ("ids", ids(1, 2500))])
+@pytest.mark.parametrize(
+    ("column", "value"), [("ids", ids(1, 1 << 30)), ("action", 10**9), ("ids", ids(1, 2500))]
+)
 def test_one_flipped_bit_does_not_end_the_training_process(tmp_path, column, value):
     """Frozen parameters are trained by torch, whose native code reads wherever an id points."""
     lived(tmp_path, text_model(), "cat mat")
     damage(tmp_path, column, value)
-    command = [sys.executable, "-c", TRAINER, str(tmp_path), str(Path(__file__).parents[2] / "helpers")]
+    command = [
+        sys.executable,
+        "-c",
+        TRAINER,
+        str(tmp_path),
+        str(Path(__file__).parents[2] / "helpers"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "True 4 True"), done.stderr
 
@@ -151,7 +161,8 @@ def test_a_reward_beyond_float32_is_refused(tmp_path, value):
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("rules", "[]"), ("rules", "{"), ("rules", '{"max_events": -1}'), ("elapsed", "long")]
+    ("column", "value"),
+    [("rules", "[]"), ("rules", "{"), ("rules", '{"max_events": -1}'), ("elapsed", "long")],
 )
 def test_rules_that_cannot_be_read_are_named_in_one_line(tmp_path, column, value):
     lived(tmp_path, text_model(), "cat")

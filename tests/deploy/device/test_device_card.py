@@ -60,7 +60,9 @@ def test_a_card_comes_back_as_it_was_written(tmp_path):
     for card in (Card("d"), Card("d", 7, {"token": 9})):
         write_card(tmp_path / "device.json", card)
         assert read_card(tmp_path / "device.json") == card
-    (tmp_path / "device.json").write_text('{"device": "d", "counted": 3}')  # as the first devices wrote it
+    (tmp_path / "device.json").write_text(
+        '{"device": "d", "counted": 3}'
+    )  # as the first devices wrote it
     assert read_card(tmp_path / "device.json") == Card("d", 3)
 
 
@@ -87,10 +89,14 @@ def test_a_malformed_message_changes_nothing_on_the_device(asked, change):
     assert answered["problem"]
     assert arrays == {}
     assert path.read_bytes() == before
-    assert participant.answer("train", request.facts, request.arrays)[0]["trained"]  # and it takes part as before
+    assert participant.answer("train", request.facts, request.arrays)[0][
+        "trained"
+    ]  # and it takes part as before
 
 
-@pytest.mark.parametrize("change", [{"token": "t" * 65}, {"token": None}, {"clip_norm": -1}, {"bounds": {}}])
+@pytest.mark.parametrize(
+    "change", [{"token": "t" * 65}, {"token": None}, {"clip_norm": -1}, {"bounds": {}}]
+)
 def test_nor_does_one_of_a_secure_round(asked, change):
     participant, request = asked
     path = participant.agent.folder / "device.json"

@@ -30,7 +30,10 @@ def told(request, **client):
     [
         *(("epochs", value) for value in (10**9, 0, -1, 1.5, "1", True, None)),
         *(("batch_size", value) for value in (10**12, 0, -4, 2.0, [])),
-        *(("learning_rate", value) for value in (1e30, float("inf"), float("nan"), 0, -0.1, "0.1", True)),
+        *(
+            ("learning_rate", value)
+            for value in (1e30, float("inf"), float("nan"), 0, -0.1, "0.1", True)
+        ),
     ],
 )
 def test_absurd_settings_are_refused_by_name(asked, name, value):
@@ -40,10 +43,14 @@ def test_absurd_settings_are_refused_by_name(asked, name, value):
     assert arrays == {}
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1, 0, 1e300, 10**400, "1", None, True])
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("nan"), -1, 0, 1e300, 10**400, "1", None, True]
+)
 def test_absurd_clip_norms_are_refused_by_name(asked, value):
     participant, request = asked
-    answered, arrays = participant.answer("train", {**request.facts, "clip_norm": value}, request.arrays)
+    answered, arrays = participant.answer(
+        "train", {**request.facts, "clip_norm": value}, request.arrays
+    )
     assert "clip_norm" in answered["problem"]
     assert arrays == {}
 
@@ -60,7 +67,12 @@ def test_absurd_clip_norms_are_refused_by_name(asked, value):
 )
 def test_absurd_bounds_are_refused_by_name(asked, bounds, name):
     participant, request = asked
-    assert name in participant.answer("train", {**request.facts, "bounds": bounds}, request.arrays)[0]["problem"]
+    assert (
+        name
+        in participant.answer("train", {**request.facts, "bounds": bounds}, request.arrays)[0][
+            "problem"
+        ]
+    )
 
 
 def test_an_app_sets_limits_of_its_own(asked):
@@ -68,17 +80,31 @@ def test_an_app_sets_limits_of_its_own(asked):
     strict = Participant(participant.agent, limits=Limits(epochs=2, clip_norm=1.5))
     assert strict.answer("train", told(request, epochs=2), request.arrays)[0]["trained"]
     assert "epochs" in strict.answer("train", told(request, epochs=3), request.arrays)[0]["problem"]
-    assert "clip_norm" in strict.answer("train", {**request.facts, "clip_norm": 2}, request.arrays)[0]["problem"]
+    assert (
+        "clip_norm"
+        in strict.answer("train", {**request.facts, "clip_norm": 2}, request.arrays)[0]["problem"]
+    )
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"learning": 5}, {"learning": {"client": 3}}, {"space": []}, {"required": 1}, {"token": {}}, {"bounds": 1}],
+    [
+        {"learning": 5},
+        {"learning": {"client": 3}},
+        {"space": []},
+        {"required": 1},
+        {"token": {}},
+        {"bounds": 1},
+    ],
 )
 @pytest.mark.parametrize("kind", ["train", "judge", "ready", "install"])
 def test_whatever_a_message_holds_is_answered(asked, kind, change):
     participant, request = asked
-    for arrays in ({}, {"weights": "none", "model": np.zeros((2, 2))}, {"weights": np.full(24, np.nan, np.float32)}):
+    for arrays in (
+        {},
+        {"weights": "none", "model": np.zeros((2, 2))},
+        {"weights": np.full(24, np.nan, np.float32)},
+    ):
         answered, sent = participant.answer(kind, {**request.facts, **change}, arrays)
         assert "problem" in answered or kind == "ready"
         assert sent == {}
@@ -100,7 +126,9 @@ def test_every_message_says_its_protocol(tmp_path):
 def test_an_unknown_kind_of_request_is_named_and_not_trained_on(asked, kind):
     participant, request = asked
     answered, arrays = participant.answer(kind, request.facts, request.arrays)
-    assert answered["problem"].startswith(f"this device does not know requests of the kind {kind!r}")
+    assert answered["problem"].startswith(
+        f"this device does not know requests of the kind {kind!r}"
+    )
     assert arrays == {}
 
 
@@ -113,7 +141,13 @@ def newer(facts):
     """As a later version may say it: more facts and more settings."""
     learning = {**facts["learning"], "schedule": "cosine"}
     learning["client"] = {**learning["client"], "patience": 2}
-    return {**facts, "protocol": PROTOCOL + 1, "weather": "fine", "learning": learning, "required": ["clip_norm"]}
+    return {
+        **facts,
+        "protocol": PROTOCOL + 1,
+        "weather": "fine",
+        "learning": learning,
+        "required": ["clip_norm"],
+    }
 
 
 @pytest.mark.parametrize("said", [older, newer])
@@ -128,7 +162,9 @@ def test_a_device_follows_an_older_and_a_newer_server(asked, said):
 @pytest.mark.parametrize("name", ["weather", "learning.client.patience", "learning.schedule"])
 def test_what_a_newer_server_requires_is_refused_by_name(asked, name):
     participant, request = asked
-    answered, arrays = participant.answer("train", {**newer(request.facts), "required": [name]}, request.arrays)
+    answered, arrays = participant.answer(
+        "train", {**newer(request.facts), "required": [name]}, request.arrays
+    )
     assert name in answered["problem"]
     assert arrays == {}
 
@@ -136,9 +172,15 @@ def test_what_a_newer_server_requires_is_refused_by_name(asked, name):
 @pytest.mark.parametrize("protocol", ["2", 2.5, 0, -1, None, True, 10**400, [2]])
 def test_a_protocol_that_is_no_version_is_refused_on_both_sides(tmp_path, asked, protocol):
     participant, request = asked
-    assert "protocol" in participant.answer("train", {**request.facts, "protocol": protocol}, {})[0]["problem"]
+    assert (
+        "protocol"
+        in participant.answer("train", {**request.facts, "protocol": protocol}, {})[0]["problem"]
+    )
 
-    network, deployment = Network(devices(tmp_path / "others", 2)), a_deployment(tmp_path / "others")
+    network, deployment = (
+        Network(devices(tmp_path / "others", 2)),
+        a_deployment(tmp_path / "others"),
+    )
     settle(deployment, network.participants)
     network.faults = {100: changed(protocol=protocol)}
     assert coordinator(deployment, network).attempt()["refused"] == {"garbage": 1}
@@ -158,11 +200,16 @@ def test_a_server_takes_reports_of_older_and_newer_devices(tmp_path):
 
 def test_an_older_device_in_a_deployment(tmp_path):
     """A device of 0.1 takes any kind of request for one to train, says no protocol and knows no bounds."""
-    network, deployment = Network(devices(tmp_path, 2)), a_deployment(tmp_path, values(max_events=3))
+    network, deployment = (
+        Network(devices(tmp_path, 2)),
+        a_deployment(tmp_path, values(max_events=3)),
+    )
     settle(deployment, network.participants)
 
     def of_an_older(request, reply):
-        facts, arrays = network.participants[100].answer("train", older(request.facts), request.arrays)
+        facts, arrays = network.participants[100].answer(
+            "train", older(request.facts), request.arrays
+        )
         return [Reply(reply.ticket, older(facts), arrays)]
 
     network.faults = {100: of_an_older}

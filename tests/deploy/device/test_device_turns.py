@@ -20,7 +20,13 @@ TERMS = {"rounds": 9, "separation": 3, "turns": 3, "epsilon": 4.0, "delta": 1e-6
 
 
 def private(folder, rounds=9, more=None, **privacy):
-    given = {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "sampling": "min-separation", "separation": 3, **privacy}
+    given = {
+        "mechanism": "dp-ftrl",
+        "noise_multiplier": 1.0,
+        "sampling": "min-separation",
+        "separation": 3,
+        **privacy,
+    }
     chosen = {"rounds": rounds, "clients_per_round": 2, "privacy": given}
     return a_deployment(folder, values(population=6, min_reach=0.0, **(more or {})) | chosen)
 
@@ -52,7 +58,13 @@ def test_a_server_says_what_devices_may_hold_it_to(tmp_path, asked):
     _, request = asked
     ledger = private(tmp_path / "again").ledger
     epsilon = pytest.approx(ledger.epsilon(9))
-    assert request.facts["privacy"] == {"rounds": 9, "separation": 3, "turns": 3, "epsilon": epsilon, "delta": 1e-6}
+    assert request.facts["privacy"] == {
+        "rounds": 9,
+        "separation": 3,
+        "turns": 3,
+        "epsilon": epsilon,
+        "delta": 1e-6,
+    }
 
 
 @pytest.mark.parametrize("again", [lambda part: part, after_a_restart])
@@ -93,7 +105,9 @@ def test_a_later_larger_plan_is_refused_in_one_line(asked, terms, problem):
     participant, request = asked
     before = card_of(participant)
     said, arrays = ask(participant, request, 4, **terms)
-    with pytest.raises(DataError, match=f"^the server asks for more than this device agreed to: {problem}"):
+    with pytest.raises(
+        DataError, match=f"^the server asks for more than this device agreed to: {problem}"
+    ):
         raise DataError(said["problem"])
     assert "\n" not in said["problem"]
     assert (arrays, card_of(participant)) == ({}, before)
@@ -117,7 +131,9 @@ def test_an_app_agrees_to_no_more_than_it_says(tmp_path):
         network = Network(devices(tmp_path / name, 1))
         settle(deployment, network.participants)
         agent = network.participants[100].agent
-        network.participants[100] = Participant(agent, limits=Limits(private=MostAgreed(**{name: most})))
+        network.participants[100] = Participant(
+            agent, limits=Limits(private=MostAgreed(**{name: most}))
+        )
         metrics = coordinator(private(tmp_path / name), network).attempt()
         assert (metrics["clients"], metrics["refused"]) == (0, {"could not train": 1})
         assert f"privacy.{name}" in network.received[-1].facts["problem"]
@@ -192,7 +208,10 @@ def test_without_room_to_remember_a_device_does_not_take_part(asked, monkeypatch
 @pytest.mark.parametrize(
     "change",
     [
-        *({"privacy": wrong} for wrong in ([], "x", {}, {**TERMS, "rounds": 0}, {**TERMS, "turns": 1.5})),
+        *(
+            {"privacy": wrong}
+            for wrong in ([], "x", {}, {**TERMS, "rounds": 0}, {**TERMS, "turns": 1.5})
+        ),
         *({"privacy": {**TERMS, "epsilon": wrong}} for wrong in (-1.0, float("nan"), "4", True)),
         *({"privacy": {**TERMS, "delta": wrong}} for wrong in (0, 1.0, None)),
         *({"round": wrong} for wrong in (None, -1, 2.0, "4", 2**40)),
@@ -263,12 +282,16 @@ def test_a_server_restored_with_its_ledger_is_stopped_by_what_devices_have_seen(
     run(deployment, network, 3)
     restored(deployment, tmp_path / "copy")
     before = len(network.sent)
-    with pytest.raises(DataError, match="older than what devices have seen: 3 devices have seen round 5") as raised:
+    with pytest.raises(
+        DataError, match="older than what devices have seen: 3 devices have seen round 5"
+    ) as raised:
         run(deployment, network, 1)
     assert "\n" not in str(raised.value)
     assert not [reply for reply in network.received[before:] if reply.arrays]
     # and stays so, whoever would be drawn next
-    with pytest.raises(DataError, match="round 4 was released, and the state is of round 2: an old copy"):
+    with pytest.raises(
+        DataError, match="round 4 was released, and the state is of round 2: an old copy"
+    ):
         run(deployment, network, 1)
 
 
@@ -281,7 +304,9 @@ def test_devices_that_were_only_sent_a_model_know_as_well(tmp_path):
     server.run(3)  # a model is deployed after rounds 2 and 4
     store.close()
     restored(deployment, tmp_path / "copy")
-    with pytest.raises(DataError, match="older than what devices have seen: 3 devices have seen round 3"):
+    with pytest.raises(
+        DataError, match="older than what devices have seen: 3 devices have seen round 3"
+    ):
         run(deployment, network, 1)
 
 

@@ -19,7 +19,11 @@ def make_log(tmp_path, clock):
     opened = []
 
     def make(**rules):
-        opened.append(EventLog(tmp_path / "events.sqlite", Retention(**rules) if rules else None, clocks=clock))
+        opened.append(
+            EventLog(
+                tmp_path / "events.sqlite", Retention(**rules) if rules else None, clocks=clock
+            )
+        )
         return opened[-1]
 
     yield make
@@ -40,7 +44,9 @@ def test_rewards_come_once_and_in_any_order(make_log):
     assert log.totals().rewarded == 3
 
 
-@pytest.mark.parametrize("event_id", ["", "1", "-", "x-y", "0-0", "99-00", "-1-00", f"{2**70}-00", "1-" + "f" * 40])
+@pytest.mark.parametrize(
+    "event_id", ["", "1", "-", "x-y", "0-0", "99-00", "-1-00", f"{2**70}-00", "1-" + "f" * 40]
+)
 def test_an_id_that_was_never_given_is_unknown(make_log, event_id):
     log = make_log()
     log.append(a_record())
@@ -70,7 +76,11 @@ def test_only_the_newest_events_are_kept(make_log):
     log = make_log(max_events=3)
     events = [log.append(a_record(action=i)) for i in range(5)]
     assert log.totals().held == 3
-    assert [log.reward(event, 1.0) for event in events[:3]] == [Outcome.EXPIRED, Outcome.EXPIRED, Outcome.RECORDED]
+    assert [log.reward(event, 1.0) for event in events[:3]] == [
+        Outcome.EXPIRED,
+        Outcome.EXPIRED,
+        Outcome.RECORDED,
+    ]
     assert [row.sequence for row in log.read()] == [3]
 
 
@@ -94,7 +104,9 @@ def test_a_missing_reward_counts_as_zero_once_its_time_is_over(make_log, clock):
     assert log.read() == []  # neither is seen before both are: else only the clicked would teach
     clock.wait(60)
     assert [(row.action, row.reward) for row in log.read()] == [(1, 0.0), (2, 1.0)]
-    assert log.reward(silent, 1.0) is Outcome.EXPIRED  # what may have been learned from does not change
+    assert (
+        log.reward(silent, 1.0) is Outcome.EXPIRED
+    )  # what may have been learned from does not change
     assert [row.reward for row in log.read()] == [0.0, 1.0]
 
 

@@ -52,7 +52,10 @@ class LogMachine(RuleBasedStateMachine):
             assert outcome is Outcome.RECORDED
             self.rewards[event] = value
         else:
-            assert outcome in (Outcome.EXPIRED, Outcome.DUPLICATE)  # aged: gone, or waiting to be cleared away
+            assert outcome in (
+                Outcome.EXPIRED,
+                Outcome.DUPLICATE,
+            )  # aged: gone, or waiting to be cleared away
 
     @rule(event=ids)
     def reward_of_a_forged_id(self, event):
@@ -71,7 +74,9 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(off_for=st.sampled_from([-1e6, 0.0, 16.0, 128.0]))
     def reboot(self, off_for):
-        self.open_again(False)  # time across a boot is measured from the last thing written before it
+        self.open_again(
+            False
+        )  # time across a boot is measured from the last thing written before it
         self.log.close()
         self.clock.reboot(off_for)
         self.now += max(0.0, off_for)
@@ -109,5 +114,7 @@ class LogMachine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
 
-LogMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True)
+LogMachine.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, derandomize=True
+)
 TestLog = LogMachine.TestCase

@@ -16,7 +16,9 @@ def small_disk(tmp_path):
     """A file system of 512 kB, where the tests may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(folder)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("no right to mount a small file system here")
     yield folder
@@ -48,7 +50,9 @@ def test_the_agent_answers_and_says_that_it_did_not_log(small_disk):
 
     agent.close()
     agent = Agent(small_disk)  # an app that starts on a full disk
-    restarted = agent.choose("cat")  # closing may have made a little room, so it may be logged or not
+    restarted = agent.choose(
+        "cat"
+    )  # closing may have made a little room, so it may be logged or not
     assert restarted.action in range(4)
 
     (small_disk / "filler").unlink()
@@ -56,7 +60,9 @@ def test_the_agent_answers_and_says_that_it_did_not_log(small_disk):
     assert later.logged
     assert agent.reward(kept.event_id, 1.0) in (Outcome.RECORDED, Outcome.DUPLICATE)
     assert agent.reward(later.event_id, 0.5) is Outcome.RECORDED
-    assert agent.totals().logged == sum(decision.logged for decision in (kept, *decisions, restarted, later))
+    assert agent.totals().logged == sum(
+        decision.logged for decision in (kept, *decisions, restarted, later)
+    )
     assert agent.events().events.rewards.tolist() == [1.0, 0.5]
     agent.close()
 
@@ -99,7 +105,10 @@ def test_a_limit_on_file_sizes_is_a_full_disk_too(tmp_path, option, said):
     here = str(Path(__file__).parents[2] / "helpers")
     program = textwrap.dedent(PROGRAM)
     done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path), here, option], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(tmp_path), here, option],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     outcome, logged = done.stdout.split()
     assert outcome == said

@@ -51,7 +51,11 @@ def check(folder, said, kills):
     assert len(rows) == totals.rewarded
     for _, event, value in rewarded:
         row, (action, propensity) = rows[event.partition("-")[0]], made[event]
-        assert (row.reward, row.action, row.propensity) == (float(value), int(action), float(propensity))
+        assert (row.reward, row.action, row.propensity) == (
+            float(value),
+            int(action),
+            float(propensity),
+        )
 
 
 def kill_again_and_again(folder, kills, processes):
@@ -62,7 +66,8 @@ def kill_again_and_again(folder, kills, processes):
         ends = [[] for _ in running]
         readers = [
             threading.Thread(
-                target=lambda p, n, into: into.extend(kill_after(p, n)), args=(p, rng.randrange(1, 200), end)
+                target=lambda p, n, into: into.extend(kill_after(p, n)),
+                args=(p, rng.randrange(1, 200), end),
             )
             for p, end in zip(running, ends, strict=True)
         ]

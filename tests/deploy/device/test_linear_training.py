@@ -21,7 +21,9 @@ OBJECTIVES = {
     "regression": objectives.Regression,
     "weighted": lambda reduction: objectives.WeightedRegression(reduction, scale=0.3),
     "cross-entropy": objectives.CrossEntropy,
-    "weighted cross-entropy": lambda reduction: objectives.WeightedCrossEntropy(reduction, scale=0.3),
+    "weighted cross-entropy": lambda reduction: objectives.WeightedCrossEntropy(
+        reduction, scale=0.3
+    ),
 }
 
 
@@ -33,7 +35,9 @@ def some_events(kind: str, clients: tuple[int, ...] = (23, 0, 7)) -> Events:
     if kind == "sparse":
         rows = [np.sort(rng.choice(WORDS, rng.integers(0, 6), replace=False)) for _ in range(n)]
         ids = np.concatenate(rows).astype(np.int32)
-        contexts = Ragged(np.cumsum([0, *map(len, rows)]), ids, rng.random(len(ids)).astype(np.float32))
+        contexts = Ragged(
+            np.cumsum([0, *map(len, rows)]), ids, rng.random(len(ids)).astype(np.float32)
+        )
     return Events(
         bounds=np.cumsum([0, *clients]),
         contexts=contexts,
@@ -99,7 +103,10 @@ def _as_simulated(layout, settings, model):
 def test_every_step_follows_the_gradient_and_the_pull(kind, pull):
     """The update rule once more, event by event on the whole matrix."""
     _, layout, received = a_model(kind)
-    events, settings = some_events(kind, (11,)), ClientSettings(learning_rate=0.2, batch_size=4, epochs=2)
+    events, settings = (
+        some_events(kind, (11,)),
+        ClientSettings(learning_rate=0.2, batch_size=4, epochs=2),
+    )
     rows = np.zeros((11, WORDS))
     if isinstance(events.contexts, Ragged):
         rows[events.contexts.row_of_entry(), events.contexts.ids] = events.contexts.values
@@ -114,14 +121,22 @@ def test_every_step_follows_the_gradient_and_the_pull(kind, pull):
             batch = range(begin, min(begin + 4, 11))
             for i in batch:
                 action = events.actions[i]
-                slope = 2 / len(batch) * (rows[i] @ weight[:, action] + bias[action] - events.rewards[i])
+                slope = (
+                    2
+                    / len(batch)
+                    * (rows[i] @ weight[:, action] + bias[action] - events.rewards[i])
+                )
                 gradient[:, action] += slope * rows[i]
                 on_bias[action] += slope
             weight, bias = weight - 0.2 * gradient, bias - 0.2 * on_bias
     total = np.zeros_like(received)
-    moved = client_moves(layout, received, events, slice(0, 11), objectives.Regression(), settings, pull)
+    moved = client_moves(
+        layout, received, events, slice(0, 11), objectives.Regression(), settings, pull
+    )
     moved.add_to(layout.split(total), 1.0)
-    np.testing.assert_allclose(received + total, np.concatenate([weight.ravel(), bias]), atol=1e-12, rtol=0)
+    np.testing.assert_allclose(
+        received + total, np.concatenate([weight.ravel(), bias]), atol=1e-12, rtol=0
+    )
     assert moved.norm == pytest.approx(np.linalg.norm(total), abs=1e-12)
 
 
@@ -131,7 +146,9 @@ def test_a_client_that_diverges_is_left_out(kind, dtype):
     _, layout, weights = a_model(kind)
     events = some_events(kind)
     settings = ClientSettings(learning_rate=1e30, batch_size=1, epochs=20)
-    total, norms = trained(LinearLearner(layout, objectives.Regression(), settings), weights.astype(dtype), events, 1.0)
+    total, norms = trained(
+        LinearLearner(layout, objectives.Regression(), settings), weights.astype(dtype), events, 1.0
+    )
     assert not np.isfinite(norms[0])
     assert np.isfinite(total).all()
 
@@ -139,8 +156,12 @@ def test_a_client_that_diverges_is_left_out(kind, dtype):
 def test_float32_stays_float32():
     _, layout, weights = a_model("sparse")
     events, settings = some_events("sparse"), ClientSettings(0.1)
-    narrow, _ = trained(LinearLearner(layout, objectives.Regression(), settings), np.float32(weights), events, 1.0)
-    wide, _ = trained(LinearLearner(layout, objectives.Regression(), settings), weights, events, 1.0)
+    narrow, _ = trained(
+        LinearLearner(layout, objectives.Regression(), settings), np.float32(weights), events, 1.0
+    )
+    wide, _ = trained(
+        LinearLearner(layout, objectives.Regression(), settings), weights, events, 1.0
+    )
     assert narrow.dtype == np.float32
     np.testing.assert_allclose(narrow, wide, atol=1e-6)
 
@@ -155,19 +176,27 @@ def test_other_models_and_objectives_are_trained_by_torch():
     settings = ClientSettings(0.1)
     own = replace(model, kernel=None)
     for name, objective in (("linear", Mine()), ("my_module:linear", objectives.Regression())):
-        assert isinstance(device_learner(name, Trainable(own, layout), objective, settings), AutogradLearner)
+        assert isinstance(
+            device_learner(name, Trainable(own, layout), objective, settings), AutogradLearner
+        )
 
 
 def test_an_objective_that_needs_unlogged_rewards_is_refused():
     model, layout, _ = a_model("dense")
-    with pytest.raises(DataError, match="DoublyRobust needs rewards of actions that devices do not log"):
-        device_learner("linear", Trainable(model, layout), objectives.DoublyRobust(), ClientSettings(0.1))
+    with pytest.raises(
+        DataError, match="DoublyRobust needs rewards of actions that devices do not log"
+    ):
+        device_learner(
+            "linear", Trainable(model, layout), objectives.DoublyRobust(), ClientSettings(0.1)
+        )
 
 
 def test_training_leaves_the_log_and_the_weights_alone():
     _, layout, weights = a_model("sparse")
     events = some_events("sparse")
     kept, before = weights.copy(), replace(events, rewards=events.rewards.copy())
-    trained(LinearLearner(layout, objectives.Regression(), ClientSettings(0.1)), weights, events, 1.0)
+    trained(
+        LinearLearner(layout, objectives.Regression(), ClientSettings(0.1)), weights, events, 1.0
+    )
     np.testing.assert_array_equal(weights, kept)
     np.testing.assert_array_equal(events.rewards, before.rewards)

@@ -78,7 +78,9 @@ def test_a_flipped_bit_anywhere_is_noticed_before_a_model_is_installed():
         changed = bytearray(whole)
         changed[place] ^= 1 << place % 8
         try:
-            assert DeviceModel.from_bytes(bytes(changed)).to_bytes() == whole  # only in what is not said, as a space
+            assert (
+                DeviceModel.from_bytes(bytes(changed)).to_bytes() == whole
+            )  # only in what is not said, as a space
         except DataError:
             continue
 
@@ -88,7 +90,9 @@ def test_a_model_of_0_1_without_a_checksum_is_read():
 
     model = text_model()
     header = model.to_bytes()
-    facts = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]["model"]
+    facts = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"][
+        "model"
+    ]
     again = DeviceModel.from_bytes(save(dict(model.weights), metadata={"model": facts}))
     assert again.to_bytes() == header
 
@@ -98,7 +102,9 @@ def test_a_safetensors_file_that_is_no_model_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="not a fedbandit model"):
         DeviceModel.from_bytes(save({"weight": np.zeros(3)}))
-    later = save({}, metadata={"model": json.dumps({"format": "fedbandit-model", "format_version": 9})})
+    later = save(
+        {}, metadata={"model": json.dumps({"format": "fedbandit-model", "format_version": 9})}
+    )
     with pytest.raises(DataError, match="format"):
         DeviceModel.from_bytes(later)
 
@@ -106,8 +112,19 @@ def test_a_safetensors_file_that_is_no_model_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": {"weight": np.full((7, 4), np.nan, np.float32), "bias": np.zeros(4, np.float32)}}, "not finite"),
-        ({"weights": {"weight": np.zeros((7, 5), np.float32), "bias": np.zeros(4, np.float32)}}, "linear model has"),
+        (
+            {
+                "weights": {
+                    "weight": np.full((7, 4), np.nan, np.float32),
+                    "bias": np.zeros(4, np.float32),
+                }
+            },
+            "not finite",
+        ),
+        (
+            {"weights": {"weight": np.zeros((7, 5), np.float32), "bias": np.zeros(4, np.float32)}},
+            "linear model has",
+        ),
         ({"version": -1}, "negative"),
         ({"actions": ("a", "a", "b", "c")}, "differ"),
         ({"vocabulary": ("one", "word")}, "do not fit"),
@@ -204,14 +221,22 @@ def test_other_models_act_with_the_functions_that_trained_them(tmp_path, name):
         agent.install(DeviceModel.of_experiment(experiment, weights, 4))
         actor = agent._actor()
         rows = np.arange(20)
-        expected = experiment.bandit.work.learner.predict(weights, dataset.train.contexts(rows)).mean
-        ours = np.stack([actor.predict(actor.encode(dataset.train.features[row])).mean for row in rows])
-    np.testing.assert_allclose(ours, expected, atol=1e-5, rtol=1e-5)  # scores reach 40 here, in float32
+        expected = experiment.bandit.work.learner.predict(
+            weights, dataset.train.contexts(rows)
+        ).mean
+        ours = np.stack(
+            [actor.predict(actor.encode(dataset.train.features[row])).mean for row in rows]
+        )
+    np.testing.assert_allclose(
+        ours, expected, atol=1e-5, rtol=1e-5
+    )  # scores reach 40 here, in float32
 
 
 def test_text_is_scored_bit_for_bit_like_in_the_simulation(tmp_path):
     dataset = random_text(words=40, num_actions=6)
-    experiment = build_experiment(Config.build({"scenario": "scratch", "clients_per_round": 2}), dataset)
+    experiment = build_experiment(
+        Config.build({"scenario": "scratch", "clients_per_round": 2}), dataset
+    )
     weights = np.random.default_rng(0).normal(size=experiment.layout.size).astype(np.float32)
     with Agent(tmp_path) as agent:
         agent.install(DeviceModel.of_experiment(experiment, weights, 0))
@@ -219,7 +244,9 @@ def test_text_is_scored_bit_for_bit_like_in_the_simulation(tmp_path):
         for row in range(len(features)):
             sentence = features.slice(row, row + 1)
             ours = actor.predict(actor.encode((sentence.ids, sentence.values))).mean
-            assert np.array_equal(ours, experiment.bandit.work.learner.predict(weights, sentence).mean[0])
+            assert np.array_equal(
+                ours, experiment.bandit.work.learner.predict(weights, sentence).mean[0]
+            )
 
 
 def test_a_model_file_cannot_name_code_that_the_app_does_not_trust(tmp_path):

@@ -45,7 +45,10 @@ def test_a_request_that_lacks_something_is_answered(asked, missing):
 @pytest.mark.parametrize("change", [{"space": None}, {"version": 1.5}, {"token": float("nan")}, {}])
 def test_what_any_request_lacks_is_named_and_never_a_traceback(asked, caplog, kind, change):
     participant, request = asked
-    for facts in ({**request.facts, **change}, {k: v for k, v in request.facts.items() if k not in change}):
+    for facts in (
+        {**request.facts, **change},
+        {k: v for k, v in request.facts.items() if k not in change},
+    ):
         answered, _ = participant.answer(kind, {"version": 0, **facts}, {})
         json.dumps(answered, allow_nan=False)  # it has to travel
         assert "problem" in answered or kind == "ready"

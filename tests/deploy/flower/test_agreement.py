@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from network_builders import Network, coordinator
-from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values, experiment, live_a_period, open_agent
+from simulated_devices import (
+    CLIENTS,
+    SECURE_TRAINING,
+    deployment_values,
+    experiment,
+    live_a_period,
+    open_agent,
+)
 
 from fedbandit.core.process import Stopwatch
 from fedbandit.deploy.device.participant import Participant
@@ -73,14 +80,22 @@ def test_with_secure_aggregation_each_round_is_the_simulators_up_to_rounding(tmp
     rounds = 4
     values, words = deployment_values(rounds, "server", SECURE, **SECURE_TRAINING)
     (tmp_path / "words.txt").write_text("\n".join(words))
-    deployment, simulated = build_deployment(values, tmp_path), experiment(rounds, **SECURE_TRAINING)
+    deployment, simulated = (
+        build_deployment(values, tmp_path),
+        experiment(rounds, **SECURE_TRAINING),
+    )
     app = make_client_app(
-        open_agent=lambda context: open_agent(context.node_config["agent-dir"], context.node_config["client"]),
-        after_install=lambda agent, context: live_a_period(agent, context.node_config["client"], simulated),
+        open_agent=lambda context: open_agent(
+            context.node_config["agent-dir"], context.node_config["client"]
+        ),
+        after_install=lambda agent, context: live_a_period(
+            agent, context.node_config["client"], simulated
+        ),
         secure_aggregation=True,
     )
     configs = [
-        {"agent-dir": str(tmp_path / f"device-{client}"), "client": client, "unsigned-keys": True} for client in CLIENTS
+        {"agent-dir": str(tmp_path / f"device-{client}"), "client": client, "unsigned-keys": True}
+        for client in CLIENTS
     ]
     server = a_server(deployment, RecordingGrid(app, configs))
     for _ in range(rounds):

@@ -13,7 +13,9 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.guard import MARK, marked
 from fedbandit.deploy.flower.processes import alone, end_leftovers, ended_by_signals, start, stop
 
-DEAF = "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(600)"
+DEAF = (
+    "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(600)"
+)
 PROGRAM = f"""
 import subprocess, sys, time
 subprocess.Popen([sys.executable, "-c", {DEAF!r}], start_new_session=True)
@@ -56,13 +58,17 @@ def test_a_child_in_a_session_of_its_own_is_ended_too(home):
     there = all_there(home)
     stop(program, home)
     assert program.returncode is not None
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in there)
+    assert not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in there
+    )
     assert marked(home) == []
 
 
 def test_what_a_program_says_is_in_the_log_with_its_time(home):
     program = start(["python", "-c", PROGRAM], home, home / "log")
-    wait_until(lambda: (home / "log").exists() and (home / "log").read_text().count("\n") == 2, "two lines")
+    wait_until(
+        lambda: (home / "log").exists() and (home / "log").read_text().count("\n") == 2, "two lines"
+    )
     stop(program, home)
     first, second = (home / "log").read_text().splitlines()
     assert '"level": "warning", "message": "a first line"' in first
@@ -83,7 +89,9 @@ def test_a_program_does_not_outlive_a_supervisor_that_is_killed(home):
 def test_a_restart_ends_what_is_left_and_nothing_else(home):
     """Guard and supervisor are killed together, and the program is frozen: nobody is there to end it."""
     elsewhere = {**os.environ, MARK: str(home) + "-2"}
-    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=elsewhere)
+    foreign = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], env=elsewhere
+    )
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(home)])
     try:
         there = all_there(home)
@@ -113,7 +121,9 @@ def test_a_folder_has_one_supervisor_at_a_time(tmp_path):
     home = tmp_path / "state" / "flower"
     with alone(home, "deploy server"):
         second = alone(home, "deploy server")
-        with pytest.raises(ConfigError, match="state: another `deploy server` is running for this folder"):
+        with pytest.raises(
+            ConfigError, match="state: another `deploy server` is running for this folder"
+        ):
             second.__enter__()
     with alone(home, "deploy server"):
         pass

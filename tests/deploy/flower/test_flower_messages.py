@@ -32,7 +32,9 @@ def folders(tmp_path, deployment):
 
 def play(deployment, grid, rounds=None):
     store = Store(deployment.folder)
-    server = Coordinator(deployment, store, GridTransport(grid), select=lambda _, nodes, __: list(nodes))
+    server = Coordinator(
+        deployment, store, GridTransport(grid), select=lambda _, nodes, __: list(nodes)
+    )
     state = server.run(attempts=rounds)
     store.close()
     return state
@@ -54,7 +56,9 @@ def test_rounds_through_flower_are_those_without(deployment, folders, tmp_path):
 
 
 def test_a_client_app_that_fails_is_named(deployment, folders, caplog):
-    grid = LocalGrid(app, [{"agent-dir": folders[0]}, {}])  # the second node does not know its folder
+    grid = LocalGrid(
+        app, [{"agent-dir": folders[0]}, {}]
+    )  # the second node does not know its folder
     state = play(deployment, grid, rounds=1)
     assert state.round == 1
     assert "node 1001 refused: failed: Flower's error 2" in caplog.text

@@ -46,7 +46,9 @@ class SuperLinkClient:
             self.withheld |= {message.object_id}
 
     def PullMessages(self, request) -> PullAppMessagesResponse:
-        found = [self.replies.pop(ticket) for ticket in request.message_ids if ticket in self.replies]
+        found = [
+            self.replies.pop(ticket) for ticket in request.message_ids if ticket in self.replies
+        ]
         trees = [get_object_tree(message) for message in found]
         protos = [message_to_proto(remove_content_from_message(message)) for message in found]
         return PullAppMessagesResponse(messages_list=protos, message_object_trees=trees)
@@ -71,7 +73,9 @@ class FreezingGrid(HttpGrid):
         self.link = self._client = SuperLinkClient()
         self._run = types.SimpleNamespace(run_id=1)
         configs = {100 + i: {"agent-dir": folder} for i, folder in enumerate(folders)}
-        self.contexts = {node: Context(1, node, config, RecordDict(), {}) for node, config in configs.items()}
+        self.contexts = {
+            node: Context(1, node, config, RecordDict(), {}) for node, config in configs.items()
+        }
         self.freezes: Callable[[int, str], bool] = lambda node, kind: False
         self.number = 0
 
@@ -83,7 +87,9 @@ class FreezingGrid(HttpGrid):
             self.number += 1
             message.metadata.__dict__["_message_id"] = f"m{self.number}"
             node, kind = message.metadata.dst_node_id, message.metadata.message_type
-            self.link.add(app(message=message, context=self.contexts[node]), not self.freezes(node, kind))
+            self.link.add(
+                app(message=message, context=self.contexts[node]), not self.freezes(node, kind)
+            )
         return [message.metadata.message_id for message in messages]
 
 

@@ -43,13 +43,24 @@ def make_keys(folder):
     openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, "-subj", "/CN=test authority",
             "-keyout", f"{ca}.key", "-out", f"{ca}.crt")  # fmt: skip
     openssl(
-        "req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-keyout", server, "-out", f"{server}.csr"
+        "req",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+        server,
+        "-out",
+        f"{server}.csr",
     )
     names = folder / "names"
     names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
     openssl("x509", "-req", "-in", f"{server}.csr", "-CA", f"{ca}.crt", "-CAkey", f"{ca}.key", "-CAcreateserial",
             "-days", 2, "-extfile", names, "-out", folder / "server.pem")  # fmt: skip
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", node], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", node], check=True
+    )
     return folder / "ca.crt", folder / "server.pem", server, node
 
 
@@ -57,7 +68,11 @@ def deploy(log, *arguments):
     command = [sys.executable, "-m", "fedbandit", "deploy", *map(str, arguments)]
     with open(log, "wb") as file:
         return subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=hear_ctrl_c
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=hear_ctrl_c,
         )
 
 
@@ -85,7 +100,8 @@ def wait_until(holds, seconds, what):
 
 
 needs_tools = pytest.mark.skipif(
-    not (shutil.which("openssl") and shutil.which("ssh-keygen")), reason="needs openssl and ssh-keygen"
+    not (shutil.which("openssl") and shutil.which("ssh-keygen")),
+    reason="needs openssl and ssh-keygen",
 )
 
 
@@ -103,10 +119,24 @@ def joined(tmp_path):
         running.append(deploy(tmp_path / "server.out", "server", toml, *options))
         wait_until(lambda: "listening" in (tmp_path / "server.out").read_text(), 120, "a server")
         registered = deploy(
-            tmp_path / "register.out", "register", tmp_path / "server", f"{node}.pub", "--name", "device-0"
+            tmp_path / "register.out",
+            "register",
+            tmp_path / "server",
+            f"{node}.pub",
+            "--name",
+            "device-0",
         )
         assert registered.wait(120) == 0, (tmp_path / "register.out").read_text()
-        joins = ("client", tmp_path / "device-0", "--server", f"127.0.0.1:{port}", "--ca", ca, "--key", node)
+        joins = (
+            "client",
+            tmp_path / "device-0",
+            "--server",
+            f"127.0.0.1:{port}",
+            "--ca",
+            ca,
+            "--key",
+            node,
+        )
         running.append(deploy(tmp_path / "client.out", *joins))
         return running
 
@@ -120,7 +150,9 @@ def test_a_state_that_cannot_be_resumed_is_refused_before_anything_starts(tmp_pa
     toml.write_text(TOML.format(rounds=1))
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "metrics.jsonl").write_text('{"round": 7}\n')
-    monkeypatch.setattr(operate, "start_superlink", lambda *_: pytest.fail("a SuperLink was started"))
+    monkeypatch.setattr(
+        operate, "start_superlink", lambda *_: pytest.fail("a SuperLink was started")
+    )
     with pytest.raises(DataError, match=r"server\.sqlite is missing, but metrics\.jsonl is here"):
         operate.serve(toml, "127.0.0.1", processes.free_port(), processes.Security())
 
@@ -138,7 +170,11 @@ def test_a_server_and_a_device_with_keys(tmp_path, joined):
     assert "round 1: 1 of 1 devices, reward" in said
     assert "all rounds are done" in said
     found = full_status(tmp_path / "server")
-    assert (found["round"], found["live"]["doing"], found["warnings"]) == (1, "all rounds are done", {})
+    assert (found["round"], found["live"]["doing"], found["warnings"]) == (
+        1,
+        "all rounds are done",
+        {},
+    )
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
 
@@ -147,12 +183,22 @@ def test_a_server_and_a_device_with_keys(tmp_path, joined):
 @needs_tools
 def test_a_revoked_key_cannot_connect_any_more(tmp_path, joined):
     server, _ = joined(rounds=1000)
-    wait_until(lambda: "round 1: 1 of 1 devices" in (tmp_path / "server.out").read_text(), 300, "a round")
+    wait_until(
+        lambda: "round 1: 1 of 1 devices" in (tmp_path / "server.out").read_text(), 300, "a round"
+    )
     (node,) = full_status(tmp_path / "server")["live"]["nodes"]
     revoked = deploy(tmp_path / "revoke.out", "revoke", tmp_path / "server", node["node"])
     assert revoked.wait(120) == 0, (tmp_path / "revoke.out").read_text()
     assert f"{node['node']} cannot connect any more" in (tmp_path / "revoke.out").read_text()
     assert "ecdsa" not in (tmp_path / "server" / "roster.pub").read_text()
-    wait_until(lambda: "the node ended with code" in (tmp_path / "client.out").read_text(), 200, "a refused node")
-    wait_until(lambda: "waiting for nodes: 0 in reach" in (tmp_path / "server.out").read_text(), 200, "nobody in reach")
+    wait_until(
+        lambda: "the node ended with code" in (tmp_path / "client.out").read_text(),
+        200,
+        "a refused node",
+    )
+    wait_until(
+        lambda: "waiting for nodes: 0 in reach" in (tmp_path / "server.out").read_text(),
+        200,
+        "nobody in reach",
+    )
     assert server.poll() is None

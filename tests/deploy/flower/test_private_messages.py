@@ -11,7 +11,12 @@ from fedbandit.deploy.device.card import read_card
 
 
 def test_a_private_round_with_figures_and_a_gate(tmp_path):
-    privacy = {"mechanism": "dp-fedavg", "noise_multiplier": 0.05, "sampling": "fixed", "separation": None}
+    privacy = {
+        "mechanism": "dp-fedavg",
+        "noise_multiplier": 0.05,
+        "sampling": "fixed",
+        "separation": None,
+    }
     shares = {"figures_share": 0.3, "gate_share": 0.3}
     given = values(population=5, max_events=10) | {"clients_per_round": 5, "deploy_every": 1}
     given |= {"privacy": {**privacy, **shares}, "gate": {"confidence": 0.5, "limit": 10.0}}

@@ -59,15 +59,33 @@ def wait_until(holds, seconds, what):
 
 
 def write_toml(folder, rounds, clients, rules=None, **changed):
-    given = {"min_reports": len(clients), "round_seconds": 150, "install_seconds": 150, **(rules or {})}
+    given = {
+        "min_reports": len(clients),
+        "round_seconds": 150,
+        "install_seconds": 150,
+        **(rules or {}),
+    }
     values, words = deployment_values(rounds, "server", given, **changed)
     (folder / "words.txt").write_text("\n".join(words))
     rules = values.pop("deployment")
     config = Config.build({**values, "scenario": "scratch"})
-    meaningless = ("scenario", "mode", "data", "pretraining", "population", "drift", "gate", "training")
+    meaningless = (
+        "scenario",
+        "mode",
+        "data",
+        "pretraining",
+        "population",
+        "drift",
+        "gate",
+        "training",
+    )
     text = config.to_toml()
-    blocks = [block for block in text.split("\n\n") if block.split("\n")[0].strip("[]") not in meaningless]
-    lines = [line for line in "\n\n".join(blocks).splitlines() if line.split(" = ")[0] not in meaningless]
+    blocks = [
+        block for block in text.split("\n\n") if block.split("\n")[0].strip("[]") not in meaningless
+    ]
+    lines = [
+        line for line in "\n\n".join(blocks).splitlines() if line.split(" = ")[0] not in meaningless
+    ]
     lines += ["[deployment]", *(f"{key} = {json.dumps(value)}" for key, value in rules.items())]
     path = folder / "deployment.toml"
     path.write_text("\n".join(lines) + "\n")
@@ -90,19 +108,30 @@ class RealNetwork:
         self.link = self.start_link()
         for client in self.clients:
             device, log = self.folder / f"device-{client}", self.folder / f"node-{client}.log"
-            address, own = f"127.0.0.1:{self.port}", f"client={client} {self.own.format(client=client)}".strip()
+            address, own = (
+                f"127.0.0.1:{self.port}",
+                f"client={client} {self.own.format(client=client)}".strip(),
+            )
             plain = processes.Security()
-            self.nodes.append(processes.start_supernode(device / "home", address, device / "agent", plain, log, own))
+            self.nodes.append(
+                processes.start_supernode(
+                    device / "home", address, device / "agent", plain, log, own
+                )
+            )
         return self
 
     def __exit__(self, *_):
-        homes = [self.folder / f"device-{client}" / "home" for client in self.clients[: len(self.nodes)]]
+        homes = [
+            self.folder / f"device-{client}" / "home" for client in self.clients[: len(self.nodes)]
+        ]
         for process, home in zip([*self.nodes, self.link], [*homes, self.home], strict=True):
             processes.stop(process, home)
 
     def start_link(self):
         plain = processes.Security()
-        link = processes.start_superlink(self.home, "127.0.0.1", self.port, plain, self.folder / "superlink.db")
+        link = processes.start_superlink(
+            self.home, "127.0.0.1", self.port, plain, self.folder / "superlink.db"
+        )
         processes.wait_for_port("127.0.0.1", self.port, link, self.state / "superlink.log")
         processes.write_connection(self.home, f"127.0.0.1:{self.port}", plain)
         return link
@@ -110,7 +139,9 @@ class RealNetwork:
     def kill_link(self):
         """The SuperLink, and with it the server app, by kill -9; then a new SuperLink."""
         os.killpg(self.link.pid, signal.SIGKILL)
-        processes.stop(self.link, self.home)  # waits until the last of them is gone, and its port is free
+        processes.stop(
+            self.link, self.home
+        )  # waits until the last of them is gone, and its port is free
         self.link = self.start_link()
 
     def submit(self):
@@ -119,11 +150,17 @@ class RealNetwork:
     def wait_for_rounds(self, rounds, seconds):
         metrics = self.state / "metrics.jsonl"
         wait_until(
-            lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= rounds, seconds, f"{rounds} rounds"
+            lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= rounds,
+            seconds,
+            f"{rounds} rounds",
         )
 
     def wait_for_end(self, run):
-        wait_until(lambda: processes.run_status(self.home, run).startswith("finished"), 60, "the end of the run")
+        wait_until(
+            lambda: processes.run_status(self.home, run).startswith("finished"),
+            60,
+            "the end of the run",
+        )
 
 
 @pytest.mark.slow
@@ -164,16 +201,26 @@ def test_real_processes_with_secure_aggregation_agree_up_to_rounding(tmp_path):
         network.wait_for_rounds(rounds, 600)
         network.wait_for_end(run)
     found = kept_state(network.state)
-    lines = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [line["clients"] for line in lines] == [len(NODES)] * rounds
     assert sorted(found.deployed) == [0, 1, 2]
     for line in lines:
         number, clip_norm = line["round"], line["clip_norm"]
         kept = {version: weights for version, weights in found.deployed.items() if version < number}
-        before = State(number - 1, kept[number - 1].weights, kept, {"weights": kept[number - 1].weights}, clip_norm)
+        before = State(
+            number - 1,
+            kept[number - 1].weights,
+            kept,
+            {"weights": kept[number - 1].weights},
+            clip_norm,
+        )
         expected = simulated_round(before, rounds, NODES, **SECURE_TRAINING)
         bound = update_error(len(NODES), clip_norm) / len(NODES) + 1e-6
-        np.testing.assert_allclose(found.deployed[number].weights, expected.weights, atol=bound, rtol=0)
+        np.testing.assert_allclose(
+            found.deployed[number].weights, expected.weights, atol=bound, rtol=0
+        )
     assert np.abs(found.weights - found.deployed[0].weights).max() > 0.01
 
 
@@ -185,24 +232,35 @@ def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_dev
     privacy = {"mechanism": "dp-fedavg", "noise_multiplier": 2.0, "sampling": "fixed"}
     rules = {"secure_aggregation": True, "min_reports": 3, "population": 4, "secure_seconds": 30}
     toml = write_toml(tmp_path, 1, CLIENTS, rules, **changed, privacy=privacy)
-    with RealNetwork(tmp_path, toml, CLIENTS, 1, "secure-aggregation=true unsigned-keys=true", **changed) as network:
+    with RealNetwork(
+        tmp_path, toml, CLIENTS, 1, "secure-aggregation=true unsigned-keys=true", **changed
+    ) as network:
 
         def said():
             return read_live(network.state) or {"in_reach": 0, "doing": ""}
 
-        write_json(network.state / "operator.json", Wishes(paused=True).to_json())  # until all four are there
+        write_json(
+            network.state / "operator.json", Wishes(paused=True).to_json()
+        )  # until all four are there
         run = network.submit()
         wait_until(lambda: said()["in_reach"] == 4, 100, "four nodes in reach")
         change_wishes(network.state, lambda _: Wishes())
-        wait_until(lambda: "a secure sum over 4 nodes" in said()["doing"], 200, "the exchange of keys")
+        wait_until(
+            lambda: "a secure sum over 4 nodes" in said()["doing"], 200, "the exchange of keys"
+        )
         os.killpg(network.nodes[0].pid, signal.SIGKILL)
         network.wait_for_rounds(1, 400)
         network.wait_for_end(run)
     plan, status = read_deployment(toml).ledger, read_status(network.state)
     assert status["secure_aggregation"] is True
-    assert (status["privacy"]["epsilon_rdp"], status["privacy"]["epsilon_pld"]) == (plan.epsilon(1), None)
+    assert (status["privacy"]["epsilon_rdp"], status["privacy"]["epsilon_pld"]) == (
+        plan.epsilon(1),
+        None,
+    )
     assert read_ledger(network.state / "ledger.jsonl").released == 1
-    [line] = [json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()]
+    [line] = [
+        json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()
+    ]
     assert line["clients"] == 3
     # Noise of two clip norms on the sum in each of many weights, far above the updates of three devices.
     noise = 2.0 * 0.3 / 4 * np.sqrt(kept_state(network.state).weights.size)

@@ -34,10 +34,20 @@ def test_a_secure_round_is_the_plain_one_up_to_rounding(tmp_path, adaptive):
     server = a_server(deployment, grid)
     found = server.attempt()
     clear = coordinator(
-        a_deployment(tmp_path / "plain", {**values(), **clipping}), Network(dict(enumerate(participants)))
+        a_deployment(tmp_path / "plain", {**values(), **clipping}),
+        Network(dict(enumerate(participants))),
     )
     expected = clear.attempt()
-    for name in ("round", "events", "clients", "unclipped", "idle", "refused", "model_versions", "clip_norm"):
+    for name in (
+        "round",
+        "events",
+        "clients",
+        "unclipped",
+        "idle",
+        "refused",
+        "model_versions",
+        "clip_norm",
+    ):
         assert found[name] == expected[name], name
     bound = update_error(5, found["clip_norm"]) / 5 + 1e-7  # the mean's, and float32's own rounding
     np.testing.assert_allclose(server.state.weights, clear.state.weights, atol=bound, rtol=0)
@@ -45,7 +55,9 @@ def test_a_secure_round_is_the_plain_one_up_to_rounding(tmp_path, adaptive):
     assert found["reward"] == pytest.approx(
         expected["reward"], abs=reward_error(5, deployment.rules.bounds) / found["events"]
     )
-    assert found["propensity"] == pytest.approx(expected["propensity"], abs=5 * 1000 * STEP / found["events"])
+    assert found["propensity"] == pytest.approx(
+        expected["propensity"], abs=5 * 1000 * STEP / found["events"]
+    )
 
 
 def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
@@ -68,7 +80,9 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
         assert not message.has_error()
         facts, arrays = from_records(message.content)
         assert arrays == {}
-        allowed = {"protocol", "token"} | ({"device", "version", "ready"} if step == "ready" else set())
+        allowed = {"protocol", "token"} | (
+            {"device", "version", "ready"} if step == "ready" else set()
+        )
         assert set(facts) == allowed
         sealed = message.content.config_records.get(SEALED, {})
         expected = {
@@ -103,7 +117,9 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
 
 def test_masked_vectors_look_uniform_over_many_rounds(tmp_path):
     """The same device with the same update: its masked vectors are spread evenly and do not resemble each other."""
-    deployment, grid, _ = a_network(tmp_path, number=3, given={**secure_values(), "rounds": 20, "deploy_every": 100})
+    deployment, grid, _ = a_network(
+        tmp_path, number=3, given={**secure_values(), "rounds": 20, "deploy_every": 100}
+    )
     a_server(deployment, grid).run()
     seen = [
         unpacked(message.content.config_records[SEALED][wire.MASKED])
@@ -150,7 +166,9 @@ def test_devices_that_drop_out_at_any_step(tmp_path, caplog, lost, left):
         return
     assert metrics["clients"] == left
     gone = {node - FIRST for node, step in lost if step != UNMASKING}
-    expected = plain_round(tmp_path / "plain", [p for i, p in enumerate(participants) if i not in gone])
+    expected = plain_round(
+        tmp_path / "plain", [p for i, p in enumerate(participants) if i not in gone]
+    )
     bound = update_error(left, 1.0) / left + 1e-7
     np.testing.assert_allclose(server.state.weights, expected.state.weights, atol=bound, rtol=0)
     assert metrics["events"] == 6 * left
@@ -173,14 +191,22 @@ def test_too_many_drop_outs_give_up_the_attempt_and_nothing_counts(tmp_path, cap
 
 def test_a_ring_of_neighbours_in_place_of_all_with_all(tmp_path):
     """With more devices than shares each has a few neighbours; drop-outs among them are survived as well."""
-    deployment, grid, participants = a_network(tmp_path, number=9, given=secure_values(secure_shares=5))
+    deployment, grid, participants = a_network(
+        tmp_path, number=9, given=secure_values(secure_shares=5)
+    )
     grid.lost = {(FIRST + 4, TRAINING)}
     server = a_server(deployment, grid)
     assert server.attempt()["clients"] == 8
-    keys = [m.content.config_records[SEALED][wire.PARCELS] for _, step, m in grid.received if step == SHARES]
+    keys = [
+        m.content.config_records[SEALED][wire.PARCELS]
+        for _, step, m in grid.received
+        if step == SHARES
+    ]
     assert {len(shares) for shares in keys} == {4}
     expected = plain_round(tmp_path / "plain", [p for i, p in enumerate(participants) if i != 4])
-    np.testing.assert_allclose(server.state.weights, expected.state.weights, atol=update_error(1, 1.0) + 1e-7, rtol=0)
+    np.testing.assert_allclose(
+        server.state.weights, expected.state.weights, atol=update_error(1, 1.0) + 1e-7, rtol=0
+    )
 
 
 def test_vectors_are_added_up_as_they_come_and_not_held(tmp_path, monkeypatch):
@@ -194,7 +220,9 @@ def test_vectors_are_added_up_as_they_come_and_not_held(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Courier, "ask", noted)
     assert a_server(deployment, grid).attempt()["clients"] == 5
-    assert [(node, reply.sealed) for node, reply in kept["round 1, training"]] == [(FIRST + i, {}) for i in range(5)]
+    assert [(node, reply.sealed) for node, reply in kept["round 1, training"]] == [
+        (FIRST + i, {}) for i in range(5)
+    ]
 
 
 def test_idle_devices_sit_out(tmp_path):

@@ -7,7 +7,16 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message
 from masked_round import certificate, node_key, private_file, public_line
-from secure_builders import FIRST, SHARES, TRAINING, UNMASKING, a_network, a_server, clear_task, with_keys
+from secure_builders import (
+    FIRST,
+    SHARES,
+    TRAINING,
+    UNMASKING,
+    a_network,
+    a_server,
+    clear_task,
+    with_keys,
+)
 
 from fedbandit.deploy.flower.transport import SEALED, from_records, sealed_in, to_records
 from fedbandit.deploy.masking import wire
@@ -15,7 +24,9 @@ from fedbandit.deploy.masking import wire
 
 def clear_request(deployment, kind="train.fedbandit_round", node=FIRST):
     task = clear_task(deployment.folder.parent)
-    return Message(to_records(task.facts, task.arrays), dst_node_id=node, message_type=kind, ttl=60.0)
+    return Message(
+        to_records(task.facts, task.arrays), dst_node_id=node, message_type=kind, ttl=60.0
+    )
 
 
 @pytest.mark.parametrize("kind", ["train.fedbandit_round", "train.fedbandit_secure"])
@@ -25,7 +36,9 @@ def test_a_device_set_to_sums_refuses_to_send_its_update_in_clear(tmp_path, kind
     facts, arrays = from_records(reply.content)
     assert set(facts) == {"protocol", "token", "problem"}
     assert arrays == {}
-    assert "secure sums only" in facts["problem"] or "not a step of a secure sum" in facts["problem"]
+    assert (
+        "secure sums only" in facts["problem"] or "not a step of a secure sum" in facts["problem"]
+    )
 
 
 def test_a_device_not_set_to_sums_answers_in_clear_under_the_one_name_for_it(tmp_path):
@@ -35,7 +48,8 @@ def test_a_device_not_set_to_sums_answers_in_clear_under_the_one_name_for_it(tmp
 
 
 @pytest.mark.parametrize(
-    "kind", ["train", "train.default", "train.fedbandit_distil", "query.fedbandit_distil", "evaluate"]
+    "kind",
+    ["train", "train.default", "train.fedbandit_distil", "query.fedbandit_distil", "evaluate"],
 )
 def test_a_kind_of_message_that_a_later_server_has_is_not_trained_on(tmp_path, kind):
     """Flower itself answers with an error, which servers count as a failure of the node."""
@@ -69,7 +83,9 @@ class Asking:
         before = self.asked[node, step]
         content = to_records(*from_records(before.content), {**sealed_in(before.content), **sealed})
         kind = before.metadata.message_type
-        [reply] = self.grid.send_and_receive([Message(content, dst_node_id=node, message_type=kind, ttl=60.0)])
+        [reply] = self.grid.send_and_receive(
+            [Message(content, dst_node_id=node, message_type=kind, ttl=60.0)]
+        )
         facts, arrays = from_records(reply.content)
         assert arrays == {}
         assert ("problem" in facts) is not bool(sealed_in(reply.content))
@@ -80,7 +96,9 @@ class Asking:
 def test_the_middle_of_the_protocol_does_not_come_first(tmp_path, step):
     deployment, grid, _ = a_network(tmp_path)
     request = clear_request(deployment, "train.fedbandit_secure")
-    request.content.config_records[SEALED] = ConfigRecord({wire.STEP: step, wire.NODES: [1, 2], wire.ACTIVE: [1, 2]})
+    request.content.config_records[SEALED] = ConfigRecord(
+        {wire.STEP: step, wire.NODES: [1, 2], wire.ACTIVE: [1, 2]}
+    )
     [reply] = grid.send_and_receive([request])
     assert "is not due" in from_records(reply.content)[0]["problem"]
     assert sealed_in(reply.content) == {}
@@ -144,7 +162,10 @@ def test_a_damaged_file_of_a_step_drops_the_device_out(tmp_path, caplog):
 
     grid.push_messages = damage
     assert a_server(deployment, grid).attempt()["clients"] == 4
-    assert f"node {FIRST} refused: could not train: training: what was kept for this step" in caplog.text
+    assert (
+        f"node {FIRST} refused: could not train: training: what was kept for this step"
+        in caplog.text
+    )
 
 
 def test_with_node_keys_and_rosters_devices_sum_with_each_other(tmp_path, caplog):
@@ -158,8 +179,16 @@ def test_a_device_without_a_roster_takes_part_in_no_sum_unless_told_to(tmp_path,
     deployment, grid, _ = a_network(tmp_path)
     del grid.contexts[FIRST].node_config["unsigned-keys"]
     assert a_server(deployment, grid).attempt()["clients"] == 4
-    assert f"node {FIRST} refused: could not train: this device has no roster of registered nodes" in caplog.text
-    assert caplog.text.count("without a roster: the server is believed who this device's neighbours are") == 4
+    assert (
+        f"node {FIRST} refused: could not train: this device has no roster of registered nodes"
+        in caplog.text
+    )
+    assert (
+        caplog.text.count(
+            "without a roster: the server is believed who this device's neighbours are"
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,7 +229,9 @@ def test_a_node_that_is_not_on_the_roster_is_in_no_sum(tmp_path, caplog, known_t
     (tmp_path / "keys" / str(FIRST)).write_bytes(private_file(node_key()))
     if known_to_server:
         deployment.folder.mkdir(exist_ok=True)
-        (deployment.folder / "roster.pub").write_bytes((tmp_path / "keys" / "roster.pub").read_bytes())
+        (deployment.folder / "roster.pub").write_bytes(
+            (tmp_path / "keys" / "roster.pub").read_bytes()
+        )
     found = a_server(deployment, grid).attempt()
     why = f"the keys of node {FIRST} are signed by a node that is not on the roster"
     if known_to_server:
@@ -224,10 +255,14 @@ def test_a_server_that_invents_neighbours_is_refused(tmp_path, caplog):
             if grid._step(message) == SHARES:
                 facts, _ = from_records(message.content)
                 sealed = message.content.config_records[SEALED]
-                made_up = [announce(facts["token"], node, node_key())[1] for node in sealed[wire.NODES]]
+                made_up = [
+                    announce(facts["token"], node, node_key())[1] for node in sealed[wire.NODES]
+                ]
                 sealed[wire.PARCELS] = [said.to_bytes() for said in made_up]
         return push(messages)
 
     grid.push_messages = invent
     assert a_server(deployment, grid).attempt() is None
-    assert caplog.text.count("signed by a node that is not on the roster") == 10  # said by devices and by the server
+    assert (
+        caplog.text.count("signed by a node that is not on the roster") == 10
+    )  # said by devices and by the server

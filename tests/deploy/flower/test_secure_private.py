@@ -8,8 +8,24 @@ from network_builders import a_deployment, live, values
 
 pytest.importorskip("flwr")
 
-from secure_builders import FIRST, TRAINING, UNMASKING, a_network, a_server, lines_of, own_parts, secure_values
-from simulated_devices import CLIENTS, SECURE_TRAINING, deployment_values, experiment, live_a_period, open_agent
+from secure_builders import (
+    FIRST,
+    TRAINING,
+    UNMASKING,
+    a_network,
+    a_server,
+    lines_of,
+    own_parts,
+    secure_values,
+)
+from simulated_devices import (
+    CLIENTS,
+    SECURE_TRAINING,
+    deployment_values,
+    experiment,
+    live_a_period,
+    open_agent,
+)
 from test_agreement import simulated_round
 from test_secure_server import added
 
@@ -65,7 +81,9 @@ def make_idle(participant):
 
 
 @pytest.mark.parametrize("clip_norm", [1.0, 0.05])
-def test_a_private_secure_round_is_the_central_sum_and_the_noise_that_was_drawn(tmp_path, known_noise, clip_norm):
+def test_a_private_secure_round_is_the_central_sum_and_the_noise_that_was_drawn(
+    tmp_path, known_noise, clip_norm
+):
     given = {**private_values(), "clipping": {"norm": clip_norm}}
     deployment, grid, participants = a_network(tmp_path, given=given)
     parts = own_parts(deployment, participants)  # for a clip norm of 1
@@ -76,7 +94,9 @@ def test_a_private_secure_round_is_the_central_sum_and_the_noise_that_was_drawn(
     [noise] = known_noise
     assert np.abs(noise).max() > 0.1 / STEP
     moved = (server.state.weights - deployment.initial).astype(np.float64) * 5
-    bound = 2 * update_error(5, clip_norm) * np.sqrt(24) + 1e-6  # rounded, and clipped to a little less
+    bound = (
+        2 * update_error(5, clip_norm) * np.sqrt(24) + 1e-6
+    )  # rounded, and clipped to a little less
     np.testing.assert_allclose(moved, expected + noise * STEP * clip_norm, atol=bound, rtol=0)
     assert metrics["epsilon"] == pytest.approx(deployment.ledger.epsilon(1))
     assert metrics["clients"] == 5
@@ -84,7 +104,12 @@ def test_a_private_secure_round_is_the_central_sum_and_the_noise_that_was_drawn(
 
 @pytest.mark.parametrize(
     ("mechanism", "more"),
-    [("dp-fedavg", {}), ("dp-ftrl", {}), ("blt", {}), ("banded-mf", {"sampling": "min-separation", "separation": 1})],
+    [
+        ("dp-fedavg", {}),
+        ("dp-ftrl", {}),
+        ("blt", {}),
+        ("banded-mf", {"sampling": "min-separation", "separation": 1}),
+    ],
 )
 def test_each_round_is_the_simulators_up_to_rounding_and_the_noise_that_was_drawn(
     tmp_path, known_noise, mechanism, more
@@ -93,20 +118,32 @@ def test_each_round_is_the_simulators_up_to_rounding_and_the_noise_that_was_draw
     privacy = {"mechanism": mechanism, "noise_multiplier": 0.5, "sampling": "fixed", **more}
     rules = {**secure_values(population=4)["deployment"], "min_reach": 0.0}
     rules = {key: value for key, value in rules.items() if key not in ("state", "actions", "shape")}
-    given, words = deployment_values(rounds, "server", rules, **SECURE_TRAINING, **clipping, privacy=privacy)
+    given, words = deployment_values(
+        rounds, "server", rules, **SECURE_TRAINING, **clipping, privacy=privacy
+    )
     (tmp_path / "words.txt").write_text("\n".join(words))
-    deployment, simulated = build_deployment(given, tmp_path), experiment(rounds, **SECURE_TRAINING, **clipping)
+    deployment, simulated = (
+        build_deployment(given, tmp_path),
+        experiment(rounds, **SECURE_TRAINING, **clipping),
+    )
     from secure_builders import RecordingGrid
 
     from fedbandit.deploy.flower.client_app import make_client_app
 
     app = make_client_app(
-        open_agent=lambda context: open_agent(context.node_config["agent-dir"], context.node_config["client"]),
-        after_install=lambda agent, context: live_a_period(agent, context.node_config["client"], simulated),
+        open_agent=lambda context: open_agent(
+            context.node_config["agent-dir"], context.node_config["client"]
+        ),
+        after_install=lambda agent, context: live_a_period(
+            agent, context.node_config["client"], simulated
+        ),
         secure_aggregation=True,
     )
     given = {"unsigned-keys": True}
-    configs = [{"agent-dir": str(tmp_path / f"device-{client}"), "client": client, **given} for client in CLIENTS]
+    configs = [
+        {"agent-dir": str(tmp_path / f"device-{client}"), "client": client, **given}
+        for client in CLIENTS
+    ]
     server = a_server(deployment, RecordingGrid(app, configs))
     for _ in range(rounds):
         before = server.state
@@ -114,7 +151,9 @@ def test_each_round_is_the_simulators_up_to_rounding_and_the_noise_that_was_draw
         expected = simulated_round(before, rounds, **SECURE_TRAINING, **clipping)
         noise = known_noise[-1] * STEP * 0.3 / len(CLIENTS)
         bound = 2 * update_error(1, 0.3) * np.sqrt(noise.size) + 1e-6
-        np.testing.assert_allclose(server.state.weights, expected.weights + noise, atol=bound, rtol=0)
+        np.testing.assert_allclose(
+            server.state.weights, expected.weights + noise, atol=bound, rtol=0
+        )
     assert len(known_noise) == rounds
 
 
@@ -146,7 +185,9 @@ def test_correlated_noise_is_whole_and_goes_on_after_a_restart(tmp_path):
     assert 500 < total.std() < 1700
 
 
-def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(tmp_path, known_noise, seen):
+def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(
+    tmp_path, known_noise, seen
+):
     deployment, grid, participants = a_network(tmp_path, given=private_values())
     parts = own_parts(deployment, participants)
     for participant in participants[3:]:
@@ -155,24 +196,39 @@ def test_devices_without_events_send_zeros_and_nobody_can_tell_them_from_others(
     server = a_server(deployment, grid, store)
     metrics = server.attempt()
     assert (seen[0].accepted, seen[0].idle, seen[0].events) == (3, 2, 18)
-    assert (metrics["asked"], metrics["clients"], metrics["idle"], metrics["events"]) == (5, 5, None, None)
+    assert (metrics["asked"], metrics["clients"], metrics["idle"], metrics["events"]) == (
+        5,
+        5,
+        None,
+        None,
+    )
     moved = (server.state.weights - deployment.initial).astype(np.float64) * 5
     expected = sum(update for _, update in parts[:3]) + known_noise[0] * STEP
     np.testing.assert_allclose(moved, expected, atol=20 * update_error(5, 1.0), rtol=0)
-    said = [set(from_records(m.content)[0].items()) for _, step, m in grid.received if step == "ready"]
+    said = [
+        set(from_records(m.content)[0].items()) for _, step, m in grid.received if step == "ready"
+    ]
     assert len(said) == 5
     assert all(("ready", True) in facts for facts in said)
     by_step = [step for _, step, _ in grid.received]
-    assert {by_step.count(step) for step in by_step} == {5}  # each answers every step, the install included
-    marks = store.marks([p._card.read_text().split('"device": "')[1].split('"')[0] for p in participants])
+    assert {by_step.count(step) for step in by_step} == {
+        5
+    }  # each answers every step, the install included
+    marks = store.marks(
+        [p._card.read_text().split('"device": "')[1].split('"')[0] for p in participants]
+    )
     assert [mark.turn for mark in marks.values()] == [1] * 5
 
 
-def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(tmp_path, monkeypatch, caplog, seen):
+def test_what_fails_on_a_devices_log_counts_as_nothing_and_not_as_a_drop_out(
+    tmp_path, monkeypatch, caplog, seen
+):
     """Otherwise a device's data would decide whether it is in the sum, and whether there is one."""
     from fedbandit.deploy.device.participant import Participant
 
-    deployment, grid, participants = a_network(tmp_path, number=3, given=private_values(population=3, clients=3))
+    deployment, grid, participants = a_network(
+        tmp_path, number=3, given=private_values(population=3, clients=3)
+    )
     fit, folder = Participant._fit, participants[0].agent.folder
 
     def fails(self, *args):
@@ -192,13 +248,20 @@ def test_a_device_that_does_not_know_of_zeros_takes_no_part(tmp_path, monkeypatc
     monkeypatch.setattr(instructions, "_UNDERSTOOD", instructions._UNDERSTOOD - {"zeros"})
     deployment, grid, _ = a_network(tmp_path, given=private_values())
     assert a_server(deployment, grid).attempt() is None
-    assert caplog.text.count("refused: could not train: the server's request: required: 'zeros', which this") == 5
+    assert (
+        caplog.text.count(
+            "refused: could not train: the server's request: required: 'zeros', which this"
+        )
+        == 5
+    )
 
 
 def test_a_round_without_privacy_does_not_ask_for_zeros(tmp_path):
     deployment, grid, _ = a_network(tmp_path)
     said = []
-    grid.push_messages = lambda messages, push=grid.push_messages: said.extend(messages) or push(messages)
+    grid.push_messages = lambda messages, push=grid.push_messages: (
+        said.extend(messages) or push(messages)
+    )
     a_server(deployment, grid).attempt()
     assert not any("zeros" in from_records(message.content)[0] for message in said)
 
@@ -224,7 +287,9 @@ def test_devices_rest_between_their_turns_whether_or_not_they_had_anything_to_tr
 
 def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog):
     privacy = {**TURNS, "separation": 2}
-    deployment, grid, _ = a_network(tmp_path, number=3, given=private_values(privacy, population=6, clients=3))
+    deployment, grid, _ = a_network(
+        tmp_path, number=3, given=private_values(privacy, population=6, clients=3)
+    )
     server = a_server(deployment, grid)
     assert server.attempt()["clients"] == 3
     grid.contexts = {node + 50: context for node, context in grid.contexts.items()}
@@ -236,7 +301,9 @@ def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog)
 
 
 @pytest.mark.parametrize("entries", [slice(0, 20), slice(20, 24), slice(25, 28), slice(28, 29)])
-def test_an_impossible_sum_is_brought_back_to_what_is_possible_and_not_refused(tmp_path, caplog, entries):
+def test_an_impossible_sum_is_brought_back_to_what_is_possible_and_not_refused(
+    tmp_path, caplog, entries
+):
     """A refusal would let one device more decide whether the others are revealed."""
 
     def lie(size):
@@ -257,7 +324,9 @@ def test_an_impossible_sum_is_brought_back_to_what_is_possible_and_not_refused(t
 
 def test_where_shares_are_lacking_those_who_are_left_try_again_among_themselves(tmp_path, caplog):
     """Seven devices, of which five would have to stay: the four that did make a sum of their own."""
-    deployment, grid, _ = a_network(tmp_path, number=7, given=private_values(population=7, clients=7))
+    deployment, grid, _ = a_network(
+        tmp_path, number=7, given=private_values(population=7, clients=7)
+    )
     grid.lost = {(FIRST + i, TRAINING) for i in range(3)}
     metrics = a_server(deployment, grid).attempt()
     assert metrics["clients"] == 4
@@ -268,7 +337,9 @@ def test_where_shares_are_lacking_those_who_are_left_try_again_among_themselves(
 def test_too_few_devices_are_drawn_anew_and_nothing_is_spent(tmp_path, caplog):
     poisson = {"mechanism": "dp-fedavg", "noise_multiplier": 0.5}
     given = private_values(poisson, max_dropout=0.0)
-    given["deployment"]["min_reach"] = 1.0  # all five are drawn: nobody decides whether there are three
+    given["deployment"]["min_reach"] = (
+        1.0  # all five are drawn: nobody decides whether there are three
+    )
     deployment, grid, _ = a_network(tmp_path, given=given)
     server = a_server(deployment, grid)
     grid.lost = {(FIRST + i, TRAINING) for i in range(3)}
@@ -290,7 +361,10 @@ def test_an_adaptive_clip_norm_follows_a_noisy_whole_count(tmp_path, monkeypatch
 
     monkeypatch.setattr(GridMean, "unclipped", unclipped)
     monkeypatch.setattr(GridNoise, "whole_count", lambda self, deviation: 1)
-    given = {**private_values({**FIXED, "noise_multiplier": 0.4}), "clipping": {"quantile": 0.5, "initial": 100.0}}
+    given = {
+        **private_values({**FIXED, "noise_multiplier": 0.4}),
+        "clipping": {"quantile": 0.5, "initial": 100.0},
+    }
     deployment, grid, participants = a_network(tmp_path, given=given)
     make_idle(participants[4])
     server = a_server(deployment, grid)
@@ -302,10 +376,26 @@ def test_an_adaptive_clip_norm_follows_a_noisy_whole_count(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("privacy", "rules", "message"),
     [
-        ({"accountant": "pld", "epsilon": 5.0}, {}, "privacy.accountant: pld does not know the discrete noise"),
-        ({"sampling": "poisson"}, {}, "deployment.min_reports: a draw of fewer than 3 .* no number would do"),
-        ({}, {"max_dropout": 0.1}, "deployment.max_dropout: is for private secure sums with Poisson"),
-        ({"noise_multiplier": 1e6}, {}, "privacy.noise_multiplier: .* do not fit into one secure sum"),
+        (
+            {"accountant": "pld", "epsilon": 5.0},
+            {},
+            "privacy.accountant: pld does not know the discrete noise",
+        ),
+        (
+            {"sampling": "poisson"},
+            {},
+            "deployment.min_reports: a draw of fewer than 3 .* no number would do",
+        ),
+        (
+            {},
+            {"max_dropout": 0.1},
+            "deployment.max_dropout: is for private secure sums with Poisson",
+        ),
+        (
+            {"noise_multiplier": 1e6},
+            {},
+            "privacy.noise_multiplier: .* do not fit into one secure sum",
+        ),
         ({}, {"report_goal": 4}, "deployment.report_goal: in a private deployment"),
     ],
 )
@@ -333,7 +423,9 @@ def test_a_plan_whose_redraws_are_negligible_is_charged_for_them(tmp_path):
 
 @pytest.mark.parametrize("mechanism", ["dp-fedavg", "dp-ftrl", "banded-mf", "blt", "best"])
 def test_every_mechanism_of_deployments_goes_with_secure_sums(tmp_path, mechanism):
-    given = private_values({"mechanism": mechanism, "epsilon": 8.0}, population=400, clients=20, rounds=10)
+    given = private_values(
+        {"mechanism": mechanism, "epsilon": 8.0}, population=400, clients=20, rounds=10
+    )
     if mechanism == "dp-fedavg":
         given["privacy"]["sampling"] = "min-separation"
     found = a_deployment(tmp_path, given)
@@ -367,14 +459,23 @@ def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(
     for events in (2**39 - 1, -(2**39)):  # the numbers on both sides of the edge
         noise = RoundNoise(deployment.ledger.plan, 1, {}, np.dtype(np.float64))
         noise._drawn[:] = 0.5
-        said.append(reported_with_noise(replace(seen[0], events=events), noise, bounds, {})[0]["events"])
+        said.append(
+            reported_with_noise(replace(seen[0], events=events), noise, bounds, {})[0]["events"]
+        )
     assert said[1] - said[0] == 1
 
 
 @pytest.mark.parametrize("mechanism", ["dp-fedavg", "dp-ftrl", "blt"])
-def test_figures_that_the_plan_pays_for_are_reported_with_noise_and_resumed(tmp_path, seen, mechanism):
+def test_figures_that_the_plan_pays_for_are_reported_with_noise_and_resumed(
+    tmp_path, seen, mechanism
+):
     """Their noise is not on the grid, and is kept beside that of the model."""
-    privacy = {"mechanism": mechanism, "noise_multiplier": 1e-3, "sampling": "fixed", "figures_share": 0.5}
+    privacy = {
+        "mechanism": mechanism,
+        "noise_multiplier": 1e-3,
+        "sampling": "fixed",
+        "figures_share": 0.5,
+    }
     deployment, grid, _ = a_network(tmp_path, given=private_values(privacy, max_events=6))
     for number in range(1, 4):
         store = Store(deployment.folder)

@@ -7,7 +7,16 @@ from network_builders import live
 pytest.importorskip("flwr")
 
 from flwr.app import RecordDict
-from secure_builders import FIRST, SHARES, TRAINING, UNMASKING, a_network, a_server, lines_of, secure_values
+from secure_builders import (
+    FIRST,
+    SHARES,
+    TRAINING,
+    UNMASKING,
+    a_network,
+    a_server,
+    lines_of,
+    secure_values,
+)
 
 from fedbandit.deploy.secure_sums import reward_error
 from fedbandit.deploy.server.store import Store
@@ -22,7 +31,9 @@ def test_each_reward_is_counted_in_one_round_whoever_is_lost(tmp_path):
     made = 5 * 6
     for attempt in range(15):
         steps = ("ready", SHARES, TRAINING, UNMASKING)
-        grid.lost = {(FIRST + int(rng.integers(5)), steps[rng.integers(4)]) for _ in range(rng.integers(5))}
+        grid.lost = {
+            (FIRST + int(rng.integers(5)), steps[rng.integers(4)]) for _ in range(rng.integers(5))
+        }
         live(participants[attempt % 5], events=2, seed=attempt)
         made += 2
         server.attempt()
@@ -38,7 +49,9 @@ def test_each_reward_is_counted_in_one_round_whoever_is_lost(tmp_path):
 
 
 @pytest.mark.parametrize("moment", ["checkpoint", "publish"])
-def test_a_server_killed_around_its_checkpoint_counts_each_reward_once(tmp_path, monkeypatch, moment):
+def test_a_server_killed_around_its_checkpoint_counts_each_reward_once(
+    tmp_path, monkeypatch, moment
+):
     deployment, grid, participants = a_network(tmp_path)
     store = Store(deployment.folder)
     server = a_server(deployment, grid, store)
@@ -59,7 +72,11 @@ def test_a_server_killed_around_its_checkpoint_counts_each_reward_once(tmp_path,
     live(participants[1], events=3, seed=2)
     second = a_server(deployment, grid)
     second.run()
-    assert [line["events"] for line in lines_of(deployment)] == [30, *([7, 0] if moment == "checkpoint" else [4, 3]), 0]
+    assert [line["events"] for line in lines_of(deployment)] == [
+        30,
+        *([7, 0] if moment == "checkpoint" else [4, 3]),
+        0,
+    ]
 
 
 def test_a_device_without_room_for_its_mark_drops_out(tmp_path, monkeypatch, caplog):
@@ -80,7 +97,11 @@ def test_a_device_without_room_for_its_mark_drops_out(tmp_path, monkeypatch, cap
     with monkeypatch.context() as patch:
         patch.setattr(card_module, "write_json", no_room)
         metrics = server.attempt()
-    assert (metrics["clients"], metrics["events"], metrics["refused"]) == (3, 0, {"could not train": 1})
+    assert (metrics["clients"], metrics["events"], metrics["refused"]) == (
+        3,
+        0,
+        {"could not train": 1},
+    )
     assert "No space left on device" in caplog.text
     assert server.attempt()["events"] == 2
 

@@ -8,7 +8,16 @@ from network_builders import Network, a_deployment, coordinator, values
 
 pytest.importorskip("flwr")
 
-from secure_builders import FIRST, READY, SHARES, TRAINING, UNMASKING, a_network, a_server, secure_values
+from secure_builders import (
+    FIRST,
+    READY,
+    SHARES,
+    TRAINING,
+    UNMASKING,
+    a_network,
+    a_server,
+    secure_values,
+)
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.transport import SEALED
@@ -30,7 +39,8 @@ def replaced(name, change):
 def added(what):
     """A fault that adds numbers to the masked entries of an answer."""
     return replaced(
-        wire.MASKED, lambda vector: packed(unpacked(vector) + what(len(unpacked(vector))).astype(np.uint64))
+        wire.MASKED,
+        lambda vector: packed(unpacked(vector) + what(len(unpacked(vector))).astype(np.uint64)),
     )
 
 
@@ -41,7 +51,9 @@ def added(what):
         (lambda size: 2**38 * (np.arange(size) < 20), "norm"),
     ],
 )
-def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(tmp_path, caplog, what, message):
+def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(
+    tmp_path, caplog, what, message
+):
     deployment, grid, _ = a_network(tmp_path)
     grid.broken = {(FIRST, TRAINING): added(what)}
     server = a_server(deployment, grid)
@@ -55,18 +67,73 @@ def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(tmp_path
 @pytest.mark.parametrize(
     ("step", "fault", "kind", "left"),
     [
-        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said[:-1]), "keys: an announcement of 95 bytes", 4),
+        (
+            READY,
+            replaced(wire.ANNOUNCEMENT, lambda said: said[:-1]),
+            "keys: an announcement of 95 bytes",
+            4,
+        ),
         (READY, replaced(wire.ANNOUNCEMENT, lambda said: 7), "keys: announcement: no bytes", 4),
-        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said[:32] + said[:64]), "keys: one key stands for two", 4),
-        (READY, replaced(wire.ANNOUNCEMENT, lambda said: said + bytes(300)), "keys: neither a node's public key", 4),
-        (SHARES, replaced(wire.NODES, lambda nodes: nodes[:-1]), "garbage: shares: parcels: 4 for 3 nodes", 4),
-        (SHARES, replaced(wire.NODES, lambda nodes: [nodes[0], *nodes[:-1]]), "garbage: shares: nodes: a node st", 4),
-        (SHARES, replaced(wire.NODES, lambda nodes: [FIRST, *nodes[1:]]), "garbage: shares: parcels for others", 4),
-        (SHARES, replaced(wire.PARCELS, lambda found: [b"", *found[1:]]), "garbage: shares: parcels: not of 82", 4),
-        (TRAINING, replaced(wire.MASKED, lambda vector: vector[:-1]), "garbage: training: a masked vector of 144", 4),
-        (TRAINING, replaced(wire.MASKED, lambda vector: 0.5), "garbage: training: vector: no bytes", 4),
-        (UNMASKING, replaced(wire.PARCELS, lambda found: [b"", *found[1:]]), "garbage: unmasking: parcels: not of", 5),
-        (UNMASKING, replaced(wire.NODES, lambda nodes: ["x"] * 5), "garbage: unmasking: nodes: not the numbers", 5),
+        (
+            READY,
+            replaced(wire.ANNOUNCEMENT, lambda said: said[:32] + said[:64]),
+            "keys: one key stands for two",
+            4,
+        ),
+        (
+            READY,
+            replaced(wire.ANNOUNCEMENT, lambda said: said + bytes(300)),
+            "keys: neither a node's public key",
+            4,
+        ),
+        (
+            SHARES,
+            replaced(wire.NODES, lambda nodes: nodes[:-1]),
+            "garbage: shares: parcels: 4 for 3 nodes",
+            4,
+        ),
+        (
+            SHARES,
+            replaced(wire.NODES, lambda nodes: [nodes[0], *nodes[:-1]]),
+            "garbage: shares: nodes: a node st",
+            4,
+        ),
+        (
+            SHARES,
+            replaced(wire.NODES, lambda nodes: [FIRST, *nodes[1:]]),
+            "garbage: shares: parcels for others",
+            4,
+        ),
+        (
+            SHARES,
+            replaced(wire.PARCELS, lambda found: [b"", *found[1:]]),
+            "garbage: shares: parcels: not of 82",
+            4,
+        ),
+        (
+            TRAINING,
+            replaced(wire.MASKED, lambda vector: vector[:-1]),
+            "garbage: training: a masked vector of 144",
+            4,
+        ),
+        (
+            TRAINING,
+            replaced(wire.MASKED, lambda vector: 0.5),
+            "garbage: training: vector: no bytes",
+            4,
+        ),
+        (
+            UNMASKING,
+            replaced(wire.PARCELS, lambda found: [b"", *found[1:]]),
+            "garbage: unmasking: parcels: not of",
+            5,
+        ),
+        (
+            UNMASKING,
+            replaced(wire.NODES, lambda nodes: ["x"] * 5),
+            "garbage: unmasking: nodes: not the numbers",
+            5,
+        ),
     ],
 )
 def test_a_device_whose_answer_is_garbage_is_left_out(tmp_path, caplog, step, fault, kind, left):
@@ -86,7 +153,8 @@ def test_a_wrong_share_gives_up_the_attempt(tmp_path, caplog, lost):
         sealed = reply.content.config_records[SEALED]
         place = sealed[wire.NODES].index(about)
         sealed[wire.PARCELS] = [
-            bytes([*share[:-1], share[-1] ^ 1]) if i == place else share for i, share in enumerate(sealed[wire.PARCELS])
+            bytes([*share[:-1], share[-1] ^ 1]) if i == place else share
+            for i, share in enumerate(sealed[wire.PARCELS])
         ]
 
     deployment, grid, _ = a_network(tmp_path)
@@ -103,9 +171,18 @@ def test_a_wrong_share_gives_up_the_attempt(tmp_path, caplog, lost):
 def test_a_device_that_seals_garbage_gives_up_the_attempt(tmp_path, caplog):
     """Its neighbours find out, and are lost with it."""
     deployment, grid, _ = a_network(tmp_path)
-    grid.broken = {(FIRST, SHARES): replaced(wire.PARCELS, lambda found: [bytes(len(parcel)) for parcel in found])}
+    grid.broken = {
+        (FIRST, SHARES): replaced(
+            wire.PARCELS, lambda found: [bytes(len(parcel)) for parcel in found]
+        )
+    }
     assert a_server(deployment, grid).attempt() is None
-    assert caplog.text.count("training: a packet that its sender did not seal for this device in this round") == 4
+    assert (
+        caplog.text.count(
+            "training: a packet that its sender did not seal for this device in this round"
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +191,10 @@ def test_a_device_that_seals_garbage_gives_up_the_attempt(tmp_path, caplog):
         ({"clients_per_round": 2**18}, "clients_per_round: at most 262143 devices"),
         ({"deployment": secure_values(min_reports=2)["deployment"]}, "deployment.min_reports"),
         ({"deployment": secure_values(report_goal=59)["deployment"]}, "deployment.report_goal"),
-        ({"deployment": secure_values(secure_threshold=0.5)["deployment"]}, "deployment.secure_threshold"),
+        (
+            {"deployment": secure_values(secure_threshold=0.5)["deployment"]},
+            "deployment.secure_threshold",
+        ),
         ({"deployment": secure_values(max_events=2**22)["deployment"]}, "deployment.max_events"),
         (
             {

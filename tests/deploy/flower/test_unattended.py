@@ -46,7 +46,10 @@ if any("flower-supernode" in word for word in sys.orig_argv):
         return push(*given, **named)
     inflatable_utils.push_object_contents_from_iterable = stops
 """
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="kills and freezes processes")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="kills and freezes processes"),
+]
 
 
 def wait_until(holds, seconds, what):
@@ -83,7 +86,9 @@ class Site:
 
     def client(self, number, **environment):
         joins = ("--server", f"127.0.0.1:{self.port}", "--insecure")
-        return self.deploy(f"client-{number}", "client", self.folder / f"device-{number}", *joins, **environment)
+        return self.deploy(
+            f"client-{number}", "client", self.folder / f"device-{number}", *joins, **environment
+        )
 
     def home(self, what):
         return self.folder / what / "flower"
@@ -99,7 +104,9 @@ class Site:
     def next_round(self, seconds=300):
         """Wait for one more round; its metrics."""
         there = len(self.rounds())
-        wait_until(lambda: len(self.rounds()) > there, seconds, f"round {there + 1}: {self.said('server')}")
+        wait_until(
+            lambda: len(self.rounds()) > there, seconds, f"round {there + 1}: {self.said('server')}"
+        )
         return self.rounds()[there]
 
     def listens(self):
@@ -107,7 +114,11 @@ class Site:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def nothing_left(self, *what, seconds):
-        wait_until(lambda: not any(marked(self.home(one)) for one in what), seconds, f"processes of {what} are left")
+        wait_until(
+            lambda: not any(marked(self.home(one)) for one in what),
+            seconds,
+            f"processes of {what} are left",
+        )
 
     def end(self):
         for command in self.commands:
@@ -152,7 +163,13 @@ def test_kills_leave_nothing_behind_and_a_restart_goes_on(site):
     wait_until(lambda: not site.listens(), SOON, "the SuperLink still listens")
     server = site.server()
 
-    link = lambda: [p for p in marked(site.home("server")) if "flower-superlink" in " ".join(p.cmdline()[:3])]  # noqa: E731
+    def link():
+        return [
+            p
+            for p in marked(site.home("server"))
+            if "flower-superlink" in " ".join(p.cmdline()[:3])
+        ]
+
     site.next_round()
     for process in link():
         process.kill()  # the SuperLink alone
@@ -189,11 +206,15 @@ def test_orphans_that_nobody_could_end_are_ended_by_a_restart(site):
     server, client = site.server(), site.client(0)
     wait_until(lambda: "left behind" in site.said("server"), SOON, "the server finds its orphans")
     wait_until(lambda: "left behind" in site.said("client-0"), SOON, "the client finds its orphans")
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in orphans)
+    assert not any(
+        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in orphans
+    )
     site.next_round()
     last = site.next_round()
     assert (last["asked"], last["clients"], last["refused"]) == (1, 1, {})
-    second = site.deploy("second", "client", site.folder / "device-0", "--server", "127.0.0.1:1", "--insecure")
+    second = site.deploy(
+        "second", "client", site.folder / "device-0", "--server", "127.0.0.1:1", "--insecure"
+    )
     assert second.wait(60) == 2
     assert "another `deploy client` is running for this folder" in site.said("second")
 
@@ -210,11 +231,15 @@ def test_a_device_frozen_in_mid_upload_does_not_delay_a_round(site, tmp_path):
     site.client(1, PYTHONPATH=path)
 
     def frozen():
-        return any(process.status() == psutil.STATUS_STOPPED for process in marked(site.home("device-1")))
+        return any(
+            process.status() == psutil.STATUS_STOPPED for process in marked(site.home("device-1"))
+        )
 
     wait_until(frozen, 400, f"a frozen device: {site.said('server')}")
     waits = lambda: "has not answered in time" in (site.state / "server.log").read_text()  # noqa: E731
     wait_until(waits, limit + 30, "the round did not end on time")
     asked = [json.loads(line) for line in (site.state / "server.log").read_text().splitlines()]
     assert not any("the server has stopped" in line["message"] for line in asked)
-    assert "round 1: 1 reports, 2 needed; it is run again" in "\n".join(line["message"] for line in asked)
+    assert "round 1: 1 reports, 2 needed; it is run again" in "\n".join(
+        line["message"] for line in asked
+    )

@@ -100,7 +100,9 @@ def sparse():
     rng = np.random.default_rng(11)
     levels = np.full(SIZE, LEVELS // 2)
     places = rng.choice(np.arange(WORDS + 200, SIZE), 12, replace=False)
-    levels[places] += np.where(np.arange(12) % 2, 2, 1) * rng.integers(-20, 20, 12) * 2 + np.arange(12) % 2
+    levels[places] += (
+        np.where(np.arange(12) % 2, 2, 1) * rng.integers(-20, 20, 12) * 2 + np.arange(12) % 2
+    )
     assert 4 <= (levels & 1).sum() <= 8
     return levels
 
@@ -126,10 +128,15 @@ def test_the_entries_that_changed_are_read_from_flowers_masks_and_not_from_ours(
     odd = np.flatnonzero(sparse & 1)
     assert len(taps) < 200
     for masks in (1, 5, 25):
-        np.testing.assert_array_equal(changed_entries(under_flowers_masks(sparse, masks), taps), odd)
+        np.testing.assert_array_equal(
+            changed_entries(under_flowers_masks(sparse, masks), taps), odd
+        )
     ours, _ = under_our_masks(sparse)
     assert changed_entries(ours, taps) is None
-    guesses = continued((ours & 1).astype(np.uint8)[:STATE], taps, 10_000) == (ours & 1)[STATE : STATE + 10_000]
+    guesses = (
+        continued((ours & 1).astype(np.uint8)[:STATE], taps, 10_000)
+        == (ours & 1)[STATE : STATE + 10_000]
+    )
     assert abs(guesses.mean() - 0.5) < 5 / np.sqrt(4 * 10_000)
 
 

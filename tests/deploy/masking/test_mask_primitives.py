@@ -13,7 +13,14 @@ from cryptography.hazmat.primitives.serialization import SSHCertificateType
 from masked_round import TOKEN, certificate, node_key, private_file, public_line, roster_of
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, reused, roster_line, signer_of
+from fedbandit.deploy.masking.announcements import (
+    Announcement,
+    Roster,
+    Signer,
+    reused,
+    roster_line,
+    signer_of,
+)
 from fedbandit.deploy.masking.device import announce
 from fedbandit.deploy.masking.primitives import (
     PRIME,
@@ -61,7 +68,9 @@ def test_a_wrong_share_makes_another_secret():
     shares = dict(enumerate(shares_of(EDGES[3], 5, 3), 1))
     wrong = {**shares, 2: bytes([shares[2][0], *shares[2][1:-1], shares[2][-1] ^ 1])}
     for places in combinations(shares, 3):
-        assert (recovered({place: wrong[place] for place in places}) == EDGES[3]) is (2 not in places)
+        assert (recovered({place: wrong[place] for place in places}) == EDGES[3]) is (
+            2 not in places
+        )
 
 
 def test_the_field_is_one():
@@ -120,17 +129,25 @@ def test_two_keys_agree_and_purposes_and_contexts_keep_apart():
     one, two = new_key(), new_key()
     secret = agreed(one, public_of(two))
     assert secret == agreed(two, public_of(one))
-    made = [derived(secret, *parts) for parts in ((b"a",), (b"b",), (b"a", b""), (b"a", b"b"), (b"ab",))]
+    made = [
+        derived(secret, *parts) for parts in ((b"a",), (b"b",), (b"a", b""), (b"a", b"b"), (b"ab",))
+    ]
     assert len(set(made)) == len(made)
     assert framed(b"ab", b"c") != framed(b"a", b"bc")
 
 
-@pytest.mark.parametrize("change", [lambda p: p[:-1], lambda p: bytes([p[0] ^ 1]) + p[1:], lambda p: p + b"x"])
+@pytest.mark.parametrize(
+    "change", [lambda p: p[:-1], lambda p: bytes([p[0] ^ 1]) + p[1:], lambda p: p + b"x"]
+)
 def test_a_packet_opens_for_its_key_and_context_alone(change):
     key = new_key()
     packet = sealed(key, b"shares", b"from 1 to 2")
     assert opened(key, packet, b"from 1 to 2") == b"shares"
-    for attempt in ((key, change(packet), b"from 1 to 2"), (key, packet, b"from 2 to 1"), (new_key(), packet, b"")):
+    for attempt in (
+        (key, change(packet), b"from 1 to 2"),
+        (key, packet, b"from 2 to 1"),
+        (new_key(), packet, b""),
+    ):
         with pytest.raises(DataError, match="did not seal"):
             opened(*attempt)
 
@@ -199,8 +216,16 @@ def test_certificates_and_keys_as_ssh_keygen_makes_them(tmp_path, kind):
     keygen("-s", operator, "-I", "device-0", "-V", "+52w", f"{node}.pub")
     made = (tmp_path / "node-0-cert.pub").read_bytes()
     _, said = announce(TOKEN, 7, signer_of(node.read_bytes(), "node-0", made))
-    said.check(TOKEN, 7, Roster.of(f"cert-authority {operator.with_suffix('.pub').read_text()}", "roster"))
-    said.check(TOKEN, 7, Roster.of(roster_line((tmp_path / "node-0.pub").read_bytes(), "device-0", "node-0"), "roster"))
+    said.check(
+        TOKEN, 7, Roster.of(f"cert-authority {operator.with_suffix('.pub').read_text()}", "roster")
+    )
+    said.check(
+        TOKEN,
+        7,
+        Roster.of(
+            roster_line((tmp_path / "node-0.pub").read_bytes(), "device-0", "node-0"), "roster"
+        ),
+    )
 
 
 def test_a_forged_certificate_does_not_count():
@@ -239,7 +264,11 @@ def test_a_roster_is_a_list_of_public_keys():
     line = roster_line(public_line(key) + b" somebody@somewhere", "device 0", "node.pub")
     assert line == f"{public_line(key).decode()} device 0"
     assert Roster.of(f"# nodes\n\n{line}\n", "roster") == roster_of(key)
-    for text, why in (("", "no public keys"), ("ssh-rsa AAAA x", "line 1: not a public key"), ("what", "line 1")):
+    for text, why in (
+        ("", "no public keys"),
+        ("ssh-rsa AAAA x", "line 1: not a public key"),
+        ("what", "line 1"),
+    ):
         with pytest.raises(DataError, match=why):
             Roster.of(text, "roster")
     for wrong in (b"", b"ssh-rsa AAAA", public_line(key)[:40]):

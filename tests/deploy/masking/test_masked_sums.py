@@ -26,13 +26,17 @@ def summed(vectors, nodes):
 
 
 @pytest.mark.parametrize(
-    ("number", "shares"), [(3, 25), (4, 3), (5, 5), (6, 5), (7, 4), (12, 5), (25, 25), (26, 25), (60, 9)]
+    ("number", "shares"),
+    [(3, 25), (4, 3), (5, 5), (6, 5), (7, 4), (12, 5), (25, 25), (26, 25), (60, 9)],
 )
 @pytest.mark.parametrize("lost", [0, 1])
 def test_sums_are_exact_for_many_graphs(number, shares, lost):
     vectors = some_vectors(number, seed=number)
     rng = np.random.default_rng(number)
-    gone = {int(node) for node in rng.choice(list(vectors), lost if min(number, shares) > 4 else 0, replace=False)}
+    gone = {
+        int(node)
+        for node in rng.choice(list(vectors), lost if min(number, shares) > 4 else 0, replace=False)
+    }
     round_ = MaskedRound(vectors, shares, 0.51, lost_before_vectors=gone)
     np.testing.assert_array_equal(round_.run(), summed(vectors, vectors.keys() - gone))
     assert round_.seen.keys() == vectors.keys() - gone
@@ -63,7 +67,9 @@ def test_one_masked_vector_tells_nothing_and_no_two_rounds_are_alike():
         seen += [unpacked(vector) / MODULUS for vector in round_.seen.values()]
     for vector in seen:
         counts, _ = np.histogram(vector, bins=16, range=(0, 1))
-        assert ((counts - 1250) ** 2).sum() / 1250 < 60  # chi-square of 15 degrees: fewer than one in a million
+        assert (
+            (counts - 1250) ** 2
+        ).sum() / 1250 < 60  # chi-square of 15 degrees: fewer than one in a million
     between = np.corrcoef(seen)[np.triu_indices(6, 1)]
     assert np.abs(between).max() < 6 / np.sqrt(20_000)
 
@@ -98,7 +104,9 @@ def test_a_device_shares_with_registered_neighbours_alone():
     with pytest.raises(DataError, match="keys of node 3 are not signed"):
         round_.share(1)
     round_.announced[3] = announce(TOKEN, 3, node_key())[1]
-    with pytest.raises(DataError, match="keys of node 3 are signed by a node that is not on the roster"):
+    with pytest.raises(
+        DataError, match="keys of node 3 are signed by a node that is not on the roster"
+    ):
         round_.share(1)
     round_.announced[3] = announce("yesterday", 3, round_.keys[3])[1]
     with pytest.raises(DataError, match="keys of node 3 have a signature that is not for them"):
@@ -130,9 +138,18 @@ def test_a_key_in_two_places_is_refused():
     round_ = signed_round()
     own, known, roster = round_.own[1], round_.introduced(1), round_.roster
     twice = announce(TOKEN, 6, round_.keys[2])[1]
-    stolen = Announcement(round_.announced[1].mask, *_rest(known[2])).signed(TOKEN, 2, round_.keys[2])
-    single = Announcement(known[2].mask, known[2].mask, known[2].commitment).signed(TOKEN, 2, round_.keys[2])
-    for neighbours in ({**known, 6: twice}, {**known, 2: stolen}, {**known, 2: single}, {**known, 7: known[2]}):
+    stolen = Announcement(round_.announced[1].mask, *_rest(known[2])).signed(
+        TOKEN, 2, round_.keys[2]
+    )
+    single = Announcement(known[2].mask, known[2].mask, known[2].commitment).signed(
+        TOKEN, 2, round_.keys[2]
+    )
+    for neighbours in (
+        {**known, 6: twice},
+        {**known, 2: stolen},
+        {**known, 2: single},
+        {**known, 7: known[2]},
+    ):
         with pytest.raises(DataError, match="one key stands for two things or two nodes"):
             share(own, 4, neighbours, roster)
 
@@ -144,7 +161,11 @@ def _rest(said):
 def test_a_key_that_agrees_on_nothing_is_refused():
     round_ = signed_round()
     for nothing in ("mask", "seal"):
-        keys = {"mask": round_.announced[2].mask, "seal": round_.announced[2].seal, nothing: b"\x01" + bytes(31)}
+        keys = {
+            "mask": round_.announced[2].mask,
+            "seal": round_.announced[2].seal,
+            nothing: b"\x01" + bytes(31),
+        }
         said = Announcement(keys["mask"], keys["seal"], bytes(32)).signed(TOKEN, 2, round_.keys[2])
         with pytest.raises(DataError, match="agrees on nothing"):
             share(round_.own[1], 3, {**round_.introduced(1), 2: said}, round_.roster)
@@ -213,20 +234,34 @@ def test_wrong_shares_are_noticed():
         round_.run()
         held = round_.held[3].shares[about]
         wrong = tuple(bytes([*share[:-1], share[-1] ^ 1]) for share in held)
-        changed = round_.held[3].model_copy(update={"shares": {**round_.held[3].shares, about: wrong}})
-        told = {node: reveal(kept, {1, 2, 3, 4}, {5}) for node, kept in {**round_.held, 3: changed}.items()}
-        kept = {node: {keeper: known[node] for keeper, known in told.items()} for node in round_.shared}
+        changed = round_.held[3].model_copy(
+            update={"shares": {**round_.held[3].shares, about: wrong}}
+        )
+        told = {
+            node: reveal(kept, {1, 2, 3, 4}, {5})
+            for node, kept in {**round_.held, 3: changed}.items()
+        }
+        kept = {
+            node: {keeper: known[node] for keeper, known in told.items()} for node in round_.shared
+        }
         total = MaskedSum(TOKEN, 4)
         for node, vector in round_.seen.items():
             total.add(node, vector)
-        with pytest.raises(DataError, match=f"the shares of node {about}'s secret do not recover it"):
-            total.unmasked(kept, round_.terms.threshold, round_.announced, round_.neighbours, round_.shared)
+        with pytest.raises(
+            DataError, match=f"the shares of node {about}'s secret do not recover it"
+        ):
+            total.unmasked(
+                kept, round_.terms.threshold, round_.announced, round_.neighbours, round_.shared
+            )
 
 
 def test_a_vector_of_another_length_or_a_second_one_is_refused():
     total = MaskedSum(TOKEN, 4)
     total.add(1, bytes(20))
-    for node, vector, why in ((2, bytes(19), "of 19 bytes, expected 20"), (1, bytes(20), "a second masked vector")):
+    for node, vector, why in (
+        (2, bytes(19), "of 19 bytes, expected 20"),
+        (1, bytes(20), "a second masked vector"),
+    ):
         with pytest.raises(DataError, match=why):
             total.add(node, vector)
     assert total.nodes == {1}
@@ -249,7 +284,9 @@ def test_what_a_device_keeps_survives_as_json_and_forgets_its_secrets():
 def test_the_script_that_measures_the_cost_sums_rightly(monkeypatch, capsys, caplog):
     caplog.set_level(logging.ERROR, "fedbandit")  # as the script does; undone after the test
     script = Path(__file__).parents[3] / "scripts" / "secure_sum_cost.py"
-    monkeypatch.setattr(sys, "argv", [str(script), "--devices", "12", "--weights", "200", "--lost", "0.2"])
+    monkeypatch.setattr(
+        sys, "argv", [str(script), "--devices", "12", "--weights", "200", "--lost", "0.2"]
+    )
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")
     said = capsys.readouterr().out

@@ -53,7 +53,9 @@ class History:
         person.answer = heard
 
     def name(self, person):
-        return person.answer("ready", {"token": "t", "space": self.deployment.space}, {})[0]["device"]
+        return person.answer("ready", {"token": "t", "space": self.deployment.space}, {})[0][
+            "device"
+        ]
 
     def run(self, attempts):
         """Attempts at rounds under everything that can go wrong, over as many servers as it takes."""
@@ -92,7 +94,9 @@ class History:
             network.participants[node + 1000] = network.participants.pop(node)
         nodes = list(network.participants)
         kinds = [self._honest, self._lost, self._doubled, self._replayed, self._failing]
-        network.faults = {node: kinds[rng.choice(5, p=[0.5, 0.1, 0.15, 0.15, 0.1])] for node in nodes}
+        network.faults = {
+            node: kinds[rng.choice(5, p=[0.5, 0.1, 0.15, 0.15, 0.1])] for node in nodes
+        }
         network.slow = {int(rng.choice(nodes)): float(rng.choice([0.0, 5.0, 15.0]))}
 
     def _honest(self, request, reply):
@@ -153,16 +157,26 @@ class History:
             idle = idle + 1 if server.attempt()["events"] == 0 else 0
         store.close()
         self._settled_so_far()
-        lines = [json.loads(line) for line in (self.deployment.folder / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (self.deployment.folder / "metrics.jsonl").read_text().splitlines()
+        ]
         assert [line["round"] for line in lines] == list(range(1, len(lines) + 1))
         logged = [person.agent.events().events for person in self.people]
         assert sum(line["events"] for line in lines) == sum(len(events) for events in logged)
         earned = sum(float(events.rewards.sum()) for events in logged)
-        assert sum((line["reward"] or 0.0) * line["events"] for line in lines) == pytest.approx(earned)
+        assert sum((line["reward"] or 0.0) * line["events"] for line in lines) == pytest.approx(
+            earned
+        )
         chosen = Counter(int(version) for events in logged for version in events.versions)
         credited: Counter[int] = Counter()
         for line in lines:
-            credited.update({int(version): events for version, (events, _) in line["rewards_by_version"].items()})
+            credited.update(
+                {
+                    int(version): events
+                    for version, (events, _) in line["rewards_by_version"].items()
+                }
+            )
         assert credited == chosen
         assert read_status(self.deployment.folder)["devices"] == DEVICES
 

@@ -20,7 +20,12 @@ def _with(**changed):
 
 def test_fedprox_on_devices_is_fedprox(tmp_path):
     client = {"learning_rate": 0.1, "batch_size": 4, "epochs": 3}
-    given = _with(algorithm={"name": "fedprox", "mu": 2.0}, client=client, clipping={"norm": 100.0}, dtype="float64")
+    given = _with(
+        algorithm={"name": "fedprox", "mu": 2.0},
+        client=client,
+        clipping={"norm": 100.0},
+        dtype="float64",
+    )
     deployment = a_deployment(tmp_path, given)
     network = Network(devices(tmp_path, 3))
     settle(deployment, network.participants)
@@ -31,7 +36,9 @@ def test_fedprox_on_devices_is_fedprox(tmp_path):
     total = np.zeros_like(start)
     for participant in network.participants.values():
         own = Clients(np.zeros(1, np.int64), participant.agent.events().events, 0, 0)
-        algorithm.train(learner, {"weights": start}, own, Pipeline(100.0)).sums["weights"].add_to(total)
+        algorithm.train(learner, {"weights": start}, own, Pipeline(100.0)).sums["weights"].add_to(
+            total
+        )
     np.testing.assert_allclose(server.state.weights, start + total / 3, rtol=0, atol=1e-12)
     assert np.abs(total).max() > 1e-3
 
@@ -47,7 +54,9 @@ def test_frozen_parameters_are_neither_sent_nor_moved_and_stand_once_in_the_devi
     layout, trained = deployment.trainable.layout, 6 * 3 + 3
     asked = [request for request in network.sent if request.kind == "train"]
     assert {request.arrays["weights"].size for request in asked} == {trained}
-    assert {reply.arrays["update"].size for reply in network.received if "update" in reply.arrays} == {trained}
+    assert {
+        reply.arrays["update"].size for reply in network.received if "update" in reply.arrays
+    } == {trained}
     before, after = layout.split(deployment.initial), layout.split(server.state.weights)
     for name in before:
         assert np.array_equal(before[name], after[name]) == name.startswith("dense1")
@@ -82,7 +91,10 @@ def test_a_schedule_ships_the_rule_of_each_version(tmp_path):
     [
         ({"algorithm": {"name": "scaffold"}}, "algorithm.name: scaffold sends or remembers more"),
         ({"compression": {"name": "quantize"}}, "compression.name: devices do not compress"),
-        ({"model": {"name": "mlp", "freeze": ["dense9"]}}, "model.freeze: the model has no parameter"),
+        (
+            {"model": {"name": "mlp", "freeze": ["dense9"]}},
+            "model.freeze: the model has no parameter",
+        ),
     ],
 )
 def test_what_devices_do_not_do_is_refused(tmp_path, changed, words):

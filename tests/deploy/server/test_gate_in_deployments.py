@@ -7,7 +7,17 @@ from operator import add
 
 import numpy as np
 import pytest
-from network_builders import ACTIONS, WORDS, Network, a_deployment, changed, coordinator, devices, values, with_update
+from network_builders import (
+    ACTIONS,
+    WORDS,
+    Network,
+    a_deployment,
+    changed,
+    coordinator,
+    devices,
+    values,
+    with_update,
+)
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
@@ -25,7 +35,9 @@ from fedbandit.policies import Softmax
 
 BAD, LIMIT, BETA = 101, 10.0, 0.3
 K = len(ACTIONS)
-_RIGHT = np.eye(K)[np.arange(len(WORDS)) % K]  # features speak for the action that pays where they are the largest
+_RIGHT = np.eye(K)[
+    np.arange(len(WORDS)) % K
+]  # features speak for the action that pays where they are the largest
 GOOD = np.append((3 * (_RIGHT - _RIGHT.mean(axis=1, keepdims=True))).ravel(), np.zeros(K))
 WORSE = -GOOD
 
@@ -41,7 +53,11 @@ def live(agent, events, seed, masks=False, scale=1.0):
     rng = np.random.default_rng(seed)
     for _ in range(events):
         context = rng.random(len(WORDS)).astype(np.float32)
-        available = sorted(rng.choice(K, 2, replace=False).tolist()) if masks and rng.random() < 0.5 else None
+        available = (
+            sorted(rng.choice(K, 2, replace=False).tolist())
+            if masks and rng.random() < 0.5
+            else None
+        )
         decision = agent.choose(context, available)
         agent.reward(decision.event_id, scale * float(decision.action == int(context.argmax()) % K))
 
@@ -59,13 +75,17 @@ def propose(network, candidate):
     """Have training come to this model."""
 
     def towards(request, reply):
-        return with_update(lambda _: candidate.astype(np.float32) - request.arrays["weights"])(request, reply)
+        return with_update(lambda _: candidate.astype(np.float32) - request.arrays["weights"])(
+            request, reply
+        )
 
     network.faults = dict.fromkeys(network.participants, towards)
 
 
 def lines_of(deployment):
-    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.mark.parametrize("estimator", ["ips", "dr"])
@@ -77,7 +97,12 @@ def test_a_better_model_goes_out(tmp_path, caplog, estimator):
     verdict = server.attempt()["gate"]
     assert verdict["passes"]
     assert 0 <= verdict["lower"] < verdict["gain"]
-    assert (verdict["asked"], verdict["devices"], verdict["events"], verdict["refused"]) == (12, 12, 360, {})
+    assert (verdict["asked"], verdict["devices"], verdict["events"], verdict["refused"]) == (
+        12,
+        12,
+        360,
+        {},
+    )
     assert server.version == 1
     np.testing.assert_allclose(server.state.deployed[1].weights, GOOD, atol=1e-5)
     server.attempt()
@@ -102,7 +127,11 @@ def test_a_worse_model_is_held_back_and_devices_keep_the_old_one(tmp_path, caplo
     assert agent.choose(np.ones(len(WORDS))).model_version == agent.model_version == 0
     assert "round 1: model held back: gain -0." in caplog.text
     status = read_status(deployment.folder)
-    assert (status["gate"]["held_back"], status["gate"]["judged"], status["gate"]["round"]) == (2, 2, 2)
+    assert (status["gate"]["held_back"], status["gate"]["judged"], status["gate"]["round"]) == (
+        2,
+        2,
+        2,
+    )
     assert "held the model back after round 2" in "\n".join(in_lines(status))
     said = []
     Seen(deployment.folder, said.append).look()
@@ -121,7 +150,9 @@ def test_a_model_that_was_held_back_goes_out_once_it_has_become_better(tmp_path)
 
 
 def test_without_a_gate_nobody_is_asked(tmp_path):
-    deployment, network = world(tmp_path, number=3, events=4, given={**gated(), "gate": {"limit": LIMIT}})
+    deployment, network = world(
+        tmp_path, number=3, events=4, given={**gated(), "gate": {"limit": LIMIT}}
+    )
     metrics = coordinator(deployment, network).attempt()
     assert "gate" not in metrics
     assert not [request for request in network.sent if request.kind == "judge"]
@@ -137,12 +168,27 @@ def direct_sums(agent, deployed, candidate, estimator, limit, most, newest):
         x = x / np.linalg.norm(x)
         possible = np.ones(K, bool) if logged.available is None else logged.available[i]
         scores = [x @ w[:-K].reshape(-1, K) + w[-K:] for w in (deployed, candidate)]
-        old, new = (np.where(possible, np.exp(s / BETA), 0) / np.exp(s / BETA)[possible].sum() for s in scores)
+        old, new = (
+            np.where(possible, np.exp(s / BETA), 0) / np.exp(s / BETA)[possible].sum()
+            for s in scores
+        )
         predicted = np.clip(scores[0], -most, most) if estimator == "dr" else np.zeros(K)
-        action, reward = logged.events.actions[i], np.clip(float(logged.events.rewards[i]), -most, most)
+        action, reward = (
+            logged.events.actions[i],
+            np.clip(float(logged.events.rewards[i]), -most, most),
+        )
         inverse = min(1 / logged.events.propensities[i], limit)
-        gain = (new - old) @ predicted + (new - old)[action] * inverse * (reward - predicted[action])
-        found.append((1, gain, importance := min(new[action] / logged.events.propensities[i], limit), importance**2))
+        gain = (new - old) @ predicted + (new - old)[action] * inverse * (
+            reward - predicted[action]
+        )
+        found.append(
+            (
+                1,
+                gain,
+                importance := min(new[action] / logged.events.propensities[i], limit),
+                importance**2,
+            )
+        )
     return np.sum(found, axis=0)
 
 
@@ -152,7 +198,8 @@ def test_a_devices_sums_are_those_of_its_log(tmp_path, estimator):
     rng = np.random.default_rng(8)
     rules = {"max_events": 40, "max_reward": 0.8}
     deployment = a_deployment(
-        tmp_path, gated({"estimator": estimator, "limit": 2.5}, rules=rules, dtype="float64", rounds=1)
+        tmp_path,
+        gated({"estimator": estimator, "limit": 2.5}, rules=rules, dtype="float64", rounds=1),
     )
     deployment = replace(deployment, initial=rng.normal(0, 0.5, len(GOOD)))
     network = Network(devices(tmp_path, 3))
@@ -169,40 +216,64 @@ def test_a_devices_sums_are_those_of_its_log(tmp_path, estimator):
     for participant in network.participants.values():
         card = json.loads((participant.agent.folder / "device.json").read_text())
         said = by_device[card["device"]]
-        expected = direct_sums(participant.agent, deployment.initial, candidate, estimator, 2.5, 0.8, 40)
+        expected = direct_sums(
+            participant.agent, deployment.initial, candidate, estimator, 2.5, 0.8, 40
+        )
         names = ("events", "gain", "importance", "importance_squares")
-        np.testing.assert_allclose([said.facts[name] for name in names], expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            [said.facts[name] for name in names], expected, rtol=1e-9, atol=1e-12
+        )
         assert set(said.facts) == {"protocol", "token", "device", "version", *names}
         assert said.arrays == {}
-    assert [reply.facts["events"] for reply in sorted(answers, key=lambda reply: reply.facts["events"])] == [30, 40, 40]
+    assert [
+        reply.facts["events"] for reply in sorted(answers, key=lambda reply: reply.facts["events"])
+    ] == [30, 40, 40]
 
 
 @pytest.mark.parametrize("estimator", ["ips", "dr"])
 def test_the_verdict_is_that_of_a_simulations_gate_on_the_same_events(tmp_path, estimator):
     deployment, network = world(tmp_path, given=gated({"estimator": estimator}, dtype="float64"))
     verdict = coordinator(deployment, network).attempt()["gate"]
-    candidate = next(request for request in network.sent if request.kind == "judge").arrays["weights"]
+    candidate = next(request for request in network.sent if request.kind == "judge").arrays[
+        "weights"
+    ]
     terms, weights = [], []
     for participant in network.participants.values():
         logged = participant.agent.events()
         x = logged.events.contexts.astype(np.float64)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
-        old, new = (Prediction(x @ w[:-K].reshape(-1, K) + w[-K:]) for w in (deployment.initial, candidate))
-        found = GainEstimator(estimator, LIMIT).terms(logged.events, Softmax(BETA), old, Softmax(BETA), new)
+        old, new = (
+            Prediction(x @ w[:-K].reshape(-1, K) + w[-K:]) for w in (deployment.initial, candidate)
+        )
+        found = GainEstimator(estimator, LIMIT).terms(
+            logged.events, Softmax(BETA), old, Softmax(BETA), new
+        )
         terms.append(found[0])
         weights.append(np.minimum(found[1], LIMIT))
     bounds = np.arange(13) * 30
     gains, importance = np.concatenate(terms), np.concatenate(weights)
-    sums = sums_of_terms(np.arange(12), bounds, gains, np.ones(360), importance, importance, Bootstrap(0))
+    sums = sums_of_terms(
+        np.arange(12), bounds, gains, np.ones(360), importance, importance, Bootstrap(0)
+    )
     assert verdict["gain"] == pytest.approx(value_of(sums), rel=1e-9)
     assert verdict["standard_error"] == pytest.approx(standard_error(sums), rel=1e-9)
-    assert verdict["effective_sample_size"] == pytest.approx(importance.sum() ** 2 / (importance**2).sum(), rel=1e-9)
+    assert verdict["effective_sample_size"] == pytest.approx(
+        importance.sum() ** 2 / (importance**2).sum(), rel=1e-9
+    )
     assert verdict["lower"] <= verdict_of(sums, 0.9, 0.0).lower
 
 
 LIES = {
-    "drops out": (lambda request, reply: [], None, "round 1, judging: node 101 has not answered in time"),
-    "fails": (lambda request, reply: [Reply(reply.ticket, error="Flower's error 2")], "failed", "Flower's error 2"),
+    "drops out": (
+        lambda request, reply: [],
+        None,
+        "round 1, judging: node 101 has not answered in time",
+    ),
+    "fails": (
+        lambda request, reply: [Reply(reply.ticket, error="Flower's error 2")],
+        "failed",
+        "Flower's error 2",
+    ),
     "cannot": (changed(problem="no room"), "could not judge", "no room"),
     "no facts": (lambda request, reply: [Reply(reply.ticket)], "other round", "another round"),
     "another attempt's token": (changed(token="0" * 16), "other round", "another round"),
@@ -214,13 +285,25 @@ LIES = {
     "too many events": (changed(events=1001), "too many events", "more than the 1000"),
     "a gain that is a text": (changed(gain="much"), "garbage", "gain: not a finite number"),
     "a gain that is a truth": (changed(gain=True), "garbage", "gain: not a finite number"),
-    "a gain that is no number": (changed(gain=float("nan")), "garbage", "gain: not a finite number"),
+    "a gain that is no number": (
+        changed(gain=float("nan")),
+        "garbage",
+        "gain: not a finite number",
+    ),
     "an infinite gain": (changed(gain=float("inf")), "garbage", "gain: not a finite number"),
     "a gain without end": (changed(gain=10**400), "garbage", "gain: not a finite number"),
-    "too much gain": (changed(gain=1e6), "gain too large", "1e+06 over 30 events of at most 22 each"),
+    "too much gain": (
+        changed(gain=1e6),
+        "gain too large",
+        "1e+06 over 30 events of at most 22 each",
+    ),
     "too much loss": (changed(gain=-1e6), "gain too large", "-1e+06 over 30 events"),
     "importance below zero": (changed(importance=-1.0), "garbage", "importance of -1"),
-    "too much importance": (changed(importance=1e9, importance_squares=1e10), "garbage", "importance of 1e+09"),
+    "too much importance": (
+        changed(importance=1e9, importance_squares=1e10),
+        "garbage",
+        "importance of 1e+09",
+    ),
     "squares too small": (changed(importance_squares=0.0), "garbage", "contradict"),
     "squares too large": (changed(importance_squares=1e9), "garbage", "contradict"),
     "arrays": (
@@ -248,14 +331,34 @@ def test_a_lie_is_refused_and_named_and_changes_nothing(tmp_path, caplog, name):
 
 
 def test_nothing_that_a_device_says_makes_the_server_fail():
-    strange = [None, True, "", "x", -1, 0, 1, 2**70, 10**400, 1e308, -1e308, float("nan"), float("inf"), [], {}, [1]]
+    strange = [
+        None,
+        True,
+        "",
+        "x",
+        -1,
+        0,
+        1,
+        2**70,
+        10**400,
+        1e308,
+        -1e308,
+        float("nan"),
+        float("inf"),
+        [],
+        {},
+        [1],
+    ]
     sound = {"token": "t", "device": "d", "version": 0, "events": 2}
     sound |= {"gain": 0.1, "importance": 2.0, "importance_squares": 2.0}
     estimator = GainEstimator("dr", LIMIT, 1.0)
     assert len(screen([(1, Reply("a", sound))], "t", 0, estimator, 10).sums) == 1
     rng = np.random.default_rng(5)
     pairs = [(name, value) for name in sound for value in strange]
-    drawn = [dict(pairs[i] for i in rng.integers(len(pairs), size=rng.integers(1, 5))) for _ in range(500)]
+    drawn = [
+        dict(pairs[i] for i in rng.integers(len(pairs), size=rng.integers(1, 5)))
+        for _ in range(500)
+    ]
     for lies in [{name: value} for name, value in pairs] + drawn:
         found = screen([(1, Reply("a", {**sound, **lies}))], "t", 0, estimator, 10)
         assert len(found.sums) + len(found.refused) + found.idle + found.behind == 1
@@ -275,12 +378,18 @@ def test_one_liar_cannot_let_a_worse_model_pass(tmp_path, estimator):
     """It claims the most that it may: as many events as allowed, each with the largest gain."""
     deployment, network = world(tmp_path, given=gated({"estimator": estimator}))
     propose(network, WORSE)
-    honest = coordinator(a_deployment(tmp_path / "honest", gated({"estimator": estimator})), network).attempt()["gate"]
+    honest = coordinator(
+        a_deployment(tmp_path / "honest", gated({"estimator": estimator})), network
+    ).attempt()["gate"]
     largest = GainEstimator(estimator, LIMIT, 1.0).largest
-    network.lies = {BAD: changed(events=1000, gain=1000 * largest, importance=1000.0, importance_squares=1000.0)}
+    network.lies = {
+        BAD: changed(events=1000, gain=1000 * largest, importance=1000.0, importance_squares=1000.0)
+    }
     verdict = coordinator(deployment, network).attempt()["gate"]
     assert (verdict["refused"], verdict["devices"], verdict["events"]) == ({}, 12, 1330)
-    assert honest["gain"] < 0 < verdict["gain"]  # the mean has been turned, as far as the bounds allow, ...
+    assert (
+        honest["gain"] < 0 < verdict["gain"]
+    )  # the mean has been turned, as far as the bounds allow, ...
     assert verdict["gain"] - honest["gain"] <= 1000 * largest / 1330 + 30 / 360 * largest
     assert verdict["lower"] < 0
     assert not verdict["passes"]  # ... but not the verdict
@@ -290,7 +399,9 @@ def test_the_mean_alone_would_have_been_fooled():
     """Why a model must pass without any one device: a device with many events looks like a sure thing."""
     estimator = GainEstimator("ips", LIMIT, 1.0)
     own = {"token": "t", "version": 0, "importance": 1.0, "importance_squares": 1.0}
-    honest = [(i, Reply("a", {**own, "device": str(i), "events": 30, "gain": -3.0})) for i in range(11)]
+    honest = [
+        (i, Reply("a", {**own, "device": str(i), "events": 30, "gain": -3.0})) for i in range(11)
+    ]
     liar = (99, Reply("a", {**own, "device": "x", "events": 1000, "gain": 1000.0}))
     found = screen([*honest, liar], "t", 0, estimator, 1000).sums
     assert verdict_of(reduce(add, found), 0.9, 0.0).passes
@@ -302,7 +413,9 @@ def test_one_liar_can_hold_a_good_model_back(tmp_path):
     """The other way round there is no protection: who doubts, keeps what there is."""
     deployment, network = world(tmp_path)
     propose(network, GOOD)
-    network.lies = {BAD: changed(events=1000, gain=-1000.0, importance=1000.0, importance_squares=1000.0)}
+    network.lies = {
+        BAD: changed(events=1000, gain=-1000.0, importance=1000.0, importance_squares=1000.0)
+    }
     assert not coordinator(deployment, network).attempt()["gate"]["passes"]
 
 
@@ -313,7 +426,12 @@ def test_devices_that_hold_another_version_or_no_events_say_so(tmp_path):
     propose(network, GOOD)
     network.participants[300] = Participant(empty)
     verdict = coordinator(deployment, network).attempt()["gate"]
-    assert (verdict["asked"], verdict["devices"], verdict["behind"], verdict["idle"]) == (6, 4, 1, 1)
+    assert (verdict["asked"], verdict["devices"], verdict["behind"], verdict["idle"]) == (
+        6,
+        4,
+        1,
+        1,
+    )
     assert verdict["events"] == 120
 
 
@@ -326,7 +444,9 @@ def test_too_few_judges_hold_a_model_back(tmp_path, number, rules, least):
     verdict = server.attempt()["gate"]
     assert (verdict["devices"], verdict["passes"], server.version) == (least - 1, False, 0)
     assert verdict["gain"] > 0
-    assert network.time() == pytest.approx(deployment.rules.round_seconds, abs=1)  # waited for as for a report
+    assert network.time() == pytest.approx(
+        deployment.rules.round_seconds, abs=1
+    )  # waited for as for a report
     network.lies = {}
     assert server.attempt()["gate"]["passes"]
 
@@ -335,14 +455,21 @@ def test_nobody_answers(tmp_path):
     deployment, network = world(tmp_path, number=3, events=4)
     network.lies = dict.fromkeys(network.participants, lambda request, reply: [])
     verdict = coordinator(deployment, network).attempt()["gate"]
-    assert (verdict["passes"], verdict["gain"], verdict["lower"], verdict["devices"]) == (False, None, None, 0)
+    assert (verdict["passes"], verdict["gain"], verdict["lower"], verdict["devices"]) == (
+        False,
+        None,
+        None,
+        0,
+    )
     assert lines_of(deployment)[0]["gate"] == verdict
     assert "held the model back" in "\n".join(in_lines(read_status(deployment.folder)))
 
 
 def test_others_are_asked_than_those_that_train(tmp_path):
     deployment, network = world(tmp_path, number=8, events=4, given=gated({"clients": 5}))
-    server = coordinator(deployment, network, select=lambda deployment, nodes, number: list(nodes)[:4])
+    server = coordinator(
+        deployment, network, select=lambda deployment, nodes, number: list(nodes)[:4]
+    )
     verdict = server.attempt()["gate"]
     assert (verdict["asked"], verdict["trained"]) == (5, 1)
     judges = {request.node for request in network.sent if request.kind == "judge"}
@@ -357,7 +484,9 @@ def test_judges_are_chosen_by_chance_among_the_others_first():
     assert set(select_judges(range(10), range(8), 64)) == set(range(10))
 
 
-def test_a_server_killed_between_verdict_and_checkpoint_plays_the_round_again(tmp_path, monkeypatch):
+def test_a_server_killed_between_verdict_and_checkpoint_plays_the_round_again(
+    tmp_path, monkeypatch
+):
     deployment, network = world(tmp_path)
     propose(network, GOOD)
     store = Store(deployment.folder)
@@ -380,7 +509,12 @@ def test_a_server_killed_between_verdict_and_checkpoint_plays_the_round_again(tm
     store.close()
     second = coordinator(deployment, network)
     metrics = second.attempt()
-    assert (metrics["round"], metrics["events"], metrics["gate"]["passes"], second.version) == (1, 360, True, 1)
+    assert (metrics["round"], metrics["events"], metrics["gate"]["passes"], second.version) == (
+        1,
+        360,
+        True,
+        1,
+    )
     assert len({request.facts["token"] for request in network.sent if request.kind == "judge"}) == 2
 
 
@@ -389,10 +523,19 @@ def test_a_server_killed_between_verdict_and_checkpoint_plays_the_round_again(tm
     [
         (gated({"limit": None}), "gate.limit: missing"),
         (gated(policy={"name": "greedy"}), "gate: a policy that never explores"),
-        (gated(policy={"name": "epsilon-greedy", "epsilon": 0}), "gate: a policy that never explores"),
-        (gated(rules={"secure_aggregation": True, "min_reports": 3}), "gate: not with deployment.secure_aggregation"),
         (
-            gated(privacy={"mechanism": "dp-fedavg", "noise_multiplier": 1.0}, rules={"population": 500}),
+            gated(policy={"name": "epsilon-greedy", "epsilon": 0}),
+            "gate: a policy that never explores",
+        ),
+        (
+            gated(rules={"secure_aggregation": True, "min_reports": 3}),
+            "gate: not with deployment.secure_aggregation",
+        ),
+        (
+            gated(
+                privacy={"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
+                rules={"population": 500},
+            ),
             "privacy.gate_share: missing",
         ),
         (gated({"clients": 2}), "gate.clients: at least 3"),
@@ -425,7 +568,9 @@ def test_a_device_says_what_it_cannot_judge(tmp_path, changes, said):
     coordinator(deployment, network).attempt()
     asked = network.sent[-1]
     assert asked.kind == "judge"
-    facts, arrays = network.participants[100].answer("judge", {**asked.facts, **changes}, asked.arrays)
+    facts, arrays = network.participants[100].answer(
+        "judge", {**asked.facts, **changes}, asked.arrays
+    )
     assert set(facts) == {"protocol", "token", "problem"}
     assert said in facts["problem"]
     assert arrays == {}
@@ -441,9 +586,20 @@ def test_over_flowers_own_messages_and_a_device_set_to_secure_sums_refuses(tmp_p
     assert (verdict["devices"], verdict["events"]) == (5, 30)
     before = [participant.agent.events() for participant in participants]
     grid.contexts[FIRST].node_config["secure-aggregation"] = True
-    server._gatekeeper.judge(2, server.version, Version(server.state.weights), [])  # asked nothing else meanwhile
-    assert f"node {FIRST} refused: could not judge: this device takes part in secure sums only" in caplog.text
+    server._gatekeeper.judge(
+        2, server.version, Version(server.state.weights), []
+    )  # asked nothing else meanwhile
+    assert (
+        f"node {FIRST} refused: could not judge: this device takes part in secure sums only"
+        in caplog.text
+    )
     answers = {node: reply for node, step, reply in grid.received if step == "judge"}
-    assert json.loads(answers[FIRST].content["facts"]["json"]).keys() == {"protocol", "token", "problem"}
+    assert json.loads(answers[FIRST].content["facts"]["json"]).keys() == {
+        "protocol",
+        "token",
+        "problem",
+    }
     assert "gain" in json.loads(answers[FIRST + 1].content["facts"]["json"])
-    assert [len(logged) for logged in before] == [len(participant.agent.events()) for participant in participants]
+    assert [len(logged) for logged in before] == [
+        len(participant.agent.events()) for participant in participants
+    ]

@@ -44,14 +44,34 @@ def not_a_number(update):
 
 FAULTS = {
     "drops out": (lambda request, reply: [], None, "has not answered in time"),
-    "fails": (lambda request, reply: [Reply(reply.ticket, error="Flower's error 2")], "failed", "Flower's error 2"),
+    "fails": (
+        lambda request, reply: [Reply(reply.ticket, error="Flower's error 2")],
+        "failed",
+        "Flower's error 2",
+    ),
     "NaN": (with_update(not_a_number), "not finite", "1 of 24 values are not finite"),
     "infinite": (with_update(lambda update: update + np.float32(np.inf)), "not finite", "24 of 24"),
-    "a million times too large": (with_update(lambda update: update * np.float32(1e6)), "too large", "norm"),
-    "finite, but no norm": (with_update(lambda update: np.full_like(update, 3e38)), "too large", "norm"),
+    "a million times too large": (
+        with_update(lambda update: update * np.float32(1e6)),
+        "too large",
+        "norm",
+    ),
+    "finite, but no norm": (
+        with_update(lambda update: np.full_like(update, 3e38)),
+        "too large",
+        "norm",
+    ),
     "wrong shape": (with_update(lambda update: update[:-1]), "wrong shape or type", r"shape (23,)"),
-    "wrong type": (with_update(lambda update: update.astype(np.float64)), "wrong shape or type", "dtype float64"),
-    "objects": (with_update(lambda update: "garbage"), "wrong shape or type", "not an array but str"),
+    "wrong type": (
+        with_update(lambda update: update.astype(np.float64)),
+        "wrong shape or type",
+        "dtype float64",
+    ),
+    "objects": (
+        with_update(lambda update: "garbage"),
+        "wrong shape or type",
+        "not an array but str",
+    ),
     "no facts": (lambda request, reply: [Reply(reply.ticket)], "other round", "another round"),
     "another attempt's token": (changed(token="0" * 16), "other round", "another round"),
     "a device without a name": (changed(device=None), "garbage", "no device named"),
@@ -59,20 +79,38 @@ FAULTS = {
     "counts below zero": (changed(events=-5), "garbage", "events: not a count"),
     "counts that are texts": (changed(upto="many"), "garbage", "upto: not a count"),
     "a count that is a truth": (changed(events=True), "garbage", "events: not a count"),
-    "a reward that is no number": (changed(reward_sum=float("nan")), "garbage", "reward_sum: not a finite number"),
+    "a reward that is no number": (
+        changed(reward_sum=float("nan")),
+        "garbage",
+        "reward_sum: not a finite number",
+    ),
     "a count without end": (changed(events=10**400), "garbage", "events: not a count"),
-    "a reward without end": (changed(reward_sum=-(10**400)), "garbage", "reward_sum: not a finite number"),
+    "a reward without end": (
+        changed(reward_sum=-(10**400)),
+        "garbage",
+        "reward_sum: not a finite number",
+    ),
     "figures that contradict": (changed(propensity_sum=1e9), "garbage", "contradict"),
     "more events than a device may report": (
         changed(events=2**62),
         "too many events",
         "where one device reports at most 1000",
     ),
-    "rewards that own the metric": (changed(reward_sum=1e150), "rewards too large", "1e+150 over 6 events"),
-    "rewards just beyond their bound": (changed(reward_sum=-6.1), "rewards too large", "-6.1 over 6 events"),
+    "rewards that own the metric": (
+        changed(reward_sum=1e150),
+        "rewards too large",
+        "1e+150 over 6 events",
+    ),
+    "rewards just beyond their bound": (
+        changed(reward_sum=-6.1),
+        "rewards too large",
+        "-6.1 over 6 events",
+    ),
     "a bit that is no bit": (changed(unclipped="yes"), "garbage", "unclipped"),
     "more arrays": (
-        lambda request, reply: [Reply(reply.ticket, reply.facts, {**reply.arrays, "more": reply.arrays["update"]})],
+        lambda request, reply: [
+            Reply(reply.ticket, reply.facts, {**reply.arrays, "more": reply.arrays["update"]})
+        ],
         "garbage",
         "where one update was expected",
     ),
@@ -94,7 +132,9 @@ def test_rewards_beyond_the_bounds_wait_or_are_cut_off_on_the_device(tmp_path):
     assert (first["refused"], second["refused"]) == ({}, {})
     (participant,) = network.participants.values()
     rewards = participant.agent.events().events.rewards
-    assert first["reward"] * 4 + second["reward"] * 2 == pytest.approx(np.minimum(rewards, 0.5).sum())
+    assert first["reward"] * 4 + second["reward"] * 2 == pytest.approx(
+        np.minimum(rewards, 0.5).sum()
+    )
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -113,12 +153,16 @@ def test_one_bad_device_is_named_and_left_out(tmp_path, caplog, name):
     server = coordinator(honest, others)
     assert server.attempt()["reward"] == metrics["reward"]
     kept = json.loads((deployment.folder / "metrics.jsonl").read_text())
-    assert kept["update_norm"] == pytest.approx(float(np.linalg.norm(server.state.weights - honest.initial)), rel=1e-5)
+    assert kept["update_norm"] == pytest.approx(
+        float(np.linalg.norm(server.state.weights - honest.initial)), rel=1e-5
+    )
 
 
 def test_the_same_answer_delivered_twice(tmp_path, caplog):
     deployment, network = world(tmp_path)
-    network.faults = {BAD: lambda request, reply: [reply, Reply(reply.ticket, reply.facts, reply.arrays)]}
+    network.faults = {
+        BAD: lambda request, reply: [reply, Reply(reply.ticket, reply.facts, reply.arrays)]
+    }
     metrics = coordinator(deployment, network).attempt()
     assert (metrics["clients"], metrics["events"]) == (3, 18)
     assert "an answer came twice; not counted" in caplog.text
@@ -142,9 +186,13 @@ def test_answers_repeated_from_an_earlier_round(tmp_path):
 
 def test_a_device_with_a_model_for_something_else(tmp_path, caplog):
     deployment, network = world(tmp_path)
-    other = a_deployment(tmp_path / "other", {**values(), "deployment": {**values()["deployment"], "shape": [9]}})
+    other = a_deployment(
+        tmp_path / "other", {**values(), "deployment": {**values()["deployment"], "shape": [9]}}
+    )
     stray = Agent(tmp_path / "stray")
-    stray.install(other.device_model(Version(other.initial), 50))  # newer, so that the server's is left alone
+    stray.install(
+        other.device_model(Version(other.initial), 50)
+    )  # newer, so that the server's is left alone
     network.participants[BAD] = Participant(stray)
     metrics = coordinator(deployment, network).attempt()
     assert (metrics["clients"], metrics["refused"]) == (2, {"could not train": 1})
@@ -277,4 +325,6 @@ def test_a_storm_of_faults_loses_and_doubles_nothing(tmp_path):
 
 
 def _lines(deployment):
-    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()
+    ]

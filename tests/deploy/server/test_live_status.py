@@ -10,8 +10,21 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.flower.operate import Seen
 from fedbandit.deploy.messages import Reply
-from fedbandit.deploy.server.live import Watch, facts_of, in_words, noting_the_end, read_live, warnings_of
-from fedbandit.deploy.server.status import full_status, health, monitoring_page, nodes_table, status_lines
+from fedbandit.deploy.server.live import (
+    Watch,
+    facts_of,
+    in_words,
+    noting_the_end,
+    read_live,
+    warnings_of,
+)
+from fedbandit.deploy.server.status import (
+    full_status,
+    health,
+    monitoring_page,
+    nodes_table,
+    status_lines,
+)
 from fedbandit.deploy.server.store import Store
 from fedbandit.privacy.reporting import in_one_line, summary
 
@@ -53,7 +66,11 @@ def world(tmp_path):
 
 def private_world(folder, population=4, **rules):
     privacy = {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "delta": 1e-5}}
-    return World(folder, values(population=population, **rules) | {"clients_per_round": 2} | privacy, number=4)
+    return World(
+        folder,
+        values(population=population, **rules) | {"clients_per_round": 2} | privacy,
+        number=4,
+    )
 
 
 def test_status_says_what_the_server_waits_for(world):
@@ -96,7 +113,9 @@ def test_nodes_are_listed_with_when_they_were_last_seen(world):
     assert "  node 102                   seen 10 min ago, answered 10 min ago; away\n" in shown
     device = world.server._gathering.devices[102]
     assert device in last
-    (world.folder / "operator.json").write_text(json.dumps({"paused": False, "pinned": None, "revoked": [device]}))
+    (world.folder / "operator.json").write_text(
+        json.dumps({"paused": False, "pinned": None, "revoked": [device]})
+    )
     assert nodes_table(world.folder, world.now())[-1].endswith("revoked")
 
 
@@ -168,7 +187,9 @@ def test_rounds_that_do_not_end_are_stalled_and_named_once(world, caplog):
 
 
 def test_a_paused_server_is_not_stalled(world):
-    (world.folder / "operator.json").write_text(json.dumps({"paused": True, "pinned": 0, "revoked": ["7"]}))
+    (world.folder / "operator.json").write_text(
+        json.dumps({"paused": True, "pinned": 0, "revoked": ["7"]})
+    )
     for _ in range(3):
         world.server.attempt()
         world.network.time.now += 1000
@@ -192,7 +213,10 @@ def test_a_private_deployment_shows_its_epsilon_with_all_that_it_means(tmp_path)
         assert (found["epsilon_pld"] is not None) == tight
         assert found["covers"].startswith("covers the released models; ")
     assert "(PLD) at delta 1e-05 after 2 rounds" in world.status()
-    assert "[one client with all its data; one client is added or removed; Poisson: in each of 4" in world.status()
+    assert (
+        "[one client with all its data; one client is added or removed; Poisson: in each of 4"
+        in world.status()
+    )
     world.store.close()
 
 
@@ -268,7 +292,9 @@ def get(port, path):
 
 def test_who_is_revoked_is_not_in_reach(world):
     world.server.attempt()
-    (world.folder / "operator.json").write_text(json.dumps({"paused": False, "pinned": None, "revoked": ["102"]}))
+    (world.folder / "operator.json").write_text(
+        json.dumps({"paused": False, "pinned": None, "revoked": ["102"]})
+    )
     world.network.time.now += 10
     assert world.server.attempt()["in_reach"] == 2
     assert "in reach       2 nodes; a round needs 1" in world.status()
@@ -279,7 +305,10 @@ def test_a_page_for_monitors(tmp_path):
     with monitoring_page(world.folder, 0) as port:
         with pytest.raises(HTTPError) as refused:
             get(port, "/healthz")
-        assert (refused.value.code, refused.value.read()) == (503, b"not ok\nthe server app has not started yet\n")
+        assert (refused.value.code, refused.value.read()) == (
+            503,
+            b"not ok\nthe server app has not started yet\n",
+        )
         assert "fedbandit_up 0.0" in get(port, "/metrics")
         world.network.faults = {101: lambda request, reply: [Reply(reply.ticket, error="broken")]}
         world.server.attempt()
@@ -312,7 +341,8 @@ def test_a_page_is_off_unless_asked_for_and_a_port_in_use_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.41, "0.4 s"), (35, "35 s"), (720, "12 min"), (4 * 3600, "4 h"), (3 * 86400, "3 days")]
+    ("seconds", "words"),
+    [(0.41, "0.4 s"), (35, "35 s"), (720, "12 min"), (4 * 3600, "4 h"), (3 * 86400, "3 days")],
 )
 def test_durations_in_words(seconds, words):
     assert in_words(seconds) == words

@@ -61,9 +61,15 @@ def test_an_old_state_is_migrated_whole(tmp_path, name, version):
     kept = store.load()
     marks = store.marks(old.extra["last_turn"])
     store.close()
-    assert (kept.state.round, kept.state.events, sorted(kept.state.deployed)) == (3, old.events, [0, 1])
+    assert (kept.state.round, kept.state.events, sorted(kept.state.deployed)) == (
+        3,
+        old.events,
+        [0, 1],
+    )
     np.testing.assert_array_equal(kept.state.weights, old.weights)
-    noise = {int(k.removeprefix("noise/")): v for k, v in old.kept.items() if k.startswith("noise/")}
+    noise = {
+        int(k.removeprefix("noise/")): v for k, v in old.kept.items() if k.startswith("noise/")
+    }
     assert set(kept.memory) == set(noise)
     assert all(np.array_equal(kept.memory[at], noise[at]) for at in noise)
     assert bool(noise) == (name != "plain")
@@ -88,7 +94,9 @@ def test_an_old_deployment_goes_on(tmp_path, name, version):
 def test_an_older_fedbandit_refuses_what_was_migrated(tmp_path):
     deployment = with_old_state(tmp_path, "plain", "0.1")
     loaded(deployment)
-    with pytest.raises(DamagedState):  # which is what older versions say of any file that they cannot read
+    with pytest.raises(
+        DamagedState
+    ):  # which is what older versions say of any file that they cannot read
         load_state(deployment.folder / "state.safetensors")
     kept = deployment.folder / "migrated-state.safetensors"
     assert kept.read_bytes() == (OLD / "plain-0.1.safetensors").read_bytes()

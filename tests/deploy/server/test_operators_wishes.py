@@ -105,7 +105,11 @@ def test_who_is_revoked_is_neither_asked_nor_counted(running, by):
     wish(deployment, revoked=(device,))
     rounds = [server.attempt() for _ in range(2)]
     assert [found["clients"] for found in rounds] == [2, 2]
-    asked = [request.node for request in network.sent if request.kind == "train" and request.facts["round"] == 3]
+    asked = [
+        request.node
+        for request in network.sent
+        if request.kind == "train" and request.facts["round"] == 3
+    ]
     assert sorted(asked) == [100, 102]
     wish(deployment, revoked=())
     assert server.attempt()["clients"] == 3
@@ -121,7 +125,9 @@ def test_a_revoked_device_that_returns_as_another_node_is_refused(running):
     assert server.attempt()["asked"] == 2
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"paused": 1, "pinned": null, "revoked": []}', "{}"])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"paused": 1, "pinned": null, "revoked": []}', "{}"]
+)
 def test_instructions_that_cannot_be_read_pause_the_server(running, content, caplog):
     """They may have said so; going on would be the one thing that cannot be taken back."""
     deployment, _, server = running
@@ -137,7 +143,10 @@ def test_commands_at_the_same_time_both_count(running):
     change = [
         threading.Thread(
             target=change_wishes,
-            args=(deployment.folder, lambda wishes, n=n: replace(wishes, revoked=(*wishes.revoked, str(n)))),
+            args=(
+                deployment.folder,
+                lambda wishes, n=n: replace(wishes, revoked=(*wishes.revoked, str(n))),
+            ),
         )
         for n in range(8)
     ]

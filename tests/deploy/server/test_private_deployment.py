@@ -19,7 +19,12 @@ from fedbandit.federated.state import Version
 
 def private(tmp_path, rounds=4, population=100, clients=2, deploy_every=2, more=None, **privacy):
     given = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, **privacy}
-    chosen = {"rounds": rounds, "clients_per_round": clients, "deploy_every": deploy_every, "privacy": given}
+    chosen = {
+        "rounds": rounds,
+        "clients_per_round": clients,
+        "deploy_every": deploy_every,
+        "privacy": given,
+    }
     rules = {"min_reach": 0.0, **(more or {})}  # few devices stand for many
     return a_deployment(tmp_path, values(population=population, **rules) | chosen)
 
@@ -53,7 +58,12 @@ def test_two_deployments_have_different_noise(tmp_path):
 def test_correlated_noise_goes_on_after_a_restart(tmp_path):
     """The sum over all rounds of a tree's noise is that of one node only if its memory has survived."""
     deployment = private(
-        tmp_path, rounds=8, mechanism="dp-ftrl", sampling="fixed", population=2, noise_multiplier=1000.0
+        tmp_path,
+        rounds=8,
+        mechanism="dp-ftrl",
+        sampling="fixed",
+        population=2,
+        noise_multiplier=1000.0,
     )
     network = network_of(tmp_path, deployment)
     total = np.zeros_like(deployment.initial, dtype=np.float64)
@@ -86,14 +96,18 @@ def test_poisson_sampling_asks_each_node_with_the_accounted_probability(tmp_path
 
 
 def test_devices_rest_between_their_turns(tmp_path):
-    deployment = private(tmp_path, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
+    deployment = private(
+        tmp_path, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6
+    )
     network = network_of(tmp_path, deployment)
     server = coordinator(deployment, network)
     assert [server.attempt()["clients"] for _ in range(4)] == [2, 0, 0, 2]
 
 
 def test_a_device_that_missed_its_turn_waits_for_the_next(tmp_path):
-    deployment = private(tmp_path, 9, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
+    deployment = private(
+        tmp_path, 9, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6
+    )
     network = network_of(tmp_path, deployment)
     server = coordinator(deployment, network)
     clients = []
@@ -108,7 +122,9 @@ def test_a_device_with_nothing_to_train_on_has_had_its_turn_all_the_same(tmp_pat
     asked = []
     for name in ("with data", "without"):
         folder = tmp_path / name
-        deployment = private(folder, 7, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
+        deployment = private(
+            folder, 7, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6
+        )
         network = network_of(folder, deployment)
         if name == "without":
             empty = devices(folder / "empty", 1)[100]
@@ -116,7 +132,10 @@ def test_a_device_with_nothing_to_train_on_has_had_its_turn_all_the_same(tmp_pat
             network.participants[101] = empty
         server = coordinator(deployment, network)
         asked.append([server.attempt()["asked"] for _ in range(7)])
-        turns = [read_card(part.agent.folder / "device.json").private for part in network.participants.values()]
+        turns = [
+            read_card(part.agent.folder / "device.json").private
+            for part in network.participants.values()
+        ]
         assert [(turn.taken, turn.last) for turn in turns] == [(3, 7), (3, 7)]
     assert asked == [[2, 0, 0, 2, 0, 0, 2]] * 2
 
@@ -135,8 +154,12 @@ def turns_allowed(deployment):
 
 
 @pytest.mark.parametrize("mechanism", ["dp-ftrl", "banded-mf"])
-@pytest.mark.parametrize(("rounds", "separation", "restarts"), [(30, 15, False), (20, 5, False), (24, 4, True)])
-def test_no_device_can_move_more_than_is_accounted_for(tmp_path, mechanism, rounds, separation, restarts):
+@pytest.mark.parametrize(
+    ("rounds", "separation", "restarts"), [(30, 15, False), (20, 5, False), (24, 4, True)]
+)
+def test_no_device_can_move_more_than_is_accounted_for(
+    tmp_path, mechanism, rounds, separation, restarts
+):
     """After every round, over all turns that a device is let have: how far it moves C·x, against the plan."""
     deployment = private(
         tmp_path,
@@ -160,12 +183,16 @@ def test_no_device_can_move_more_than_is_accounted_for(tmp_path, mechanism, roun
 
 
 def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog):
-    deployment = private(tmp_path, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6)
+    deployment = private(
+        tmp_path, mechanism="dp-ftrl", sampling="min-separation", separation=3, population=6
+    )
     network = network_of(tmp_path, deployment)
     server = coordinator(deployment, network)
     server.attempt()
     for part in network.participants.values():  # such as remember nothing of their turns themselves
-        (card := part.agent.folder / "device.json").write_text(json.dumps({**read_object(card), "private": None}))
+        (card := part.agent.folder / "device.json").write_text(
+            json.dumps({**read_object(card), "private": None})
+        )
     network.participants = {node + 50: part for node, part in network.participants.items()}
     assert server.attempt()["refused"] == {"not its turn": 2}
     assert "took part in round 1" in caplog.text
@@ -174,7 +201,11 @@ def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog)
 def test_a_budget_ends_the_rounds(tmp_path):
     deployment = private(tmp_path, rounds=50, population=4, epsilon=8.0)
     assert 0 < deployment.rounds < 50
-    assert deployment.ledger.epsilon(deployment.rounds) <= 8.0 < deployment.ledger.epsilon(deployment.rounds + 1)
+    assert (
+        deployment.ledger.epsilon(deployment.rounds)
+        <= 8.0
+        < deployment.ledger.epsilon(deployment.rounds + 1)
+    )
 
 
 def test_a_report_goal_is_refused(tmp_path):

@@ -18,7 +18,12 @@ from fedbandit.deploy.secure_sums import ReportBounds
 from fedbandit.deploy.server.figures import RoundNoise, private_verdict
 from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.live import Watch, facts_of
-from fedbandit.deploy.server.status import full_status, monitoring_page, round_in_words, status_lines
+from fedbandit.deploy.server.status import (
+    full_status,
+    monitoring_page,
+    round_in_words,
+    status_lines,
+)
 from fedbandit.deploy.server.store import Store, in_lines, read_status
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.state import Version
@@ -38,13 +43,24 @@ STRATEGIES = {
 
 
 def a_plan(strategy="dp-fedavg", sampling="min-separation", separation=3, noise=1.5, **more):
-    given = {"population": 100, "clients_per_round": 20, "rounds": ROUNDS, "noise_multiplier": noise, **SHARES, **more}
-    return PrivacyPlan(strategy=STRATEGIES[strategy], sampling=sampling, separation=separation, **given)
+    given = {
+        "population": 100,
+        "clients_per_round": 20,
+        "rounds": ROUNDS,
+        "noise_multiplier": noise,
+        **SHARES,
+        **more,
+    }
+    return PrivacyPlan(
+        strategy=STRATEGIES[strategy], sampling=sampling, separation=separation, **given
+    )
 
 
 @pytest.fixture
 def seeded(monkeypatch):
-    monkeypatch.setattr("fedbandit.privacy.noise.secret_normals", np.random.default_rng(3).standard_normal)
+    monkeypatch.setattr(
+        "fedbandit.privacy.noise.secret_normals", np.random.default_rng(3).standard_normal
+    )
 
 
 # ---- what they cost
@@ -63,7 +79,14 @@ def test_model_figures_gate_and_count_together_cost_what_the_plan_says(sampling,
         of_round = dp_accounting.PoissonSampledDpEvent(plan.probability, of_round)
     together = dp_accounting.SelfComposedDpEvent(of_round, ROUNDS)
     assert epsilon_of(together, plan.delta) == pytest.approx(plan_epsilon(plan), rel=1e-6)
-    alone = a_plan(sampling=sampling, separation=1, clients_per_round=80, figures_share=0.0, gate_share=0.0, **clipping)
+    alone = a_plan(
+        sampling=sampling,
+        separation=1,
+        clients_per_round=80,
+        figures_share=0.0,
+        gate_share=0.0,
+        **clipping,
+    )
     assert plan_epsilon(plan) == plan_epsilon(alone)
     assert plan.update_multiplier > alone.update_multiplier
 
@@ -76,7 +99,9 @@ def test_under_correlated_noise_no_device_moves_more_than_is_accounted_for(strat
     for number in range(1, ROUNDS + 1):
         rows, weights = plan.strategy.column(number, ROUNDS)
         matrix[rows, number] = weights
-    units = 1 / np.array([plan.update_multiplier, plan.share_multiplier(0.2), plan.share_multiplier(0.3)])
+    units = 1 / np.array(
+        [plan.update_multiplier, plan.share_multiplier(0.2), plan.share_multiplier(0.3)]
+    )
     rng, most = np.random.default_rng(0), 0.0
     for first in range(1, plan.separation + 1):
         turns = range(first, ROUNDS + 1, plan.separation)
@@ -86,7 +111,9 @@ def test_under_correlated_noise_no_device_moves_more_than_is_accounted_for(strat
                 sent[:] = sent[:, :1]
             sent /= np.linalg.norm(sent, axis=2, keepdims=True)
             taken = np.isin(np.arange(ROUNDS + 1), list(turns))
-            joint = np.concatenate([unit * part * taken[:, None] for unit, part in zip(units, sent, strict=True)], 1)
+            joint = np.concatenate(
+                [unit * part * taken[:, None] for unit, part in zip(units, sent, strict=True)], 1
+            )
             most = max(most, float(np.square(matrix @ joint).sum()))
     accounted = plan.squared_sensitivities[ROUNDS] / plan.noise_multiplier**2
     assert most == pytest.approx(accounted, rel=1e-9)  # reached by the worst, exceeded by none
@@ -102,22 +129,31 @@ def test_the_noise_is_what_the_plan_says_also_across_restarts(strategy, seeded):
             noise = RoundNoise(plan, number, memory, np.dtype(np.float32))
             model = noise.weights.update(number, np.zeros(2, np.float32))
             memory = noise.memory
-            figures, gate = noise.figures(np.zeros(3), np.array([10.0, 20.0, 10.0])), noise.gate(np.zeros(3))
-            rounds.append(np.concatenate([model, figures.sums / figures.deviations, gate.sums / gate.deviations]))
+            figures, gate = (
+                noise.figures(np.zeros(3), np.array([10.0, 20.0, 10.0])),
+                noise.gate(np.zeros(3)),
+            )
+            rounds.append(
+                np.concatenate(
+                    [model, figures.sums / figures.deviations, gate.sums / gate.deviations]
+                )
+            )
             assert figures.deviations[1] == pytest.approx(2 * figures.deviations[0])
         found.append(rounds)
     found = np.array(found)  # [trials, rounds, entries]
     np.testing.assert_allclose(found[:, :, 2:].std(axis=(0, 2)), 1.0, atol=0.07)
     ratio = np.sqrt(plan.noise_variances[0])
     np.testing.assert_allclose(found[:, :, :2].std(axis=(0, 2)) / ratio, 1.0, atol=0.12)
-    totals = (found[:, :, 2:] * ratio[:, None]).sum(axis=1)  # over all rounds, which is where correlation pays
+    totals = (found[:, :, 2:] * ratio[:, None]).sum(
+        axis=1
+    )  # over all rounds, which is where correlation pays
     assert totals.std() / np.sqrt(plan.noise_variances[1][-1]) == pytest.approx(1.0, abs=0.07)
     correlations = np.corrcoef(found[:, 0].T) - np.eye(8)
     assert np.abs(correlations).max() < 0.2  # no entry's noise undoes another's
     unit = plan.noise_multiplier * np.sqrt(3 / 0.2) * ratio[0] * 10
-    assert RoundNoise(plan, 1, {}, np.dtype(np.float32)).figures(np.zeros(3), np.full(3, 10.0)).deviations[
-        0
-    ] == pytest.approx(unit)
+    assert RoundNoise(plan, 1, {}, np.dtype(np.float32)).figures(
+        np.zeros(3), np.full(3, 10.0)
+    ).deviations[0] == pytest.approx(unit)
 
 
 # ---- what is said
@@ -134,12 +170,16 @@ def world(folder, deployment, caplog=None, number=3):
     network = Network(devices(folder, number))
     settle(deployment, network.participants)
     store = Store(deployment.folder)
-    server = coordinator(deployment, network, store, watch=Watch(deployment.folder, facts_of(deployment)))
+    server = coordinator(
+        deployment, network, store, watch=Watch(deployment.folder, facts_of(deployment))
+    )
     return network, store, server
 
 
 def lines_of(deployment):
-    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_without_a_share_nothing_is_said_of_rewards_anywhere(tmp_path, caplog):
@@ -151,19 +191,34 @@ def test_without_a_share_nothing_is_said_of_rewards_anywhere(tmp_path, caplog):
     network.participants[102] = empty
     server.run(2)
     store.close()
-    names = ("reward", "propensity", "events", "running_reward", "idle", "unclipped", "rewards_by_version")
+    names = (
+        "reward",
+        "propensity",
+        "events",
+        "running_reward",
+        "idle",
+        "unclipped",
+        "rewards_by_version",
+    )
     for line in lines_of(deployment):
         assert [line[name] for name in names] == [None] * len(names)
         assert line["clients"] == 3  # who had nothing to train on is one of them, ...
         assert sum(line["model_versions"].values()) == 3  # ... and cannot be found by counting
         assert not {"reward_sum", "noise", "gate"} & set(line)
         assert "no reward to report" in round_in_words(line)
-    assert (server.state.reward_total, server.state.rewarded_rounds, server.state.events) == (0.0, 0, 0)
+    assert (server.state.reward_total, server.state.rewarded_rounds, server.state.events) == (
+        0.0,
+        0,
+        0,
+    )
     status = read_status(deployment.folder)
     assert (status["reward"]["running"], status["reward"]["lately"]) == (None, None)
     assert set(status["reward"]["by_version"].values()) == {None}
     shown = "\n".join(status_lines(full_status(deployment.folder)))
-    assert "reward         not reported: no part of the privacy budget pays for it (privacy.figures_share)" in shown
+    assert (
+        "reward         not reported: no part of the privacy budget pays for it (privacy.figures_share)"
+        in shown
+    )
     assert "had nothing to train on" not in shown
     assert "reward None" in caplog.text
     with monitoring_page(deployment.folder, 0) as port:
@@ -177,7 +232,11 @@ def test_with_a_share_they_are_said_with_noise(tmp_path, seeded):
     deployment = private(tmp_path, noise=0.01, figures_share=0.5)
     network, store, server = world(tmp_path, deployment)
     total, events = sum(live(part, 3, seed=9) for part in network.participants.values()), 27
-    before = [reward for part in network.participants.values() for reward in part.agent.events().events.rewards]
+    before = [
+        reward
+        for part in network.participants.values()
+        for reward in part.agent.events().events.rewards
+    ]
     metrics = server.attempt()
     unit = 0.01 * np.sqrt(3 / 0.5) * 1.001 * 10
     assert metrics["noise"] == {"events": pytest.approx(unit), "rewards": pytest.approx(unit)}
@@ -198,7 +257,9 @@ def test_with_a_share_they_are_said_with_noise(tmp_path, seeded):
     assert status["reward"]["lately"] == pytest.approx(sum(before) / events, abs=0.1)
     assert "over all rounds" in (shown := "\n".join(in_lines(status)))
     assert "lately, with noise" in shown
-    assert status["privacy"]["covers"].startswith("covers the released models, the figures of rewards (0.5 of the")
+    assert status["privacy"]["covers"].startswith(
+        "covers the released models, the figures of rewards (0.5 of the"
+    )
     totals = server.state.extra["figures"]
     assert totals["rewards"] == pytest.approx(metrics["reward_sum"] + again["reward_sum"])
     resumed = coordinator(deployment, network)
@@ -233,7 +294,10 @@ def test_shares_belong_to_what_devices_were_promised(tmp_path):
         ({"gate_share": 0.5}, "privacy.gate_share: set, but there is no gate"),
         ({"figures_share": 1.0}, "privacy.figures_share"),
         ({"figures_share": 0.0}, "privacy.figures_share"),
-        ({"mechanism": "none", "noise_multiplier": None, "figures_share": 0.1}, "privacy.figures_share: set, but"),
+        (
+            {"mechanism": "none", "noise_multiplier": None, "figures_share": 0.1},
+            "privacy.figures_share: set, but",
+        ),
     ],
 )
 def test_shares_that_make_no_sense_are_refused(tmp_path, privacy, message):
@@ -242,16 +306,29 @@ def test_shares_that_make_no_sense_are_refused(tmp_path, privacy, message):
 
 
 def test_shares_leave_something_for_the_model_and_are_for_deployments():
-    chosen = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "figures_share": 0.5, "gate_share": 0.5}
+    chosen = {
+        "mechanism": "dp-fedavg",
+        "noise_multiplier": 1.0,
+        "figures_share": 0.5,
+        "gate_share": 0.5,
+    }
     config = Config.build({"clipping": {"norm": 1.0}, "scenario": "scratch", "privacy": chosen})
-    with pytest.raises(ConfigError, match=r"privacy\.figures_share: with gate_share it must leave something"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.figures_share: with gate_share it must leave something"
+    ):
         build_ledger(config, 1000, False, deployed=True)
     with pytest.raises(ConfigError, match=r"privacy\.figures_share: is for deployments"):
         build_ledger(config, 1000, False)
 
 
 def test_the_best_mechanism_is_found_with_shares_and_keeps_the_budget(tmp_path):
-    chosen = {"mechanism": "best", "noise_multiplier": None, "epsilon": 8.0, "sampling": None, "figures_share": 0.1}
+    chosen = {
+        "mechanism": "best",
+        "noise_multiplier": None,
+        "epsilon": 8.0,
+        "sampling": None,
+        "figures_share": 0.1,
+    }
     ledger = private(tmp_path, more={"population": 60}, **chosen).ledger
     assert ledger.plan.figures_share == 0.1
     assert ledger.epsilon(ledger.last_round) == pytest.approx(8.0, rel=0.01)
@@ -262,12 +339,16 @@ def test_the_best_mechanism_is_found_with_shares_and_keeps_the_budget(tmp_path):
 
 @pytest.mark.parametrize("strategy", ["dp-fedavg", "dp-ftrl", "blt"])
 @pytest.mark.parametrize(("number", "noise"), [(200, 1.5), (30, 0.3)])
-def test_a_worse_model_passes_no_more_often_than_allowed_and_a_better_one_mostly(strategy, number, noise, seeded):
+def test_a_worse_model_passes_no_more_often_than_allowed_and_a_better_one_mostly(
+    strategy, number, noise, seeded
+):
     plan, rng = a_plan(strategy, noise=noise), np.random.default_rng(7)
     passed = {}
     for gain in (-0.3, 0.0, 0.5):
         verdicts = [
-            private_verdict(rng.normal(gain, 0.4, number), RoundNoise(plan, 1, {}, FLOAT), BOUNDS, 0.9, 0.0)[0]
+            private_verdict(
+                rng.normal(gain, 0.4, number), RoundNoise(plan, 1, {}, FLOAT), BOUNDS, 0.9, 0.0
+            )[0]
             for _ in range(400)
         ]
         passed[gain] = np.mean([verdict.passes for verdict in verdicts])
@@ -283,7 +364,10 @@ def test_a_worse_model_passes_no_more_often_than_allowed_and_a_better_one_mostly
 def test_noise_alone_passes_nothing(seeded):
     plan = a_plan(noise=3.0)
     nobody = np.zeros(0)
-    verdicts = [private_verdict(nobody, RoundNoise(plan, 1, {}, FLOAT), BOUNDS, 0.5, 0.0)[0] for _ in range(300)]
+    verdicts = [
+        private_verdict(nobody, RoundNoise(plan, 1, {}, FLOAT), BOUNDS, 0.5, 0.0)[0]
+        for _ in range(300)
+    ]
     assert np.mean([verdict.passes for verdict in verdicts]) < 0.05
 
 
@@ -301,9 +385,18 @@ def test_one_device_moves_the_verdict_by_no_more_than_its_part():
 
 
 def gated(folder, noise=0.1, **changed):
-    privacy = {"mechanism": "dp-fedavg", "noise_multiplier": noise, "gate_share": 0.5, "sampling": "fixed"}
+    privacy = {
+        "mechanism": "dp-fedavg",
+        "noise_multiplier": noise,
+        "gate_share": 0.5,
+        "sampling": "fixed",
+    }
     base = values(population=30, max_events=20) | {"deploy_every": 1, "clipping": {"norm": 100.0}}
-    base |= {"gate": {"confidence": 0.9, "limit": LIMIT}, "privacy": {**privacy, **changed}, "clients_per_round": 30}
+    base |= {
+        "gate": {"confidence": 0.9, "limit": LIMIT},
+        "privacy": {**privacy, **changed},
+        "clients_per_round": 30,
+    }
     return a_deployment(folder, base)
 
 
@@ -315,7 +408,9 @@ def gated_world(folder, deployment, number=30, events=10):
     return network
 
 
-def test_a_private_deployment_holds_a_worse_model_back_and_lets_a_better_one_pass(tmp_path, seeded, caplog):
+def test_a_private_deployment_holds_a_worse_model_back_and_lets_a_better_one_pass(
+    tmp_path, seeded, caplog
+):
     deployment = gated(tmp_path)
     network = gated_world(tmp_path, deployment)
     store = Store(deployment.folder)
@@ -329,7 +424,15 @@ def test_a_private_deployment_holds_a_worse_model_back_and_lets_a_better_one_pas
     second = server.attempt()
     assert (second["gate"]["passes"], server.version) == (True, 1)
     assert second["gate"]["gain"] > second["gate"]["lower"] > 0
-    assert set(second["gate"]) == {"passes", "gain", "standard_error", "lower", "asked", "devices", "refused"}
+    assert set(second["gate"]) == {
+        "passes",
+        "gain",
+        "standard_error",
+        "lower",
+        "asked",
+        "devices",
+        "refused",
+    }
     assert second["gate"]["devices"] == pytest.approx(30, abs=3)
     # the round's own devices judge, and the price is that of the plan
     judges = [request for request in network.sent if request.kind == "judge"]
@@ -363,11 +466,15 @@ def test_nobody_judges_a_candidate_that_was_not_charged_and_a_kill_holds_it_back
     with pytest.raises(Killed):
         server.attempt()
     store.close()
-    candidate = next(request for request in network.sent if request.kind == "judge").arrays["weights"]
+    candidate = next(request for request in network.sent if request.kind == "judge").arrays[
+        "weights"
+    ]
     network.send = send
     resumed = coordinator(deployment, network)
     assert (resumed.state.round, resumed.version) == (1, 0)
-    np.testing.assert_array_equal(resumed.state.weights, candidate)  # what they saw is what was charged
+    np.testing.assert_array_equal(
+        resumed.state.weights, candidate
+    )  # what they saw is what was charged
     assert not lines_of(deployment)[0]["gate"]["passes"]
     assert resumed.attempt()["round"] == 2
 
@@ -385,9 +492,16 @@ def test_a_device_judges_once_in_its_turn_and_at_no_other_time(tmp_path, seeded)
 
 
 def test_a_gate_without_its_share_or_with_judges_of_its_own_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"privacy\.gate_share: missing; the gate of a private deployment"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.gate_share: missing; the gate of a private deployment"
+    ):
         gated(tmp_path, gate_share=None)
-    base = values(population=30) | {"clients_per_round": 3, "gate": {"confidence": 0.9, "limit": 5.0, "clients": 9}}
+    base = values(population=30) | {
+        "clients_per_round": 3,
+        "gate": {"confidence": 0.9, "limit": 5.0, "clients": 9},
+    }
     privacy = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "gate_share": 0.5}
-    with pytest.raises(ConfigError, match=r"gate\.clients: under privacy the round's own devices judge"):
+    with pytest.raises(
+        ConfigError, match=r"gate\.clients: under privacy the round's own devices judge"
+    ):
         a_deployment(tmp_path, base | {"privacy": privacy})

@@ -17,7 +17,13 @@ OWNERS = {100: "ann", 101: "ann", 102: "bob", 103: "bob"}
 
 
 def private(folder, unit="user", rounds=9, rules=None, **privacy):
-    given = {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "sampling": "min-separation", "separation": 3, **privacy}
+    given = {
+        "mechanism": "dp-ftrl",
+        "noise_multiplier": 1.0,
+        "sampling": "min-separation",
+        "separation": 3,
+        **privacy,
+    }
     chosen = {"rounds": rounds, "clients_per_round": 2, "privacy": {**given, "unit": unit}}
     return a_deployment(folder, values(population=6, min_reach=0.0, **(rules or {})) | chosen)
 
@@ -53,7 +59,9 @@ def test_one_device_of_each_user_takes_part_and_the_user_rests(tmp_path):
     assert {mark.turn for mark in turns.values()} == {7}
     store.close()
     status = read_status(deployment.folder)
-    assert status["devices"] == len({node for nodes in asked.values() for node in nodes})  # users are not counted
+    assert status["devices"] == len(
+        {node for nodes in asked.values() for node in nodes}
+    )  # users are not counted
     assert "one user with all of their devices and data" in "\n".join(in_lines(status))
 
 
@@ -78,7 +86,9 @@ def test_a_second_device_of_a_user_is_refused_at_the_door(tmp_path, caplog):
     deployment = private(tmp_path)
     network = world(tmp_path, deployment)
     asked = {1: [100, 102], 2: [101, 103], 4: list(OWNERS)}
-    server = coordinator(deployment, network, select=lambda deployment, nodes, number: asked.get(number, []))
+    server = coordinator(
+        deployment, network, select=lambda deployment, nodes, number: asked.get(number, [])
+    )
     first, second, _, fourth = (server.attempt() for _ in range(4))
     assert (first["clients"], first["refused"]) == (2, {})
     assert (second["clients"], second["refused"]) == (0, {"not its turn": 2})
@@ -86,7 +96,9 @@ def test_a_second_device_of_a_user_is_refused_at_the_door(tmp_path, caplog):
     assert (fourth["clients"], fourth["refused"]) == (2, {"could not train": 2})
     others = private(tmp_path / "others")
     network = world(tmp_path / "others", others)
-    both = coordinator(others, network, select=lambda deployment, nodes, number: list(OWNERS)).attempt()
+    both = coordinator(
+        others, network, select=lambda deployment, nodes, number: list(OWNERS)
+    ).attempt()
     assert (both["clients"], both["refused"]) == (2, {"twice": 2})
     assert "another device of the same user as" in caplog.text
 
@@ -94,15 +106,23 @@ def test_a_second_device_of_a_user_is_refused_at_the_door(tmp_path, caplog):
 def test_poisson_sampling_draws_users_however_many_devices_they_have(tmp_path):
     deployment = private(tmp_path, mechanism="dp-fedavg", sampling="poisson", separation=None)
     plan = deployment.ledger.plan
-    users = {node: f"user {node % 3 and node}" for node in range(60)}  # one of them has twenty devices
-    drawn = Counter(users[node] for _ in range(800) for node in select(deployment, one_of_each(range(60), users), 1))
+    users = {
+        node: f"user {node % 3 and node}" for node in range(60)
+    }  # one of them has twenty devices
+    drawn = Counter(
+        users[node]
+        for _ in range(800)
+        for node in select(deployment, one_of_each(range(60), users), 1)
+    )
     most = 800 * plan.probability
     assert drawn["user 0"] == pytest.approx(most, abs=5 * (most * (1 - plan.probability)) ** 0.5)
     assert len(one_of_each(range(60), users)) == 41
 
 
 def test_epsilon_is_said_to_be_per_user(tmp_path):
-    of_users, of_devices = (assumptions(private(tmp_path, unit).ledger.plan) for unit in ("user", None))
+    of_users, of_devices = (
+        assumptions(private(tmp_path, unit).ledger.plan) for unit in ("user", None)
+    )
     assert of_users["unit"] == "one user with all of their devices and data"
     assert of_users["adjacency"] == "all updates of one user are replaced by nothing"
     assert of_devices["unit"] == "one client with all its data"
@@ -114,7 +134,9 @@ def test_the_unit_is_a_promise_and_for_plain_reports(tmp_path):
     state = deployment.start()
     with pytest.raises(ConfigError, match="started with different private figures"):
         private(tmp_path, None).resumed(state)
-    with pytest.raises(ConfigError, match=r"privacy\.unit: user is not kept by deployment\.secure_aggregation yet"):
+    with pytest.raises(
+        ConfigError, match=r"privacy\.unit: user is not kept by deployment\.secure_aggregation yet"
+    ):
         private(tmp_path, rules={"secure_aggregation": True, "min_reports": 3})
 
 

@@ -23,7 +23,9 @@ def network(tmp_path, deployment):
 
 
 def metrics_of(deployment):
-    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def test_rounds_train_and_deploy(deployment, network):
@@ -48,10 +50,14 @@ def test_each_reward_is_counted_in_one_round(deployment, network):
     assert [line["events"] for line in metrics_of(deployment)] == [18, 0, 5, 0]
 
 
-def test_a_device_that_comes_back_under_another_node_is_told_and_nothing_counts_twice(deployment, network, caplog):
+def test_a_device_that_comes_back_under_another_node_is_told_and_nothing_counts_twice(
+    deployment, network, caplog
+):
     server = coordinator(deployment, network)
     server.run(attempts=1)
-    network.participants = {node + 50: participant for node, participant in network.participants.items()}
+    network.participants = {
+        node + 50: participant for node, participant in network.participants.items()
+    }
     live(network.participants[150], events=4, seed=3)
     server.run(attempts=2)
     assert [line["events"] for line in metrics_of(deployment)] == [18, 0, 4]
@@ -114,7 +120,9 @@ def test_a_new_server_goes_on_where_the_last_one_was(deployment, network, tmp_pa
     assert [line["round"] for line in metrics_of(deployment)] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("moment", ["before the checkpoint", "after the checkpoint", "half a line of metrics"])
+@pytest.mark.parametrize(
+    "moment", ["before the checkpoint", "after the checkpoint", "half a line of metrics"]
+)
 def test_a_server_killed_between_aggregate_and_deploy(deployment, network, monkeypatch, moment):
     """The round either has not happened and is run again, or it has, and its deployment is made good."""
     expected = None
@@ -184,7 +192,9 @@ def test_a_server_killed_while_going_back_goes_back_once(deployment, network, mo
     second = coordinator(deployment, network)
     second.attempt()
     assert second.version == 2
-    assert [entry["why"] for entry in second.state.extra["versions"]].count("went back to model 0") == 1
+    assert [entry["why"] for entry in second.state.extra["versions"]].count(
+        "went back to model 0"
+    ) == 1
 
 
 def test_old_versions_go(tmp_path):
@@ -200,7 +210,10 @@ def test_old_versions_go(tmp_path):
     ("changed", "what"),
     [
         ({"dtype": "float64"}, "dtype"),
-        ({"deployment": {**values()["deployment"], "actions": ["x", "y", "z"]}}, "actions and features"),
+        (
+            {"deployment": {**values()["deployment"], "actions": ["x", "y", "z"]}},
+            "actions and features",
+        ),
         (
             {
                 "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0},
@@ -232,7 +245,10 @@ def test_one_server_at_a_time(deployment):
         ({"scenario": "init"}, "scenario: is for simulations"),
         ({"clipping": {"enabled": False}}, "clipping.enabled"),
         ({"objective": {"name": "doubly-robust"}}, "objective.name"),
-        ({"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}}, "deployment.population: missing"),
+        (
+            {"privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0}},
+            "deployment.population: missing",
+        ),
         ({"deployment": {"state": "s"}}, "deployment.actions"),
         ({"deployment": {"state": "s", "actions": ["a", "b"]}}, "deployment.shape"),
         ({"deployment": {"state": "s", "actions": "none.txt", "shape": [2]}}, "none.txt"),

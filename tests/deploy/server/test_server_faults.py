@@ -40,7 +40,9 @@ class World:
 
     def outcome(self, server):
         """All that a deployment comes to; names of devices differ from world to world."""
-        metrics = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        metrics = [
+            json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
+        ]
         names = [part.answer("ready", {"token": "t", "space": self.deployment.space}, {})[0]["device"]
                  for part in self.network.participants.values()]  # fmt: skip
         marks = Database(self.folder / "server.sqlite").marks(names)
@@ -88,7 +90,17 @@ def test_some_operations_fail(tmp_path):
 @pytest.mark.parametrize("kind", ["kill", "error"])
 def test_each_operation_fails(tmp_path, kind):
     failed = check_plain(tmp_path, step=1, kinds=[kind])
-    assert failed == {"open", "write", "fsync", "rename", "remove", "connect", "before", "after", "truncate"}
+    assert failed == {
+        "open",
+        "write",
+        "fsync",
+        "rename",
+        "remove",
+        "connect",
+        "before",
+        "after",
+        "truncate",
+    }
 
 
 # ---- private: what anybody may have seen was charged, and nobody has seen two noises of one round
@@ -100,7 +112,11 @@ def private_world(folder, gated):
     if not gated:
         return World(folder, lambda f: private(f, rounds=ROUNDS, **plan))
     shares, gate = {"figures_share": 0.1, "gate_share": 0.1}, {"confidence": 0.5, "limit": 10.0}
-    given = values(population=4, min_reach=0.0) | {"rounds": ROUNDS, "clients_per_round": 2, "gate": gate}
+    given = values(population=4, min_reach=0.0) | {
+        "rounds": ROUNDS,
+        "clients_per_round": 2,
+        "gate": gate,
+    }
     del plan["population"]
     return World(folder, given=given | {"privacy": {"noise_multiplier": 1.0, **plan, **shares}})
 
@@ -128,7 +144,11 @@ def check_private(tmp_path, at, kind, gated=False):
     world.network.send = seeing
     server, _, faults = world.run(at, kind)
     assert server.state.round == ROUNDS
-    assert all(len(weights) == 1 for weights in (*seen.values(), *judged.values())), (at, kind, faults.log[at - 1])
+    assert all(len(weights) == 1 for weights in (*seen.values(), *judged.values())), (
+        at,
+        kind,
+        faults.log[at - 1],
+    )
     assert set(judged) <= ({2, 4} if gated else set())
     assert read_ledger(charged).released == ROUNDS
     metrics = world.outcome(server)["metrics"]

@@ -40,7 +40,9 @@ def world(tmp_path, given=None, number=3):
 
 
 def metrics_of(deployment):
-    return [json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (deployment.folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def newest(deployment, kind="state"):
@@ -55,7 +57,11 @@ def flip(path, position=-3):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        path.name: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def one_line(raised):
@@ -80,7 +86,9 @@ def test_a_damaged_state_falls_back_and_the_round_stays_counted(tmp_path, caplog
     live(network.participants[101], events=5, seed=9)
     rounds(deployment, network, 1)
     path = newest(deployment)
-    {"flip": flip, "cut": lambda p: p.write_bytes(p.read_bytes()[:100]), "gone": os.unlink}[damage](path)
+    {"flip": flip, "cut": lambda p: p.write_bytes(p.read_bytes()[:100]), "gone": os.unlink}[damage](
+        path
+    )
     store = Store(deployment.folder)
     server = coordinator(deployment, network, store)
     assert server.state.round == 3
@@ -90,7 +98,12 @@ def test_a_damaged_state_falls_back_and_the_round_stays_counted(tmp_path, caplog
     assert path.name in said[0]
     assert "the step of round 3 is lost" in said[0]
     server.attempt()
-    assert [line["events"] for line in metrics_of(deployment)] == [18, 0, 5, 0]  # nothing twice, nothing lost
+    assert [line["events"] for line in metrics_of(deployment)] == [
+        18,
+        0,
+        5,
+        0,
+    ]  # nothing twice, nothing lost
     store.close()
     damaged = deployment.folder / f"damaged-{path.name}"
     assert damaged.exists() == (damage != "gone")  # set aside, not deleted
@@ -163,7 +176,9 @@ def test_every_bit_of_the_database_that_is_read_is_checked(tmp_path):
         else:
             np.testing.assert_array_equal(found.weights, server.state.weights)
             assert found.extra == server.state.extra
-            assert all(mark.damaged or (mark.counted, mark.turn) == (6, 2) for mark in marks.values())
+            assert all(
+                mark.damaged or (mark.counted, mark.turn) == (6, 2) for mark in marks.values()
+            )
             outcomes.add("same")
         finally:
             store.close()
@@ -195,7 +210,9 @@ def test_a_folder_without_its_database_does_not_start_at_round_0(tmp_path, left)
     if left != "models":
         for path in (deployment.folder / "models").iterdir():
             path.unlink()
-    with pytest.raises(DataError, match=r"server.sqlite is missing, but .* this deployment has run before") as raised:
+    with pytest.raises(
+        DataError, match=r"server.sqlite is missing, but .* this deployment has run before"
+    ) as raised:
         coordinator(deployment, network)
     one_line(raised)
 
@@ -212,7 +229,9 @@ def test_a_server_killed_while_it_made_a_new_folder_starts_again(tmp_path, monke
     assert rounds(deployment, network, 1).state.round == 1
 
 
-@pytest.mark.parametrize("line", ["garbage", "[]", '{"round": "x"}', '{"round": 1e999}', "{}", "[" * 100_000])
+@pytest.mark.parametrize(
+    "line", ["garbage", "[]", '{"round": "x"}', '{"round": 1e999}', "{}", "[" * 100_000]
+)
 def test_a_garbage_last_line_of_metrics_is_refused_in_one_line(tmp_path, line):
     deployment, network = world(tmp_path)
     rounds(deployment, network, 2)
@@ -241,7 +260,9 @@ def test_a_state_older_than_its_metrics_is_refused(tmp_path):
         rounds(deployment, network, 1)
 
 
-@pytest.mark.parametrize("text", ['{"version": 1e999}', '{"version": "x"}', "[]", "", "{", '{"version": NaN}'])
+@pytest.mark.parametrize(
+    "text", ['{"version": 1e999}', '{"version": "x"}', "[]", "", "{", '{"version": NaN}']
+)
 def test_a_damaged_request_for_a_rollback_is_named_once_and_set_aside(tmp_path, caplog, text):
     deployment, network = world(tmp_path)
     rounds(deployment, network, 1)
@@ -270,7 +291,9 @@ def test_a_newer_format_is_refused_by_name(tmp_path):
         db.execute("PRAGMA user_version = 7")
     kept = contents(deployment.folder)
     for use in (lambda: rounds(deployment, network, 1), lambda: read_status(deployment.folder)):
-        with pytest.raises(DataError, match="made by a newer fedbandit, format 7; this one reads formats up to 3"):
+        with pytest.raises(
+            DataError, match="made by a newer fedbandit, format 7; this one reads formats up to 3"
+        ):
             use()
     assert contents(deployment.folder) == kept
 
@@ -286,7 +309,10 @@ def a_private(tmp_path, **more):
 def test_each_private_round_is_charged_before_it_is_released(tmp_path, monkeypatch):
     deployment, network = a_private(tmp_path)
     rounds(deployment, network, 2)
-    assert (read_ledger(deployment.folder / "ledger.jsonl").charged, metrics_of(deployment)[-1]["round"]) == (2, 2)
+    assert (
+        read_ledger(deployment.folder / "ledger.jsonl").charged,
+        metrics_of(deployment)[-1]["round"],
+    ) == (2, 2)
     with monkeypatch.context() as patch:
         patch.setattr("fedbandit.deploy.server.database.commit", lambda db: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -305,7 +331,9 @@ def test_a_private_server_falls_back_where_noise_and_ledger_are_whole(tmp_path, 
     rounds(deployment, network, 3)
     flip(newest(deployment))
     server = rounds(deployment, network, 1)
-    assert server.state.round == 4  # the lost round stays charged, and the next one is charged as well
+    assert (
+        server.state.round == 4
+    )  # the lost round stays charged, and the next one is charged as well
     assert metrics_of(deployment)[-1]["epsilon"] == pytest.approx(deployment.ledger.epsilon(4))
     assert read_ledger(deployment.folder / "ledger.jsonl").released == 4
 
@@ -351,10 +379,18 @@ def test_an_old_copy_of_a_private_state_is_refused(tmp_path):
         rounds(deployment, network, 1)
 
 
-@pytest.mark.parametrize("budget", [{"noise_multiplier": 1.0}, {"noise_multiplier": None, "epsilon": 30.0}])
+@pytest.mark.parametrize(
+    "budget", [{"noise_multiplier": 1.0}, {"noise_multiplier": None, "epsilon": 30.0}]
+)
 def test_a_banded_deployment_resumes_on_another_kind_of_cpu(tmp_path, monkeypatch, budget):
     """There the optimiser comes to slightly different coefficients; the state's own are used."""
-    plan = {"mechanism": "banded-mf", "sampling": "min-separation", "separation": 2, "clients": 1, **budget}
+    plan = {
+        "mechanism": "banded-mf",
+        "sampling": "min-separation",
+        "separation": 2,
+        "clients": 1,
+        **budget,
+    }
     deployment, network = a_private(tmp_path, **plan)
     first = rounds(deployment, network, 2).deployment.ledger.plan
 
@@ -371,12 +407,16 @@ def test_a_banded_deployment_resumes_on_another_kind_of_cpu(tmp_path, monkeypatc
     assert metrics_of(deployment)[-1]["epsilon"] == pytest.approx(deployment.ledger.epsilon(4))
 
 
-@pytest.mark.parametrize("changed", [{"separation": 1}, {"delta": 1e-7}, {"noise_multiplier": 1.001}, {"bands": 1}])
+@pytest.mark.parametrize(
+    "changed", [{"separation": 1}, {"delta": 1e-7}, {"noise_multiplier": 1.001}, {"bands": 1}]
+)
 def test_another_plan_is_still_refused(tmp_path, changed):
     plan = {"mechanism": "banded-mf", "sampling": "min-separation", "separation": 2, "clients": 1}
     deployment, network = a_private(tmp_path, **plan)
     rounds(deployment, network, 1)
-    with pytest.raises(ConfigError, match="started with different privacy; use a new folder, which forgets"):
+    with pytest.raises(
+        ConfigError, match="started with different privacy; use a new folder, which forgets"
+    ):
         rounds(private(tmp_path, rounds=8, population=4, **{**plan, **changed}), network, 1)
 
 
@@ -420,7 +460,11 @@ def test_a_rounds_work_does_not_grow_with_the_number_of_devices(tmp_path):
     work = []
     for number in (1_800, 9_000):
         marks = ((f"device-{i}", Mark(i, i % 50)) for i in range(number))
-        work.append(steps_of(create(tmp_path / f"{number}.sqlite", Generation(1, {}, {}), marks), a_round_of_100))
+        work.append(
+            steps_of(
+                create(tmp_path / f"{number}.sqlite", Generation(1, {}, {}), marks), a_round_of_100
+            )
+        )
     (few_steps, few_rows), (many_steps, many_rows) = work
     assert many_rows == few_rows == 201  # marks, nodes, and one generation
     assert many_steps == few_steps
@@ -439,7 +483,9 @@ def test_rewards_are_credited_to_the_version_that_made_the_choice(tmp_path):
     deployment, network = world(tmp_path, a_deployment(tmp_path, {**values(), "rounds": 9}))
     server = coordinator(deployment, network)
     server.run(attempts=3)  # model 1 is deployed after round 2, and on the devices in round 3
-    earned = sum(live(part, events=4, seed=i) for i, part in enumerate(network.participants.values()))
+    earned = sum(
+        live(part, events=4, seed=i) for i, part in enumerate(network.participants.values())
+    )
     ask_rollback(deployment.folder, 0)
     metrics = server.attempt()  # model 2 is in use by then
     assert metrics["model_version"] == 2
@@ -447,14 +493,20 @@ def test_rewards_are_credited_to_the_version_that_made_the_choice(tmp_path):
     credited = read_status(deployment.folder)["reward"]["by_version"]
     assert credited[1] == pytest.approx(earned / 12)
     assert credited[2] is None
-    assert "version 2    after round 3     reward -" in "\n".join(in_lines(read_status(deployment.folder)))
+    assert "version 2    after round 3     reward -" in "\n".join(
+        in_lines(read_status(deployment.folder))
+    )
 
 
 def test_a_device_that_does_not_say_which_version_chose_is_taken_to_hold_it(tmp_path):
     deployment, network = world(tmp_path)
     network.faults = {
         node: lambda request, reply: [
-            type(reply)(reply.ticket, {k: v for k, v in reply.facts.items() if k != "by_version"}, reply.arrays)
+            type(reply)(
+                reply.ticket,
+                {k: v for k, v in reply.facts.items() if k != "by_version"},
+                reply.arrays,
+            )
         ]
         for node in network.participants
     }
@@ -468,7 +520,9 @@ def test_each_update_is_measured_once(tmp_path, monkeypatch):
     network = Network(devices(tmp_path, 4))
     settle(deployment, network.participants)
     network.slow = {102: 20.0, 103: 30.0}
-    network.faults = {101: lambda request, reply: [type(reply)(reply.ticket, {**reply.facts, "token": "old"})]}
+    network.faults = {
+        101: lambda request, reply: [type(reply)(reply.ticket, {**reply.facts, "token": "old"})]
+    }
     measured = []
 
     def counting(update, like):

@@ -27,7 +27,9 @@ def rasterise(points, strokes, half_width, softness, darkness, out):  # type: ig
         for stroke in range(strokes[image]):
             path = points[image, stroke]
             for i in range(len(path) - 1):
-                _mark_segment(nearest, path[i, 0], path[i, 1], path[i + 1, 0], path[i + 1, 1], reach)
+                _mark_segment(
+                    nearest, path[i, 0], path[i, 1], path[i + 1, 0], path[i + 1, 1], reach
+                )
         for row in range(SIDE):
             for column in range(SIDE):
                 edge = (reach - np.sqrt(nearest[row, column])) / (2 * softness[image])
@@ -38,8 +40,14 @@ def rasterise(points, strokes, half_width, softness, darkness, out):  # type: ig
 @numba.njit(nogil=True, cache=True)
 def _mark_segment(nearest, x0, y0, x1, y1, reach):  # type: ignore[no-untyped-def]
     """Lower the squared distances of the pixels within reach of one straight piece."""
-    left, right = max(int(np.floor(min(x0, x1) - reach)), 0), min(int(np.ceil(max(x0, x1) + reach)), SIDE - 1)
-    top, bottom = max(int(np.floor(min(y0, y1) - reach)), 0), min(int(np.ceil(max(y0, y1) + reach)), SIDE - 1)
+    left, right = (
+        max(int(np.floor(min(x0, x1) - reach)), 0),
+        min(int(np.ceil(max(x0, x1) + reach)), SIDE - 1),
+    )
+    top, bottom = (
+        max(int(np.floor(min(y0, y1) - reach)), 0),
+        min(int(np.ceil(max(y0, y1) + reach)), SIDE - 1),
+    )
     dx, dy = x1 - x0, y1 - y0
     length = dx * dx + dy * dy + np.float32(1e-9)
     for row in range(top, bottom + 1):
@@ -61,11 +69,15 @@ _SHIFT_HABIT, _SHIFT_DRAWING = 0.03, 0.03  # of a single stroke, against the oth
 _TURN_HABIT, _TURN_DRAWING = 0.07, 0.07  # radians, of a single stroke
 _STRETCH_HABIT, _STRETCH_DRAWING = 0.08, 0.07  # of the logarithm of a single stroke's size
 _SIZE_PIXELS, _SIZE, _SIZE_DRAWING = 19.5, 0.07, 0.06  # longer side of the box; of its logarithm
-_SIZE_KEPT = 0.35  # how much of a small letter's smallness survives the fit to the box: 0 none, 1 all
+_SIZE_KEPT = (
+    0.35  # how much of a small letter's smallness survives the fit to the box: 0 none, 1 all
+)
 _POSITION, _POSITION_DRAWING = 0.5, 0.8  # pixels
 _HALF_WIDTH, _WIDTH, _WIDTH_DRAWING = 1.5, 0.25, 0.1  # of the pen in pixels; of its logarithm
 _OTHER_FORM = 0.1  # probability that a drawing uses another than the writer's usual form
-_WAVES = np.array([[0, 3.1, 0], [0, 6.3, 1], [3.1, 0, 0], [6.3, 0, 1], [4.4, 4.4, 0], [4.4, -4.4, 1]], np.float32)
+_WAVES = np.array(
+    [[0, 3.1, 0], [0, 6.3, 1], [3.1, 0, 0], [6.3, 0, 1], [4.4, 4.4, 0], [4.4, -4.4, 1]], np.float32
+)
 
 
 @dataclass(frozen=True)
@@ -92,13 +104,16 @@ def draw_writer(rng: np.random.Generator, shapes: Shapes) -> Writer:
     """A new writer."""
     classes, waves = len(EMNIST_ACTIONS), len(_WAVES)
     forms = np.diff(shapes.first)
-    usual = (rng.random(classes) ** 1.5 * forms).astype(np.int64)  # the power favours the more common forms
+    usual = (rng.random(classes) ** 1.5 * forms).astype(
+        np.int64
+    )  # the power favours the more common forms
     return Writer(
         form=shapes.first[:-1] + usual,
         slant=_MEAN_SLANT + _SLANT * rng.standard_normal(),
         aspect=_ASPECT * rng.standard_normal(),
         rotation=_ROTATION * rng.standard_normal(),
-        warp=_WARP * rng.standard_normal((waves, 2)) + _WARP_HABIT * rng.standard_normal((classes, waves, 2)),
+        warp=_WARP * rng.standard_normal((waves, 2))
+        + _WARP_HABIT * rng.standard_normal((classes, waves, 2)),
         stroke_shift=_SHIFT_HABIT * rng.standard_normal((classes, MAX_STROKES, 2)),
         stroke_turn=_TURN_HABIT * rng.standard_normal((classes, MAX_STROKES)),
         stroke_stretch=_STRETCH_HABIT * rng.standard_normal((classes, MAX_STROKES)),
@@ -111,14 +126,18 @@ def draw_writer(rng: np.random.Generator, shapes: Shapes) -> Writer:
     )
 
 
-def draw_characters(rng: np.random.Generator, writer: Writer, shapes: Shapes, labels: np.ndarray) -> np.ndarray:
+def draw_characters(
+    rng: np.random.Generator, writer: Writer, shapes: Shapes, labels: np.ndarray
+) -> np.ndarray:
     """The given classes in this writer's hand: uint8 [n, 28, 28], white paper 255."""
     n = len(labels)
     other = shapes.first[labels] + (rng.random(n) * np.diff(shapes.first)[labels]).astype(np.int64)
     form = np.where(rng.random(n) < _OTHER_FORM, other, writer.form[labels])
     used = np.arange(MAX_STROKES) < shapes.strokes[form][:, None]
     points = _vary_strokes(rng, writer, labels, shapes.points[form], used)
-    points = _bend(points, writer.warp[labels] + _WARP_DRAWING * rng.standard_normal((n, len(_WAVES), 2)))
+    points = _bend(
+        points, writer.warp[labels] + _WARP_DRAWING * rng.standard_normal((n, len(_WAVES), 2))
+    )
     points = _tilt(rng, writer, points)
     points = _fit_to_box(rng, writer, points, used)
     images = np.empty((n, SIDE, SIDE), np.uint8)
@@ -134,16 +153,24 @@ def draw_characters(rng: np.random.Generator, writer: Writer, shapes: Shapes, la
 
 
 def _vary_strokes(
-    rng: np.random.Generator, writer: Writer, labels: np.ndarray, points: np.ndarray, used: np.ndarray
+    rng: np.random.Generator,
+    writer: Writer,
+    labels: np.ndarray,
+    points: np.ndarray,
+    used: np.ndarray,
 ) -> np.ndarray:
     """Each stroke is moved, turned and stretched about its own middle."""
     shift = writer.stroke_shift[labels] + _SHIFT_DRAWING * rng.standard_normal((*used.shape, 2))
     turn = writer.stroke_turn[labels] + _TURN_DRAWING * rng.standard_normal(used.shape)
-    stretch = np.exp(writer.stroke_stretch[labels] + _STRETCH_DRAWING * rng.standard_normal(used.shape))
+    stretch = np.exp(
+        writer.stroke_stretch[labels] + _STRETCH_DRAWING * rng.standard_normal(used.shape)
+    )
     middle = points.mean(axis=2, keepdims=True)
     cos, sin = (stretch * np.cos(turn))[..., None], (stretch * np.sin(turn))[..., None]
     x, y = np.moveaxis(points - middle, -1, 0)
-    turned: np.ndarray = np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1) + middle + shift[:, :, None]
+    turned: np.ndarray = (
+        np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1) + middle + shift[:, :, None]
+    )
     return turned
 
 
@@ -161,19 +188,27 @@ def _tilt(rng: np.random.Generator, writer: Writer, points: np.ndarray) -> np.nd
     width = np.exp(writer.aspect + _ASPECT_DRAWING * rng.standard_normal(n))
     angle = writer.rotation + _ROTATION_DRAWING * rng.standard_normal(n)
     x, y = np.moveaxis(points, -1, 0)
-    slant, width, cos, sin = (part[:, None, None] for part in (slant, width, np.cos(angle), np.sin(angle)))
+    slant, width, cos, sin = (
+        part[:, None, None] for part in (slant, width, np.cos(angle), np.sin(angle))
+    )
     x, y = x * width - slant * y, y
     return np.stack([cos * x - sin * y, sin * x + cos * y], axis=-1)
 
 
-def _fit_to_box(rng: np.random.Generator, writer: Writer, points: np.ndarray, used: np.ndarray) -> np.ndarray:
+def _fit_to_box(
+    rng: np.random.Generator, writer: Writer, points: np.ndarray, used: np.ndarray
+) -> np.ndarray:
     """Centre the character and scale it to pixels by its longer side, as the published images are prepared."""
     n = len(points)
     mask = used[:, :, None, None]
     low = np.where(mask, points, np.inf).min(axis=(1, 2))
     high = np.where(mask, points, -np.inf).max(axis=(1, 2))
     longer = (high - low).max(axis=1)
-    pixels = _SIZE_PIXELS * np.exp(writer.size + _SIZE_DRAWING * rng.standard_normal(n)) * longer**_SIZE_KEPT
+    pixels = (
+        _SIZE_PIXELS
+        * np.exp(writer.size + _SIZE_DRAWING * rng.standard_normal(n))
+        * longer**_SIZE_KEPT
+    )
     scale = np.minimum(pixels, SIDE - 3.0) / longer
     target = (SIDE - 1) / 2 + writer.position + _POSITION_DRAWING * rng.standard_normal((n, 2))
     centred = points - ((low + high) / 2)[:, None, None]
@@ -192,8 +227,12 @@ _SHORT_FORMS, _LONG_FORMS, _SIZE_RANGE = (0.62, 0.72, 0.11), (0.38, 1.455, 0.22)
 _LABEL_LOYALTY = 100.0  # the smaller, the more writers' label frequencies differ
 # How often EMNIST has each letter, A to Z and a to z, in hundreds; all digits are about equally frequent.
 _DIGIT_HUNDREDS = 403
-_UPPER_HUNDREDS = "75 45 118 53 58 106 30 37 140 40 29 59 105 96 291 97 30 59 243 114 146 54 55 32 55 32"
-_LOWER_HUNDREDS = "117 60 33 119 287 30 43 102 32 22 30 179 31 133 32 28 35 164 31 212 33 34 32 33 27 32"
+_UPPER_HUNDREDS = (
+    "75 45 118 53 58 106 30 37 140 40 29 59 105 96 291 97 30 59 243 114 146 54 55 32 55 32"
+)
+_LOWER_HUNDREDS = (
+    "117 60 33 119 287 30 43 102 32 22 30 179 31 133 32 28 35 164 31 212 33 34 32 33 27 32"
+)
 
 
 # Writers' mean number of training images, and the share held out. "emnist": 671,585 and 77,483 images of 3,400 writers.
@@ -225,7 +264,12 @@ def generate(
     if not 0 <= test_fraction <= 0.5:
         raise ConfigError(f"test_fraction: must be between 0 and 0.5, got {test_fraction}")
     shapes = load_shapes()
-    source = {"embedded": "glyphs", "seed": seed, "writers": writers, "mean_examples": mean_examples}
+    source = {
+        "embedded": "glyphs",
+        "seed": seed,
+        "writers": writers,
+        "mean_examples": mean_examples,
+    }
     source["test_fraction"] = test_fraction
     with DatasetWriter(
         out,
@@ -244,7 +288,9 @@ def generate(
                 held_out = round(test_fraction * len(labels))
                 for split, part in (("test", slice(0, held_out)), ("train", slice(held_out, None))):
                     rows = Ragged(np.arange(len(labels[part]) + 1), labels[part])
-                    writer.add_many(np.full(len(rows), f"writer{number:05d}"), images[part], rows, split=split)
+                    writer.add_many(
+                        np.full(len(rows), f"writer{number:05d}"), images[part], rows, split=split
+                    )
                 advance(1)
         return writer.finish(progress)
 
@@ -257,7 +303,9 @@ def label_frequencies() -> np.ndarray:
     return shares
 
 
-def _draw(seed: int, number: int, shapes: Shapes, mean_examples: float) -> tuple[np.ndarray, np.ndarray]:
+def _draw(
+    seed: int, number: int, shapes: Shapes, mean_examples: float
+) -> tuple[np.ndarray, np.ndarray]:
     """All images of one writer, in random order, and their labels."""
     rng = generator(seed, Purpose.DATA, number)
     _, centre, spread = _SHORT_FORMS if rng.random() < _SHORT_FORMS[0] else _LONG_FORMS

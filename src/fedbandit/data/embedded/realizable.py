@@ -13,7 +13,9 @@ from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Contexts, FederatedDataset, Header, Split
 
 _STRENGTH = 0.45  # of the linear part: mean rewards lie in [0.05, 0.95]
-_HOME = 1.0  # how far a client's contexts lean towards its own direction, against noise of norm about 1
+_HOME = (
+    1.0  # how far a client's contexts lean towards its own direction, against noise of norm about 1
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,12 @@ def realizable(
     ids = np.array([f"c{client:06d}".encode() for client in range(clients)])
     offsets = np.arange(clients + 1, dtype=np.int64) * examples
     columns = np.tile(np.arange(features, dtype=np.int32), len(contexts))
-    rows = Ragged(np.arange(len(contexts) + 1, dtype=np.int64) * features, columns, contexts.reshape(-1))
-    return RealizableEnvironment(FederatedDataset(header, Split(ids, offsets, rows, labels)), weight, bias)
+    rows = Ragged(
+        np.arange(len(contexts) + 1, dtype=np.int64) * features, columns, contexts.reshape(-1)
+    )
+    return RealizableEnvironment(
+        FederatedDataset(header, Split(ids, offsets, rows, labels)), weight, bias
+    )
 
 
 def features_of(contexts: Contexts) -> np.ndarray:

@@ -11,10 +11,18 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Split
 
-_EXAMPLES, _STEPS, _BATCH = 50_000, 2500, 128  # training budget: at most this many examples, exactly this many steps
+_EXAMPLES, _STEPS, _BATCH = (
+    50_000,
+    2500,
+    128,
+)  # training budget: at most this many examples, exactly this many steps
 _TEST_EXAMPLES = 10_000
 _WEIGHT_DECAY = 1e-5
-_LEARNING_RATE = {"sparse linear": 0.02, "linear": 0.003, "cnn": 0.002}  # Adam, falling to zero along half a cosine
+_LEARNING_RATE = {
+    "sparse linear": 0.02,
+    "linear": 0.003,
+    "cnn": 0.002,
+}  # Adam, falling to zero along half a cosine
 
 
 def supervised_accuracies(dataset: FederatedDataset, seed: int = 0) -> Iterator[tuple[str, float]]:
@@ -22,8 +30,14 @@ def supervised_accuracies(dataset: FederatedDataset, seed: int = 0) -> Iterator[
     assert dataset.test is not None
     actions = dataset.header.num_actions
     rng = np.random.default_rng(seed)
-    train_rows, test_rows = _sample(rng, dataset.train, _EXAMPLES), _sample(rng, dataset.test, _TEST_EXAMPLES)
-    targets, answers = _targets(dataset.train, train_rows, actions), _targets(dataset.test, test_rows, actions)
+    train_rows, test_rows = (
+        _sample(rng, dataset.train, _EXAMPLES),
+        _sample(rng, dataset.test, _TEST_EXAMPLES),
+    )
+    targets, answers = (
+        _targets(dataset.train, train_rows, actions),
+        _targets(dataset.test, test_rows, actions),
+    )
     yield "best constant", float(answers[:, targets.sum(0).argmax()].mean())
 
     sparse = isinstance(dataset.train.features, Ragged)
@@ -31,8 +45,12 @@ def supervised_accuracies(dataset: FederatedDataset, seed: int = 0) -> Iterator[
     if sparse:
         models["sparse linear"] = lambda: _SparseLinear(dataset.header.shape[0], actions)
     else:
-        models["linear"] = lambda: nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(dataset.header.shape)), actions))
-        if len(dataset.header.shape) == 2 and min(dataset.header.shape) >= 4:  # grey images that can be pooled twice
+        models["linear"] = lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(int(np.prod(dataset.header.shape)), actions)
+        )
+        if (
+            len(dataset.header.shape) == 2 and min(dataset.header.shape) >= 4
+        ):  # grey images that can be pooled twice
             models["cnn"] = lambda: _cnn(dataset.header.shape, actions)
     centre = 0.0 if sparse else _mean(dataset.train, train_rows)
     for name, build in models.items():
@@ -66,8 +84,13 @@ class _SparseLinear(nn.Module):
         nn.init.zeros_(self.weight.weight)
 
     def forward(self, rows: Ragged) -> torch.Tensor:
-        ids, offsets = torch.from_numpy(rows.ids.astype(np.int64)), torch.from_numpy(rows.offsets[:-1])
-        summed: torch.Tensor = self.weight(ids, offsets, per_sample_weights=torch.from_numpy(rows.values))
+        ids, offsets = (
+            torch.from_numpy(rows.ids.astype(np.int64)),
+            torch.from_numpy(rows.offsets[:-1]),
+        )
+        summed: torch.Tensor = self.weight(
+            ids, offsets, per_sample_weights=torch.from_numpy(rows.values)
+        )
         return summed + self.bias
 
 
@@ -136,7 +159,13 @@ def _train(
         schedule.step()
 
 
-def _score(model: nn.Module, split: Split, rows: np.ndarray, answers: np.ndarray, centre: np.ndarray | float) -> float:
+def _score(
+    model: nn.Module,
+    split: Split,
+    rows: np.ndarray,
+    answers: np.ndarray,
+    centre: np.ndarray | float,
+) -> float:
     model.eval()
     with torch.no_grad():
         chosen = [
@@ -154,7 +183,9 @@ def label_matrix(split: Split, actions: int) -> np.ndarray:
     """How often each client has each label: float64 [clients, actions]."""
     client_of_row = np.repeat(np.arange(split.num_clients), split.sizes())
     client_of_label = client_of_row[split.labels.row_of_entry()]
-    flat = np.bincount(client_of_label * actions + split.labels.ids, minlength=split.num_clients * actions)
+    flat = np.bincount(
+        client_of_label * actions + split.labels.ids, minlength=split.num_clients * actions
+    )
     return flat.reshape(split.num_clients, actions).astype(np.float64)
 
 
@@ -192,7 +223,10 @@ def writer_effect(split: Split, pairs: int = 20_000, seed: int = 0) -> float:
 
     def distance(first: np.ndarray, second: np.ndarray) -> float:
         chosen = rng.permutation(len(first))[:pairs]
-        x, y = (np.asarray(split.contexts(rows[chosen])).reshape(len(chosen), -1) for rows in (first, second))
+        x, y = (
+            np.asarray(split.contexts(rows[chosen])).reshape(len(chosen), -1)
+            for rows in (first, second)
+        )
         return float(((x - y) ** 2).sum(axis=1).mean())
 
     return 1 - distance(*same_client) / distance(*anybody)
@@ -222,7 +256,9 @@ def describe(dataset: FederatedDataset, difficulty: bool = True) -> Iterator[str
     per_example = np.diff(train.labels.offsets)
     yield f"labels per example           mean {per_example.mean():.2f}, shares of 0, 1, 2, … {_shares(per_example)}"
     ranks = [rank for rank in (1, 2, 5, 10, 20, 50) if rank <= len(share)]
-    yield "label share by rank          " + ", ".join(f"{rank}: {share[rank - 1]:.4f}" for rank in ranks)
+    yield "label share by rank          " + ", ".join(
+        f"{rank}: {share[rank - 1]:.4f}" for rank in ranks
+    )
     yield f"most to least frequent       {share[0] / max(share[-1], 1e-12):.1f}"
     for name, value in heterogeneity(counts).items():
         yield f"{name.replace('_', ' '):<28} {value:,.3f}".removesuffix(".000")
@@ -230,13 +266,19 @@ def describe(dataset: FederatedDataset, difficulty: bool = True) -> Iterator[str
     if isinstance(train.features, Ragged):
         words = np.diff(train.features.offsets)
         yield f"different words per example  {_quantiles(words)}, mean {words.mean():.1f}"
-        used = np.sort(np.bincount(train.features.ids, minlength=header.shape[0]))[::-1] / len(train.features.ids)
+        used = np.sort(np.bincount(train.features.ids, minlength=header.shape[0]))[::-1] / len(
+            train.features.ids
+        )
         yield "word share by rank           " + ", ".join(
-            f"{rank}: {used[rank - 1]:.5f}" for rank in (1, 10, 100, 1000, 5000) if rank <= len(used)
+            f"{rank}: {used[rank - 1]:.5f}"
+            for rank in (1, 10, 100, 1000, 5000)
+            if rank <= len(used)
         )
     elif not header.multilabel and len(header.shape) >= 2:
         yield f"writer effect on images      {writer_effect(train):.3f}"
-        sample = np.asarray(train.contexts(np.arange(0, train.num_examples, 1 + train.num_examples // 5000)))
+        sample = np.asarray(
+            train.contexts(np.arange(0, train.num_examples, 1 + train.num_examples // 5000))
+        )
         yield f"mean pixel, share above 1/2  {sample.mean():.3f}, {(sample > 0.5).mean():.3f}"
 
     if difficulty and dataset.test is not None:

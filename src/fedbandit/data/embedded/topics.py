@@ -86,13 +86,23 @@ class Language:
     tags: list[str]
     tag_share: np.ndarray  # float64 [tags]: how often each is the first tag of a sentence
     family: np.ndarray  # int32 [tags]
-    background: np.ndarray  # float64 [words]: cumulative distribution of words that say nothing about the tags
-    tag_words: np.ndarray  # int32 [tags, n]: a tag's own words, most telling first; the first is its name
+    background: (
+        np.ndarray
+    )  # float64 [words]: cumulative distribution of words that say nothing about the tags
+    tag_words: (
+        np.ndarray
+    )  # int32 [tags, n]: a tag's own words, most telling first; the first is its name
     family_words: np.ndarray  # int32 [families, m]: words that related tags share
 
 
 def make_language(
-    seed: int, words: int, words_per_tag: int, words_per_family: int, topical: float, own: float, tag_skew: float
+    seed: int,
+    words: int,
+    words_per_tag: int,
+    words_per_family: int,
+    topical: float,
+    own: float,
+    tag_skew: float,
 ) -> Language:
     """The language of one seed; `topical` and `own` are the shares that decide how frequent each word is overall."""
     rng = generator(seed, Purpose.DATA, 0)
@@ -108,12 +118,20 @@ def make_language(
     others = np.setdiff1d(np.arange(_FUNCTION_WORDS, words), name_words)
     tag_words = np.stack([rng.choice(others, words_per_tag, replace=False) for _ in tags])
     tag_words[:, 0] = name_words
-    family_words = np.stack([rng.choice(others, words_per_family, replace=False) for _ in range(families)])
+    family_words = np.stack(
+        [rng.choice(others, words_per_family, replace=False) for _ in range(families)]
+    )
 
     overall = (1 - topical) * frequency
-    np.add.at(overall, tag_words, topical * own * tag_share[:, None] * zipf_mandelbrot(words_per_tag))
+    np.add.at(
+        overall, tag_words, topical * own * tag_share[:, None] * zipf_mandelbrot(words_per_tag)
+    )
     family_share = np.bincount(family, tag_share)
-    np.add.at(overall, family_words, topical * (1 - own) * family_share[:, None] * zipf_mandelbrot(words_per_family))
+    np.add.at(
+        overall,
+        family_words,
+        topical * (1 - own) * family_share[:, None] * zipf_mandelbrot(words_per_family),
+    )
     by_frequency = np.argsort(-overall, kind="stable")
     new_id = np.empty(words, np.int32)
     new_id[by_frequency] = np.arange(words, dtype=np.int32)
@@ -155,7 +173,9 @@ def _popularity_order(rng: np.random.Generator, names: list[tuple[str, int]]) ->
 
 def _invent_words(count: int, taken: set[str]) -> list[str]:
     """Readable words in a fixed order, shorter ones first, as frequent words are shorter in every language."""
-    syllables = _syllables(np.random.Generator(np.random.Philox(key=1)))  # the same words for every seed
+    syllables = _syllables(
+        np.random.Generator(np.random.Philox(key=1))
+    )  # the same words for every seed
     words: list[str] = []
     seen = set(taken)
     while len(words) < count:
@@ -171,11 +191,15 @@ def _syllables(rng: np.random.Generator) -> Iterator[str]:
     """One after the other, drawn some thousands at a time, which takes a tenth of the time."""
     parts = (_ONSETS, _VOWELS, _CODAS)
     while True:
-        for onset, vowel, coda in rng.integers([len(part) for part in parts], size=(4096, 3)).tolist():
+        for onset, vowel, coda in rng.integers(
+            [len(part) for part in parts], size=(4096, 3)
+        ).tolist():
             yield _ONSETS[onset] + _VOWELS[vowel] + _CODAS[coda]
 
 
-TOPICALITY_POWER = 1.6  # a sentence's share of topical words is u^power, u uniform: many sentences say little
+TOPICALITY_POWER = (
+    1.6  # a sentence's share of topical words is u^power, u uniform: many sentences say little
+)
 
 
 MEAN_TOPICALITY = 1 / (TOPICALITY_POWER + 1)
@@ -190,19 +214,27 @@ _TAGS_PER_SENTENCE = (0.65, 0.28, 0.07)  # probabilities of one, two and three t
 _RELATED = 0.7  # a further tag comes from the family of the first this often, else from anywhere
 
 
-_FAMILY_LOYALTY, _TAG_LOYALTY = 1.5, 1.5  # the smaller, the more a user repeats earlier families and tags
+_FAMILY_LOYALTY, _TAG_LOYALTY = (
+    1.5,
+    1.5,
+)  # the smaller, the more a user repeats earlier families and tags
 
 
 _MEAN_LENGTH, _LENGTH_SPREAD, _MAX_LENGTH = 9.3, 3.7, 30  # words per sentence
 
 
-_drawing = Loops("fedbandit.data.embedded.topics_plain", "fedbandit.data.embedded.topics_kernels", patience=4.0)
+_drawing = Loops(
+    "fedbandit.data.embedded.topics_plain", "fedbandit.data.embedded.topics_kernels", patience=4.0
+)
 
 
 def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragged, Ragged]:
     """Sentences as L2-normalised word counts and their tags, user after user; `keys` are 64 random bits per user."""
     examples = int(sizes.sum())
-    word_offsets, word_ids = np.zeros(examples + 1, np.int64), np.empty(examples * _MAX_LENGTH, np.int32)
+    word_offsets, word_ids = (
+        np.zeros(examples + 1, np.int64),
+        np.empty(examples * _MAX_LENGTH, np.int32),
+    )
     word_values = np.empty(examples * _MAX_LENGTH, np.float32)
     tag_offsets = np.zeros(examples + 1, np.int64)
     tag_ids = np.empty(examples * len(_TAGS_PER_SENTENCE), np.int32)
@@ -230,7 +262,9 @@ def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragge
         tag_ids,
     )
     words, tags = word_offsets[-1], tag_offsets[-1]
-    return Ragged(word_offsets, word_ids[:words], word_values[:words]), Ragged(tag_offsets, tag_ids[:tags])
+    return Ragged(word_offsets, word_ids[:words], word_values[:words]), Ragged(
+        tag_offsets, tag_ids[:tags]
+    )
 
 
 def _length_distribution() -> np.ndarray:
@@ -260,7 +294,9 @@ class Shape:
 # embedded data set, much smaller and more unequal.
 SHAPES = {
     "topics": Shape(least=0, median=17.0, spread=1.04, most=500, tag_skew=0.85, test_fraction=0.2),
-    "stackoverflow": Shape(least=100, median=82.6, spread=1.6, most=256, tag_skew=0.492, test_fraction=0.01),
+    "stackoverflow": Shape(
+        least=100, median=82.6, spread=1.6, most=256, tag_skew=0.492, test_fraction=0.01
+    ),
 }
 
 
@@ -296,9 +332,17 @@ def generate(
         raise ConfigError(f"words: must be at least 1000, got {words}")
     if not 0 <= test_fraction <= 1:
         raise ConfigError(f"test_fraction: must be between 0 and 1, got {test_fraction}")
-    language = make_language(seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE, shape.tag_skew)
+    language = make_language(
+        seed, words, _WORDS_PER_TAG, _WORDS_PER_FAMILY, MEAN_TOPICALITY, OWN_SHARE, shape.tag_skew
+    )
     everybody = users + round(test_fraction * users)
-    source = {"embedded": "topics", "seed": seed, "users": users, "words": words, "test_fraction": test_fraction}
+    source = {
+        "embedded": "topics",
+        "seed": seed,
+        "users": users,
+        "words": words,
+        "test_fraction": test_fraction,
+    }
     with DatasetWriter(
         out,
         name="topics" if like == "topics" else f"topics-like-{like}",
@@ -319,7 +363,9 @@ def generate(
         return writer.finish(progress)
 
 
-def _draw(seed: int, users: np.ndarray, language: Language, shape: Shape) -> tuple[np.ndarray, Ragged, Ragged]:
+def _draw(
+    seed: int, users: np.ndarray, language: Language, shape: Shape
+) -> tuple[np.ndarray, Ragged, Ragged]:
     """All sentences of the given users: the user's id for each, its words, its tags."""
     sizes = _sizes(seed, users, shape)
     keys = bits(seed, Purpose.DATA, _USER_KEYS, users)

@@ -95,7 +95,9 @@ class _Choice:
         shares, total = share[self.members].tolist(), 0.0
         for one in shares:  # `sum` would round otherwise, from Python 3.12 on
             total += one
-        self.weighted = [(tag, loyalty * one / total) for tag, one in zip(self.members, shares, strict=True)]
+        self.weighted = [
+            (tag, loyalty * one / total) for tag, one in zip(self.members, shares, strict=True)
+        ]
 
     def draw(self, uniform: float, seen: int, counts: list[int]) -> int:
         """One of them; `counts` of each tag, of which these have been `seen` in all."""

@@ -29,18 +29,30 @@ ALWAYS_UNPACKED = 1 << 30  # bytes, however small they were packed
 MOST_UNPACKED = 200  # times the packed size; published files unpack to 20 times theirs, a bomb to 1,000 and more
 
 
-def check_unpacked(where: str, unpacked: int, packed: int, advice: str, at_least: bool = False) -> None:
+def check_unpacked(
+    where: str, unpacked: int, packed: int, advice: str, at_least: bool = False
+) -> None:
     """Refuse what is out of all proportion to its packed size, before it fills the disk."""
     if unpacked > max(ALWAYS_UNPACKED, MOST_UNPACKED * packed):
         size = f"{'more than ' if at_least else ''}{unpacked / 1e6:,.1f} MB"
-        raise DataError(f"{where} unpacks to {size}, {unpacked // max(packed, 1):,} times its size; {advice}")
+        raise DataError(
+            f"{where} unpacks to {size}, {unpacked // max(packed, 1):,} times its size; {advice}"
+        )
 
 
 _BLOCK_BYTES = 8 << 20
 
 
 _DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, KeyError, RuntimeError),
+    *(
+        zipfile.BadZipFile,
+        zlib.error,
+        ValueError,
+        EOFError,
+        NotImplementedError,
+        KeyError,
+        RuntimeError,
+    ),
     *(TypeError, SyntaxError, OverflowError, MemoryError, TokenError),
 )
 
@@ -93,7 +105,12 @@ class Npz:
                 yield np.frombuffer(data, dtype).reshape(rows, *shape[1:])
 
     def _turned(
-        self, name: str, file: zipfile.ZipExtFile, shape: tuple[int, ...], dtype: np.dtype, step: int
+        self,
+        name: str,
+        file: zipfile.ZipExtFile,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        step: int,
     ) -> Iterator[np.ndarray]:
         """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of memory."""
         with tempfile.TemporaryFile() as copy:
@@ -141,9 +158,16 @@ class _Member:
             self._file.close()
             raise
 
-    def _header(self, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
+    def _header(
+        self, member: zipfile.ZipInfo
+    ) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
         where = f"{self._path}: {self._name}"
-        check_unpacked(where, member.file_size, member.compress_size, "if it is right, save it by np.savez, unpacked")
+        check_unpacked(
+            where,
+            member.file_size,
+            member.compress_size,
+            "if it is right, save it by np.savez, unpacked",
+        )
         try:
             version = npy.read_magic(self._file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -161,9 +185,13 @@ class _Member:
             )
         size, there = math.prod(shape) * dtype.itemsize, member.file_size - self._file.tell()
         if min(shape, default=0) < 0 or size > there:
-            raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
+            raise DataError(
+                f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes"
+            )
         if size < there or (shape and not size and shape[0]):
-            raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
+            raise DataError(
+                f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes"
+            )
         return shape, dtype, self._file, fortran and len(shape) > 1
 
     def __exit__(self, *error: object) -> None:
@@ -237,7 +265,9 @@ def _joined(arrays: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
 
 def _bytes_list(data: bytes, start: int, end: int) -> list[bytes]:
     fields = _fields(data, start, end)
-    return [data[first:last] for number, wire, first, last in fields if number == 1 and wire == _BYTES]
+    return [
+        data[first:last] for number, wire, first, last in fields if number == 1 and wire == _BYTES
+    ]
 
 
 def _float_list(data: bytes, start: int, end: int) -> np.ndarray:
@@ -258,7 +288,9 @@ def _int64_list(data: bytes, start: int, end: int) -> np.ndarray:
             while position < last:
                 value, position = _varint(data, position, last)
                 values.append(value)
-    return np.array(values, np.uint64).astype(np.int64)  # negative numbers travel as two's complement
+    return np.array(values, np.uint64).astype(
+        np.int64
+    )  # negative numbers travel as two's complement
 
 
 def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -288,7 +320,9 @@ def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, 
         else:
             raise NotAnExample(f"wire type {wire} at byte {position}")
         if length > end - position:
-            raise NotAnExample(f"cut off at byte {position}: {length} bytes announced, {end - position} left")
+            raise NotAnExample(
+                f"cut off at byte {position}: {length} bytes announced, {end - position} left"
+            )
         yield number, wire, position, position + length
         position += length
 

@@ -15,8 +15,31 @@ from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import LARGEST
 from fedbandit.data.encoder import MISSING as MISSING
 
-NO_VALUE = MISSING | {"-", "--", "–", "—", "?", "none", "nil", "missing", "unknown"}  # in a number, date or flag
-FLAGS = {"true": 1, "yes": 1, "y": 1, "t": 1, "1": 1, "on": 1, "false": 0, "no": 0, "n": 0, "f": 0, "0": 0, "off": 0}
+NO_VALUE = MISSING | {
+    "-",
+    "--",
+    "–",
+    "—",
+    "?",
+    "none",
+    "nil",
+    "missing",
+    "unknown",
+}  # in a number, date or flag
+FLAGS = {
+    "true": 1,
+    "yes": 1,
+    "y": 1,
+    "t": 1,
+    "1": 1,
+    "on": 1,
+    "false": 0,
+    "no": 0,
+    "n": 0,
+    "f": 0,
+    "0": 0,
+    "off": 0,
+}
 
 _POINT = r"^[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?$"
 _GROUPS = r"^[+-]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?$"
@@ -157,9 +180,19 @@ def dates(array: Any, written: str = "year-month-day") -> np.ndarray:
 
     year, month, day = part("year", np.nan), part("month", np.nan), part("day", np.nan)
     hour, minute, second = part("hour", 0), part("minute", 0), part("second", 0)
-    half = np.array(pc.fill_null(pc.utf8_lower(pc.struct_field(parts, "half")), "").to_pylist(), "U2")
+    half = np.array(
+        pc.fill_null(pc.utf8_lower(pc.struct_field(parts, "half")), "").to_pylist(), "U2"
+    )
     hour = np.where(half == "", hour, hour % 12 + 12 * (half == "pm"))
-    sound = (year >= 1) & (month >= 1) & (month <= 12) & (day >= 1) & (hour < 24) & (minute < 60) & (second < 61)
+    sound = (
+        (year >= 1)
+        & (month >= 1)
+        & (month <= 12)
+        & (day >= 1)
+        & (hour < 24)
+        & (minute < 60)
+        & (second < 61)
+    )
     months = np.where(sound, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
     days = months.astype("datetime64[D]") + np.where(sound, day - 1, 0).astype("timedelta64[D]")
     sound &= days.astype("datetime64[M]") == months  # the 31st of June is none

@@ -71,7 +71,9 @@ class TableBatch:
         """A column as names without the space around them; missing values are empty strings."""
         array = self.array(name)
         if pa.types.is_nested(array.type):
-            raise DataError(f"{self.table.column(name)}: expected text or whole numbers, found {array.type}")
+            raise DataError(
+                f"{self.table.column(name)}: expected text or whole numbers, found {array.type}"
+            )
         try:
             return cells.names(array)
         except DataError as error:
@@ -88,7 +90,9 @@ class TableBatch:
 
     def joined(self, names: Sequence[str]) -> list[str]:
         """Several text columns as one text per row."""
-        return [" ".join(found) for found in zip(*(self.texts(name) for name in names), strict=True)]
+        return [
+            " ".join(found) for found in zip(*(self.texts(name) for name in names), strict=True)
+        ]
 
     def exact(self, name: str, written: str = "1234.5") -> np.ndarray:
         """A column of numbers without gaps, float64 [rows]; what is missing or no number is named by its row."""
@@ -107,7 +111,9 @@ class TableBatch:
         if len(bad):
             cell = self.array(name)[int(bad[0])].as_py()
             shown = f", found {cell[:40]!r}" if isinstance(cell, str) and cell.strip() else ""
-            raise DataError(f"{self.place(name, int(bad[0]))}: missing, or not a finite number{shown}")
+            raise DataError(
+                f"{self.place(name, int(bad[0]))}: missing, or not a finite number{shown}"
+            )
 
     def _near(self, name: str) -> str:
         """As `place`, where the cell is not known."""
@@ -136,14 +142,21 @@ class Table:
         else:
             self.source = Frame(source)
         self.label = self.source.label
-        self.names = [str(name).strip() or f"column {place}" for place, name in enumerate(self.source.names, start=1)]
+        self.names = [
+            str(name).strip() or f"column {place}"
+            for place, name in enumerate(self.source.names, start=1)
+        ]
         if len(self.names) > _MOST_COLUMNS:
-            raise DataError(f"{self.label}: {len(self.names):,} columns; {_MOST_COLUMNS:,} can be read")
+            raise DataError(
+                f"{self.label}: {len(self.names):,} columns; {_MOST_COLUMNS:,} can be read"
+            )
         self._own = dict(zip(self.names, self.source.names, strict=True))
         for place, name in enumerate(self.names):
             if (earlier := self.names.index(name)) != place:
                 both = f"columns {earlier + 1} and {place + 1}"
-                raise DataError(f"{self.label}: more than one column is called {name!r}: {both}; rename one of them")
+                raise DataError(
+                    f"{self.label}: more than one column is called {name!r}: {both}; rename one of them"
+                )
 
     def column(self, name: str) -> str:
         """A column by its name and its place as people count, behind the table's own name."""
@@ -161,7 +174,9 @@ class Table:
         for entry in patterns:
             parts = [entry] if entry in self.names else [part.strip() for part in entry.split(",")]
             for pattern in (part for part in parts if part):
-                found = {name for name in self.names if name == pattern or fnmatchcase(name, pattern)}
+                found = {
+                    name for name in self.names if name == pattern or fnmatchcase(name, pattern)
+                }
                 if not found:
                     self.require([pattern])
                 chosen |= found
@@ -173,11 +188,16 @@ class Table:
         """Stream the named columns; cells of CSV files are text."""
         chosen = list(dict.fromkeys([*names, *more]))
         source, first = self.source, self.source.first
-        with _ClearErrors(self.label), progress.task(what, source.size(), unit=source.unit) as advance:
+        with (
+            _ClearErrors(self.label),
+            progress.task(what, source.size(), unit=source.unit) as advance,
+        ):
             for record, amount in source.records([self._own[name] for name in chosen]):
                 advance(amount)
                 if record.num_rows:
-                    yield TableBatch(self, first, {name: record.column(self._own[name]) for name in chosen})
+                    yield TableBatch(
+                        self, first, {name: record.column(self._own[name]) for name in chosen}
+                    )
                 first += record.num_rows
 
 
@@ -198,7 +218,9 @@ class Csv:
 
     unit, first = "B", 2  # the header is row 1, as spreadsheets and the reader have it
 
-    def __init__(self, path: Path, encoding: str | None = None, delimiter: str | None = None) -> None:
+    def __init__(
+        self, path: Path, encoding: str | None = None, delimiter: str | None = None
+    ) -> None:
         self.path, self.label, self.file = path, str(path), path.name
         self.dialect = find_dialect(path, encoding, delimiter)
         if encoding is not None:
@@ -214,11 +236,15 @@ class Csv:
 
     def _open(self, names: Sequence[str] | None, source: Any) -> Any:
         types = None if names is None else {name: pa.string() for name in names}
-        convert = pa.csv.ConvertOptions(column_types=types, include_columns=list(names) if names else None)
+        convert = pa.csv.ConvertOptions(
+            column_types=types, include_columns=list(names) if names else None
+        )
         parse = pa.csv.ParseOptions(delimiter=self.dialect.delimiter, newlines_in_values=True)
         encoding = "utf-8" if self.dialect.encoding == "utf-8-sig" else self.dialect.encoding
         read = pa.csv.ReadOptions(block_size=_CSV_BLOCK, use_threads=False, encoding=encoding)
-        return pa.csv.open_csv(source, read_options=read, parse_options=parse, convert_options=convert)
+        return pa.csv.open_csv(
+            source, read_options=read, parse_options=parse, convert_options=convert
+        )
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
         with pa.OSFile(str(self.path)) as file, self._open(names, file) as reader:
@@ -246,7 +272,9 @@ class Parquet:
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
         with pa.parquet.ParquetFile(self.path) as file:
-            for record in file.iter_batches(batch_size=_ROWS, columns=list(names), use_threads=False):
+            for record in file.iter_batches(
+                batch_size=_ROWS, columns=list(names), use_threads=False
+            ):
                 yield record, record.num_rows
 
 
@@ -263,7 +291,9 @@ class Frame:
             raise ConfigError(f"the frame: holds several ({splits}); give one of them")
         if not (hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "with_format")):
             kind = type(frame).__name__
-            raise ConfigError(f"the frame: a {kind} is neither a file's name nor a frame of pandas, polars or Arrow")
+            raise ConfigError(
+                f"the frame: a {kind} is neither a file's name nor a frame of pandas, polars or Arrow"
+            )
         with _ClearErrors(self.label):
             columns = getattr(frame, "column_names", None)
             if not columns and not hasattr(frame, "__arrow_c_stream__"):

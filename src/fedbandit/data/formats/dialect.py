@@ -91,7 +91,9 @@ def _delimiter(text: str, usual: str) -> str:
     best, columns = usual, 1
     for candidate in (usual, *(one for one in _DELIMITERS if one != usual)):
         try:
-            rows = list(islice(csv.reader(whole.splitlines(keepends=True), delimiter=candidate), _LINES))
+            rows = list(
+                islice(csv.reader(whole.splitlines(keepends=True), delimiter=candidate), _LINES)
+            )
         except csv.Error:
             continue
         widths = [len(row) for row in rows if row]
@@ -112,5 +114,7 @@ def check_text(path: Path, encoding: str) -> None:
             try:
                 decoder.decode(block, final=len(block) < _BLOCK)
             except UnicodeError as error:
-                raise DataError(f"{path}: not {encoding} near byte {position:,}: {error.__class__.__name__}") from None
+                raise DataError(
+                    f"{path}: not {encoding} near byte {position:,}: {error.__class__.__name__}"
+                ) from None
             position += len(block)

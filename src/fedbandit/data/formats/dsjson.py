@@ -15,7 +15,12 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.parts import nearest
 from fedbandit.data.encoder import LARGEST
 
-ACTION, REWARD, PROPENSITY, AVAILABLE = "the action", "the reward", "the propensity", "the available"
+ACTION, REWARD, PROPENSITY, AVAILABLE = (
+    "the action",
+    "the reward",
+    "the propensity",
+    "the available",
+)
 _OWN = (ACTION, REWARD, PROPENSITY, AVAILABLE)
 _LONGEST = 16 << 20  # bytes of a line
 _ROWS, _CELLS = 4096, 1_000_000  # at a time
@@ -33,7 +38,9 @@ class DsJson:
         self._action_name = action_name
         self.skipped = 0
         if not path.is_file():
-            raise DataError(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+            raise DataError(
+                f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}"
+            )
         self._texts: dict[str, bool] = {}  # feature -> whether it holds anything but numbers
         for event, _ in self._events():
             for name, value in event["features"].items():
@@ -41,14 +48,20 @@ class DsJson:
             if len(self._texts) > _MOST_FEATURES:
                 raise DataError(f"{path}: more than {_MOST_FEATURES:,} features of contexts")
         if not self._texts:
-            raise DataError(f"{path}: no line holds a decision with its cost, its probability and a context")
+            raise DataError(
+                f"{path}: no line holds a decision with its cost, its probability and a context"
+            )
         self.names = [*self._texts, *_OWN]
 
     def size(self) -> float:
         return self.path.stat().st_size
 
     def describe(self) -> str:
-        left = f"; {self.skipped:,} lines without a decision to learn from are left out" if self.skipped else ""
+        left = (
+            f"; {self.skipped:,} lines without a decision to learn from are left out"
+            if self.skipped
+            else ""
+        )
         return f"DSJSON{left}"
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
@@ -67,12 +80,22 @@ class DsJson:
         columns: dict[str, Any] = {}
         for name in names:
             if name in _OWN:
-                kind = pa.list_(pa.string()) if name == AVAILABLE else pa.string() if name == ACTION else pa.float64()
+                kind = (
+                    pa.list_(pa.string())
+                    if name == AVAILABLE
+                    else pa.string()
+                    if name == ACTION
+                    else pa.float64()
+                )
                 columns[name] = pa.array([row[name] for row in rows], kind)
             elif self._texts[name]:
-                columns[name] = pa.array([_as_text(row["features"].get(name)) for row in rows], pa.string())
+                columns[name] = pa.array(
+                    [_as_text(row["features"].get(name)) for row in rows], pa.string()
+                )
             else:  # a number that is not said is 0, as it is for Vowpal Wabbit
-                columns[name] = pa.array([row["features"].get(name, 0.0) for row in rows], pa.float64())
+                columns[name] = pa.array(
+                    [row["features"].get(name, 0.0) for row in rows], pa.float64()
+                )
         return pa.record_batch(columns)
 
     def _events(self) -> Iterator[tuple[dict[str, Any], int]]:
@@ -82,7 +105,9 @@ class DsJson:
             while line := file.readline(_LONGEST):
                 number += 1
                 if len(line) >= _LONGEST:
-                    raise DataError(f"{self.path}, line {number}: is longer than {_LONGEST:,} bytes")
+                    raise DataError(
+                        f"{self.path}, line {number}: is longer than {_LONGEST:,} bytes"
+                    )
                 if not line.strip():
                     continue
                 where = f"{self.path}, line {number}"
@@ -102,36 +127,59 @@ class DsJson:
         if not isinstance(found, dict):
             raise DataError(f"{where}: a {type(found).__name__} where an event is expected")
         if "_outcomes" in found:
-            raise DataError(f"{where}: holds several decisions at once (slots), which cannot be read")
+            raise DataError(
+                f"{where}: holds several decisions at once (slots), which cannot be read"
+            )
         if "_label_cost" not in found or found.get("_skipLearn") is True:
             return None
         context = found.get("c")
         if not isinstance(context, dict):
             raise DataError(f"{where}: has no context ('c')")
-        cost, probability = (_number(found, name, where) for name in ("_label_cost", "_label_probability"))
+        cost, probability = (
+            _number(found, name, where) for name in ("_label_cost", "_label_probability")
+        )
         if not 0 < probability <= 1:
-            raise DataError(f"{where}: _label_probability must be above 0 and at most 1, found {probability:g}")
+            raise DataError(
+                f"{where}: _label_probability must be above 0 and at most 1, found {probability:g}"
+            )
         names = self._actions(found, context, where)
         chosen = found.get("_label_Action")
         if type(chosen) is not int or not 1 <= chosen <= len(names):
-            raise DataError(f"{where}: _label_Action is not one of the {len(names)} actions, counted from 1")
+            raise DataError(
+                f"{where}: _label_Action is not one of the {len(names)} actions, counted from 1"
+            )
         shared = {name: value for name, value in context.items() if name != "_multi"}
         features = _flat(shared, where)
         for name in ("Timestamp", "EventId"):
             if isinstance(found.get(name), str):
                 features[name] = found[name]
-        own = {ACTION: names[chosen - 1], REWARD: 0.0 - cost, PROPENSITY: probability, AVAILABLE: names}
+        own = {
+            ACTION: names[chosen - 1],
+            REWARD: 0.0 - cost,
+            PROPENSITY: probability,
+            AVAILABLE: names,
+        }
         return {"features": features, **own}
 
-    def _actions(self, found: Mapping[str, Any], context: Mapping[str, Any], where: str) -> list[str]:
+    def _actions(
+        self, found: Mapping[str, Any], context: Mapping[str, Any], where: str
+    ) -> list[str]:
         """The names of the actions that could be taken, in the order of their numbers."""
         several = context.get("_multi")
         if several is None:
             ranked = found.get("a")
-            if not isinstance(ranked, list) or not ranked or not all(type(one) is int for one in ranked):
+            if (
+                not isinstance(ranked, list)
+                or not ranked
+                or not all(type(one) is int for one in ranked)
+            ):
                 raise DataError(f"{where}: names no actions (neither '_multi' nor 'a')")
             return [str(number) for number in range(1, max(ranked) + 1)]
-        if not isinstance(several, list) or not several or not all(isinstance(one, dict) for one in several):
+        if (
+            not isinstance(several, list)
+            or not several
+            or not all(isinstance(one, dict) for one in several)
+        ):
             raise DataError(f"{where}: _multi is not a list of actions")
         names = [self._name(one, where) for one in several]
         if len(set(names)) != len(names):
@@ -175,7 +223,9 @@ def _as_text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _flat(nested: Mapping[str, Any], where: str, before: str = "", depth: int = _DEEPEST) -> dict[str, Any]:
+def _flat(
+    nested: Mapping[str, Any], where: str, before: str = "", depth: int = _DEEPEST
+) -> dict[str, Any]:
     """Features by their path: numbers as floats, truths and texts as texts; a list of texts is one text."""
     if not depth:
         raise DataError(f"{where}: features are nested more than {_DEEPEST} deep")
@@ -195,7 +245,9 @@ def _flat(nested: Mapping[str, Any], where: str, before: str = "", depth: int = 
         elif isinstance(value, list) and all(isinstance(one, str) for one in value):
             found[name] = " ".join(value)
         elif isinstance(value, list):
-            found |= _flat({str(place): one for place, one in enumerate(value)}, where, f"{name}.", depth - 1)
+            found |= _flat(
+                {str(place): one for place, one in enumerate(value)}, where, f"{name}.", depth - 1
+            )
         elif value is not None:
             raise DataError(f"{where}: {name[:60]} holds a {type(value).__name__}")
     return found

@@ -23,7 +23,9 @@ _CHUNK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 
 
-def download(url: str, target: Path, *, sha256: str | None = None, progress: Progress = SILENT) -> Path:
+def download(
+    url: str, target: Path, *, sha256: str | None = None, progress: Progress = SILENT
+) -> Path:
     """Fetch `url` to `target`; checked against `sha256` and whatever checksum the server publishes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.download")
@@ -34,7 +36,9 @@ def download(url: str, target: Path, *, sha256: str | None = None, progress: Pro
             found = hashlib.file_digest(file, algorithm).hexdigest()
         if found != expected:
             partial.unlink()
-            raise DataError(f"{url}: the {algorithm} checksum does not match; the download was thrown away, try again")
+            raise DataError(
+                f"{url}: the {algorithm} checksum does not match; the download was thrown away, try again"
+            )
     os.replace(partial, target)
     return target
 
@@ -48,7 +52,9 @@ def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
     except HTTPError as error:
         with error:
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
-                if _total(error.headers) == have:  # all bytes had arrived before the last attempt ended
+                if (
+                    _total(error.headers) == have
+                ):  # all bytes had arrived before the last attempt ended
                     return _published_checksums(error.headers)
                 partial.unlink()
                 return _transfer(url, partial, progress)
@@ -66,11 +72,15 @@ def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
         return _published_checksums(response.headers)
 
 
-def _receive(response: Any, partial: Path, start: int, total: int | None, url: str, progress: Progress) -> None:
+def _receive(
+    response: Any, partial: Path, start: int, total: int | None, url: str, progress: Progress
+) -> None:
     done, broken = start, False
     with (
         open(partial, "r+b" if start else "wb") as file,
-        progress.task(f"Downloading {urlsplit(url).path.rsplit('/', 1)[-1]}", total, unit="B", done=start) as advance,
+        progress.task(
+            f"Downloading {urlsplit(url).path.rsplit('/', 1)[-1]}", total, unit="B", done=start
+        ) as advance,
     ):
         file.seek(start)
         try:
@@ -82,7 +92,9 @@ def _receive(response: Any, partial: Path, start: int, total: int | None, url: s
             broken = True  # what arrived is kept
     if broken or (total is not None and done != total):
         of_all = "" if total is None else f" of {total:,}"
-        raise DataError(f"{url}: broke off after {done:,}{of_all} bytes; run the same command again to resume")
+        raise DataError(
+            f"{url}: broke off after {done:,}{of_all} bytes; run the same command again to resume"
+        )
 
 
 def _length(headers: Message) -> int | None:
@@ -138,7 +150,9 @@ def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
         _unpack(path, copy, progress)
         yield copy
     except DataError as error:
-        raise DataError(str(error).replace(str(copy), str(path))) from None  # users know the file they gave us
+        raise DataError(
+            str(error).replace(str(copy), str(path))
+        ) from None  # users know the file they gave us
     finally:
         copy.unlink(missing_ok=True)
         os.close(lock)
@@ -164,12 +178,18 @@ def _unpack(path: Path, copy: Path, progress: Progress) -> None:
             raise DataError(f"{path}: damaged: something follows the compressed data")
 
 
-def _write_all(decompressor: lzma.LZMADecompressor, chunk: bytes, path: Path, target: BinaryIO) -> None:
+def _write_all(
+    decompressor: lzma.LZMADecompressor, chunk: bytes, path: Path, target: BinaryIO
+) -> None:
     try:
         target.write(decompressor.decompress(chunk, max_length=_UNPACKED_CHUNK))
-        while not decompressor.needs_input and not decompressor.eof:  # little input can unpack to very much
+        while (
+            not decompressor.needs_input and not decompressor.eof
+        ):  # little input can unpack to very much
             size = path.stat().st_size
-            check_unpacked(f"{path}:", target.tell(), size, "unpack it yourself if it is right", at_least=True)
+            check_unpacked(
+                f"{path}:", target.tell(), size, "unpack it yourself if it is right", at_least=True
+            )
             target.write(decompressor.decompress(b"", max_length=_UNPACKED_CHUNK))
     except lzma.LZMAError as error:
         raise DataError(f"{path}: damaged: {error}") from None

@@ -27,8 +27,12 @@ class ArrayOptions:
     labels: str
     clients: str
     invert: bool = False  # ink as high values becomes ink as low values, as in EMNIST
-    case_map: bool | None = None  # None: yes for 62 classes of 28x28 images, or labels named 0-9A-Za-z
-    actions: int | None = None  # how many classes whole-number labels have; None: the largest plus one
+    case_map: bool | None = (
+        None  # None: yes for 62 classes of 28x28 images, or labels named 0-9A-Za-z
+    )
+    actions: int | None = (
+        None  # how many classes whole-number labels have; None: the largest plus one
+    )
     test_fraction: float = 0.1
 
     def __post_init__(self) -> None:
@@ -43,7 +47,9 @@ class _Labels:
     multilabel: bool
 
 
-def import_arrays(path: Path | str, out: Path | str, options: ArrayOptions, progress: Progress = SILENT) -> Path:
+def import_arrays(
+    path: Path | str, out: Path | str, options: ArrayOptions, progress: Progress = SILENT
+) -> Path:
     """Import a `.npz` file; `uint8` features are pixels, stored as they are and read as value/255."""
     check_target(out)
     with Npz(path) as arrays:
@@ -52,8 +58,12 @@ def import_arrays(path: Path | str, out: Path | str, options: ArrayOptions, prog
         labels = _read_labels(arrays, options)
         if not len(shape) or not shape[0] == len(clients) == len(labels.rows):
             counts = f"{shape[:1]}, {len(labels.rows)} and {len(clients)}"
-            raise DataError(f"{path}: features, labels and clients have {counts} rows; they must have the same number")
-        shape = shape[:-1] if len(shape) == 4 and shape[-1] == 1 else shape  # one channel says nothing
+            raise DataError(
+                f"{path}: features, labels and clients have {counts} rows; they must have the same number"
+            )
+        shape = (
+            shape[:-1] if len(shape) == 4 and shape[-1] == 1 else shape
+        )  # one channel says nothing
         actions, lower_case = _name_actions(labels.actions, shape[1:], options.case_map)
         pixels = dtype == np.uint8
         hold_out = HoldOut(options.test_fraction, by_client=False)
@@ -113,7 +123,11 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
         _no_number_of(options, f"{options.labels} has a column for each")
         rows, columns = np.nonzero(values)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(values)))])
-        return _Labels(Ragged(offsets, columns.astype(np.int32)), [str(i) for i in range(values.shape[1])], True)
+        return _Labels(
+            Ragged(offsets, columns.astype(np.int32)),
+            [str(i) for i in range(values.shape[1])],
+            True,
+        )
     if values.ndim != 1 or values.dtype.kind not in "iuUS" or not len(values):
         raise DataError(f"{where} must be one whole number or name per row, or a 0/1 matrix")
     if values.dtype.kind in "US":
@@ -130,7 +144,9 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
         count = options.actions or int(values[largest]) + 1
         bad = np.flatnonzero((values < 0) | (values >= count))
         if len(bad):
-            raise DataError(f"{where}, row {bad[0]}: label {values[bad[0]]} is outside 0..{count - 1}")
+            raise DataError(
+                f"{where}, row {bad[0]}: label {values[bad[0]]} is outside 0..{count - 1}"
+            )
         actions, ids = [str(i) for i in range(count)], values.astype(np.int32)
     return _Labels(Ragged(np.arange(len(ids) + 1, dtype=np.int64), ids), actions, False)
 
@@ -140,10 +156,14 @@ def _no_number_of(options: ArrayOptions, because: str) -> None:
         raise ConfigError(f"actions: {because}; leave it out, or give labels as whole numbers")
 
 
-def _name_actions(actions: list[str], shape: tuple[int, ...], wanted: bool | None) -> tuple[list[str], dict[int, int]]:
+def _name_actions(
+    actions: list[str], shape: tuple[int, ...], wanted: bool | None
+) -> tuple[list[str], dict[int, int]]:
     """EMNIST's names and case map for data that counts its 62 characters as EMNIST does."""
     if wanted and len(actions) != len(EMNIST_ACTIONS):
-        raise ConfigError(f"case-map: needs the 62 classes 0-9, A-Z, a-z, found {len(actions)} classes")
+        raise ConfigError(
+            f"case-map: needs the 62 classes 0-9, A-Z, a-z, found {len(actions)} classes"
+        )
     numbered = actions == [str(i) for i in range(len(EMNIST_ACTIONS))]
     if wanted or (wanted is None and numbered and shape == _EMNIST_SHAPE):
         return list(EMNIST_ACTIONS), dict(EMNIST_LOWER_CASE)
@@ -153,13 +173,17 @@ def _name_actions(actions: list[str], shape: tuple[int, ...], wanted: bool | Non
 def _as_float32(block: np.ndarray, name: str) -> np.ndarray:
     if block.dtype.kind not in "fiub":
         raise DataError(f"features {name} must be numbers, found {block.dtype}")
-    with np.errstate(over="ignore"):  # what overflows becomes infinite and is refused with its client and row
+    with np.errstate(
+        over="ignore"
+    ):  # what overflows becomes infinite and is refused with its client and row
         return block.astype(np.float32)
 
 
 def _invert(features: np.ndarray, name: str) -> np.ndarray:
     if features.dtype == np.uint8:
         return 255 - features
-    if ((features < 0) | (features > 1)).any():  # NaN passes here and is refused with its client and row
+    if (
+        (features < 0) | (features > 1)
+    ).any():  # NaN passes here and is refused with its client and row
         raise DataError(f"features {name}: --invert needs uint8 pixels or values in [0, 1]")
     return 1 - features

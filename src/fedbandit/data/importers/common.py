@@ -49,7 +49,9 @@ class HoldOut:
 
     def _key(self, client: str) -> int:
         if client not in self._keys:
-            self._keys[client] = int.from_bytes(blake2b(client.encode(), digest_size=8).digest(), "little")
+            self._keys[client] = int.from_bytes(
+                blake2b(client.encode(), digest_size=8).digest(), "little"
+            )
         return self._keys[client]
 
 
@@ -86,7 +88,11 @@ class Dropped:
         self._anonymous = self._unlabelled = self._others = 0
 
     def choose(
-        self, clients: Sequence[str], labels: Ragged, drop_unlabelled: bool, named: np.ndarray | None = None
+        self,
+        clients: Sequence[str],
+        labels: Ragged,
+        drop_unlabelled: bool,
+        named: np.ndarray | None = None,
     ) -> np.ndarray:
         """The rows to keep: int64 [kept]. A row without a client is never kept.
 

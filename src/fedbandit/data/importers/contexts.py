@@ -58,7 +58,9 @@ class ColumnOptions:
                 raise ConfigError(f"as: expected COLUMN=KIND, got {one!r}")
             Wish.parse(kind)
         if self.like is not None and (self.features or self.treat):
-            raise ConfigError("like: the other data set decides the columns; leave out features and as")
+            raise ConfigError(
+                "like: the other data set decides the columns; leave out features and as"
+            )
 
     def table(self, source: Any) -> Table:
         """The file or frame, opened as the options say."""
@@ -118,7 +120,11 @@ class Plan:
             for reading in self.readings:
                 if reading.column is not None:
                     found = reading.cells(batch)
-                    chosen = found[rows] if isinstance(found, np.ndarray) else [found[row] for row in rows.tolist()]
+                    chosen = (
+                        found[rows]
+                        if isinstance(found, np.ndarray)
+                        else [found[row] for row in rows.tolist()]
+                    )
                     cells[reading.name] = chosen
             return encoder.matrix(cells) if encoder.dense else encoder.sparse(bags, cells)
 
@@ -153,7 +159,11 @@ class Plan:
             return f"contexts: {self.width:,} dense features"
         if self.encoder is None:
             return f"contexts: {self.width:,} words"
-        hybrid = f"{len(self.words):,} words and {self.width - len(self.words):,} others" if self.words else "sparse"
+        hybrid = (
+            f"{len(self.words):,} words and {self.width - len(self.words):,} others"
+            if self.words
+            else "sparse"
+        )
         return f"contexts: {self.width:,} features, {hybrid}"
 
 
@@ -167,17 +177,27 @@ class Survey:
         if self.like is not None:
             self._check_like(self.like)
         self._profiles = {
-            name: Profile(name, wish) for name, wish in self._wishes.items() if not wish or wish.kind != "text"
+            name: Profile(name, wish)
+            for name, wish in self._wishes.items()
+            if not wish or wish.kind != "text"
         }
-        known = [name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"]
+        known = [
+            name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"
+        ]
         # Words are counted at once where nobody has to find out first what is text.
-        self._text = known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
+        self._text = (
+            known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
+        )
         self._words = FrequencyCounter()
 
     @property
     def names(self) -> list[str]:
         """The columns to look at."""
-        ignored = [name for name, wish in self._wishes.items() if wish is not None and wish.kind == "ignore"]
+        ignored = [
+            name
+            for name, wish in self._wishes.items()
+            if wish is not None and wish.kind == "ignore"
+        ]
         return [*(name for name in self._profiles if name not in ignored), *self._text]
 
     def add(self, batch: TableBatch, rows: np.ndarray | None = None) -> None:
@@ -188,7 +208,9 @@ class Survey:
         if self._text:
             _count(self._words, batch.joined(self._text), rows)
 
-    def decide(self, progress: Progress, extra: Sequence[str] = (), rows: Rows = lambda batch: None) -> Plan:
+    def decide(
+        self, progress: Progress, extra: Sequence[str] = (), rows: Rows = lambda batch: None
+    ) -> Plan:
         """What the columns become; reads the table again where it has found text."""
         if self.like is not None:
             return self._decided_by(self.like)
@@ -196,7 +218,9 @@ class Survey:
         text = [reading.name for reading in readings if reading.kind == "text"]
         if text and text != self._text:
             self._words = FrequencyCounter()
-            for batch in self._table.batches([*text, *extra], progress=progress, what="Counting words"):
+            for batch in self._table.batches(
+                [*text, *extra], progress=progress, what="Counting words"
+            ):
                 _count(self._words, batch.joined(text), rows(batch))
         words = tuple(self._words.top(self._options.vocabulary)) if text else ()
         columns = tuple(reading.column for reading in readings if reading.column is not None)
@@ -209,19 +233,29 @@ class Survey:
         if columns:
             dense = self._options.dense
             if dense is None:
-                dense = bool(self._options.features) and all(one.kind in ("number", "flag") for one in columns)
+                dense = bool(self._options.features) and all(
+                    one.kind in ("number", "flag") for one in columns
+                )
             if dense and words:
-                raise ConfigError(f"dense: words are never dense, and {text[0]} is text; --as '{text[0]}=ignore'")
-            encoder = Encoder(columns, tuple(text) if words else (), len(words), dense and not words)
+                raise ConfigError(
+                    f"dense: words are never dense, and {text[0]} is text; --as '{text[0]}=ignore'"
+                )
+            encoder = Encoder(
+                columns, tuple(text) if words else (), len(words), dense and not words
+            )
             if encoder.width > _MOST_FEATURES:
-                raise DataError(f"{self._table.label}: {encoder.width:,} features; {_MOST_FEATURES:,} are the most")
+                raise DataError(
+                    f"{self._table.label}: {encoder.width:,} features; {_MOST_FEATURES:,} are the most"
+                )
         return Plan(readings, words, encoder)
 
     def _reading(self, name: str) -> Reading:
         if name not in self._profiles:
             return Reading(name, "text")
         try:
-            return self._profiles[name].decide(categories=self._options.categories, scale=self._options.scale)
+            return self._profiles[name].decide(
+                categories=self._options.categories, scale=self._options.scale
+            )
         except DataError as error:
             raise DataError(f"{self._table.column(name)}: {error}") from None
 
@@ -234,7 +268,9 @@ class Survey:
         text = list(options.text)
         if self.like is not None and not text:
             encoder = self.like.header.encoder
-            text = list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))
+            text = (
+                list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))
+            )
         table.require(text)
         wishes |= {name: Wish("text") for name in text}
         if self.like is not None and self.like.header.encoder is not None:
@@ -245,15 +281,25 @@ class Survey:
             pattern, _, kind = one.rpartition("=")
             wishes |= {name: Wish.parse(kind) for name in table.matching([pattern])}
         if not options.text and not options.features and self.like is None:
-            wishes |= {name: None for name in table.names if name not in wishes and name not in taken}
+            wishes |= {
+                name: None for name in table.names if name not in wishes and name not in taken
+            }
         return {name: wishes[name] for name in table.names if name in wishes}
 
     def _check_like(self, like: FederatedDataset) -> None:
         encoder = like.header.encoder
-        if encoder is not None and self._options.text and list(self._options.text) != list(encoder.text):
-            raise ConfigError(f"like: {like.header.name} has its text in {', '.join(encoder.text) or 'no column'}")
+        if (
+            encoder is not None
+            and self._options.text
+            and list(self._options.text) != list(encoder.text)
+        ):
+            raise ConfigError(
+                f"like: {like.header.name} has its text in {', '.join(encoder.text) or 'no column'}"
+            )
         if encoder is None and (like.header.kind != "sparse" or not self._wishes):
-            raise ConfigError(f"like: {like.header.name} has no columns of a table, nor text; name what is text")
+            raise ConfigError(
+                f"like: {like.header.name} has no columns of a table, nor text; name what is text"
+            )
 
     def _decided_by(self, like: FederatedDataset) -> Plan:
         encoder = like.header.encoder
@@ -277,7 +323,9 @@ def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -
         words.add(tokenise(texts[row]))
 
 
-def summary(table: Table, roles: Sequence[tuple[str, str]], plan: Plan, facts: Sequence[str]) -> str:
+def summary(
+    table: Table, roles: Sequence[tuple[str, str]], plan: Plan, facts: Sequence[str]
+) -> str:
     """What was found and decided, as a table for people; `roles` says what the other columns are."""
     rows = [(name, what, "", "") for name, what in roles] + plan.rows()
     order = {name: place for place, name in enumerate(table.names)}

@@ -30,13 +30,18 @@ def import_dsjson(
 
 
 def preview_dsjson(
-    path: Path | str, options: LoggedOptions, progress: Progress = SILENT, action_name: str | None = None
+    path: Path | str,
+    options: LoggedOptions,
+    progress: Progress = SILENT,
+    action_name: str | None = None,
 ) -> str:
     """What `import_dsjson` would make of a file, in words."""
     return preview_logged(_Decisions(Path(path), action_name), options, progress)
 
 
-def dsjson_options(client: str, columns: ColumnOptions, test_fraction: float = 0.1) -> LoggedOptions:
+def dsjson_options(
+    client: str, columns: ColumnOptions, test_fraction: float = 0.1
+) -> LoggedOptions:
     """The options of a log in DSJSON: `client` is the feature that says whose decision it was, such as User.id."""
     roles: dict[str, Any] = {
         "client": client, "action": dsjson.ACTION, "reward": dsjson.REWARD, "propensity": dsjson.PROPENSITY,
@@ -69,7 +74,9 @@ def import_open_bandit(
     return import_logged(OpenBandit(Path(path)), out, options, progress, say)
 
 
-def preview_open_bandit(path: Path | str, options: LoggedOptions, progress: Progress = SILENT) -> str:
+def preview_open_bandit(
+    path: Path | str, options: LoggedOptions, progress: Progress = SILENT
+) -> str:
     """What `import_open_bandit` would make of a file, in words."""
     return preview_logged(OpenBandit(Path(path)), options, progress)
 
@@ -84,10 +91,17 @@ def open_bandit_options(
     table = Table(OpenBandit(Path(path)))
     given = dict(vars(columns))
     if not columns.text and not columns.features and columns.like is None:
-        skipped = [name for name in table.names if not name.startswith("user_feature") and name != "position"]
+        skipped = [
+            name
+            for name in table.names
+            if not name.startswith("user_feature") and name != "position"
+        ]
         owner = client or _CLIENT
         roles = (*_OPEN_BANDIT, owner)
-        given["treat"] = [*(f"{_plain(name)}=ignore" for name in skipped if name not in roles), *columns.treat]
+        given["treat"] = [
+            *(f"{_plain(name)}=ignore" for name in skipped if name not in roles),
+            *columns.treat,
+        ]
         if "position" in table.names:
             given["treat"] = ["position=category", *given["treat"]]
     own: dict[str, Any] = {
@@ -113,7 +127,9 @@ class OpenBandit:
         if path.is_dir():
             files = [one for one in sorted(path.glob("*.csv")) if one.name != "item_context.csv"]
             if len(files) != 1:
-                raise DataError(f"{path}: {len(files)} files of decisions where one is expected; name the file")
+                raise DataError(
+                    f"{path}: {len(files)} files of decisions where one is expected; name the file"
+                )
             path = files[0]
         if not path.is_file():
             raise DataError(f"{path}: no such file")
@@ -121,11 +137,15 @@ class OpenBandit:
         self.label, self.file = self._csv.label, self._csv.file
         missing = [name for name in _OPEN_BANDIT if name not in self._csv.names]
         if missing:
-            raise DataError(f"{path}: no column {missing[0]!r}: not in the layout of the Open Bandit Dataset")
+            raise DataError(
+                f"{path}: no column {missing[0]!r}: not in the layout of the Open Bandit Dataset"
+            )
         self._users = [name for name in self._csv.names if name.startswith("user_feature")]
         self._own_client = _CLIENT in self._csv.names
         if not self._own_client and not self._users:
-            raise ConfigError(f"{path}: neither a column client nor user features say whose decisions they are")
+            raise ConfigError(
+                f"{path}: neither a column client nor user features say whose decisions they are"
+            )
         self.names = [*self._csv.names, *([] if self._own_client else [_CLIENT])]
         self._items = _items(path.with_name("item_context.csv"))
 
@@ -138,14 +158,20 @@ class OpenBandit:
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
         made = not self._own_client and _CLIENT in names
         read = [name for name in names if name != _CLIENT or not made]
-        for record, amount in self._csv.records(list(dict.fromkeys([*read, *(self._users if made else [])]))):
+        for record, amount in self._csv.records(
+            list(dict.fromkeys([*read, *(self._users if made else [])]))
+        ):
             columns = {name: record.column(name) for name in read}
             if made:
                 features = [record.column(name).to_pylist() for name in self._users]
-                columns[_CLIENT] = pa.array([" ".join(part[:8] for part in row) for row in zip(*features, strict=True)])
+                columns[_CLIENT] = pa.array(
+                    [" ".join(part[:8] for part in row) for row in zip(*features, strict=True)]
+                )
             if self._items and "item_id" in columns:
                 items = columns["item_id"].to_pylist()
-                columns["item_id"] = pa.array([self._items.get(item, item) for item in items], pa.string())
+                columns["item_id"] = pa.array(
+                    [self._items.get(item, item) for item in items], pa.string()
+                )
             yield pa.record_batch(columns), amount
 
 
@@ -158,5 +184,11 @@ def _items(path: Path) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     for record, _ in source.records(["item_id", "item_name"]):
-        found |= dict(zip(record.column("item_id").to_pylist(), record.column("item_name").to_pylist(), strict=True))
+        found |= dict(
+            zip(
+                record.column("item_id").to_pylist(),
+                record.column("item_name").to_pylist(),
+                strict=True,
+            )
+        )
     return found

@@ -48,7 +48,10 @@ Image = tuple[str, str, np.ndarray, int]
 
 
 def write_images(
-    out: Path | str, actions: Sequence[str], read: Callable[[dict[str, Any]], Iterator[Image]], source: dict[str, Any]
+    out: Path | str,
+    actions: Sequence[str],
+    read: Callable[[dict[str, Any]], Iterator[Image]],
+    source: dict[str, Any],
 ) -> Path:
     """Write all images that `read(source)` yields; it is called a second time if they turn out not to be bytes."""
     try:
@@ -94,7 +97,9 @@ def _write(
         return writer.finish()
 
 
-def import_emnist(path: Path | str, out: Path | str, digits_only: bool = False, progress: Progress = SILENT) -> Path:
+def import_emnist(
+    path: Path | str, out: Path | str, digits_only: bool = False, progress: Progress = SILENT
+) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
     path, out = Path(path), check_target(out)
     variant = "digits_only" if digits_only else "all"
@@ -109,16 +114,26 @@ def import_emnist(path: Path | str, out: Path | str, digits_only: bool = False, 
 
 
 def _images(
-    published: PublishedSqlite, variant: str, classes: int, source: dict[str, Any], progress: Progress
+    published: PublishedSqlite,
+    variant: str,
+    classes: int,
+    source: dict[str, Any],
+    progress: Progress,
 ) -> Iterator[Image]:
     names = {f"{variant}_train": "train", f"{variant}_test": "test"}
     promised = {name: published.clients(name) for name in names}
     seen: dict[str, set[str]] = {name: set() for name in names}
     totals = {name: sum(clients.values()) for name, clients in promised.items()}
-    for split, client, row, features in published.rows(totals, ("pixels", "label"), progress, "Writing images"):
+    for split, client, row, features in published.rows(
+        totals, ("pixels", "label"), progress, "Writing images"
+    ):
         where = f"{published.path}: client {client}, row {row}"
         pixels, label = features.get("pixels"), features.get("label")
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.float32 or len(pixels) != SIDE * SIDE:
+        if (
+            not isinstance(pixels, np.ndarray)
+            or pixels.dtype != np.float32
+            or len(pixels) != SIDE * SIDE
+        ):
             raise DataError(f"{where}: feature 'pixels' is missing or is not {SIDE * SIDE} floats")
         if not isinstance(label, np.ndarray) or label.dtype != np.int64 or len(label) != 1:
             raise DataError(f"{where}: feature 'label' is missing or is not one whole number")
@@ -139,14 +154,18 @@ User = tuple[str, np.ndarray, np.ndarray]
 """Id, float32 [n, 784], int64 [n]."""
 
 
-def import_leaf(path: Path | str, out: Path | str, test_fraction: float = 0.1, progress: Progress = SILENT) -> Path:
+def import_leaf(
+    path: Path | str, out: Path | str, test_fraction: float = 0.1, progress: Progress = SILENT
+) -> Path:
     """Import LEAF's FEMNIST; without a `test` folder, examples are held out within each writer."""
     path = Path(path)
     check_target(out)
     train = sorted((path / "train").glob("*.json"))
     test = sorted((path / "test").glob("*.json"))
     if not train:
-        raise DataError(f"{path}: no JSON files in {path / 'train'}; expected LEAF's folders train and test")
+        raise DataError(
+            f"{path}: no JSON files in {path / 'train'}; expected LEAF's folders train and test"
+        )
 
     def read(source: dict[str, Any]) -> Iterator[Image]:
         hold_out = HoldOut(0.0 if test else test_fraction, by_client=False)
@@ -184,7 +203,9 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
                 place = f"after client {user}"
                 yield user, images, labels
     except ijson.JSONError as error:
-        said = str(error).removeprefix("b'").replace("\\n", "\n").partition("\n")[0]  # the parser draws where, below
+        said = (
+            str(error).removeprefix("b'").replace("\\n", "\n").partition("\n")[0]
+        )  # the parser draws where, below
         raise DataError(f"{path}: not LEAF's JSON, {place}: {said}") from None
     if len(users) != len(promised):
         raise DataError(f"{path}: 'users' and 'num_samples' differ in length")
@@ -192,7 +213,9 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
         if not isinstance(user, str):
             raise DataError(f"{path}: {user!r:.40} in 'users' is not the id of a client")
         if counts.get(user, 0) != count:
-            raise DataError(f"{path}: client {user}: {counts.get(user, 0)} examples, 'num_samples' promises {count}")
+            raise DataError(
+                f"{path}: client {user}: {counts.get(user, 0)} examples, 'num_samples' promises {count}"
+            )
     named.update(users, counts)
 
 
@@ -207,7 +230,9 @@ def _array(file: BinaryIO, key: str) -> list[Any]:
 
 def _user(data: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
     """The images [n, 784] and labels [n] of one entry of `user_data`."""
-    if not isinstance(data, dict) or not all(isinstance(data.setdefault(key, []), list) for key in ("x", "y")):
+    if not isinstance(data, dict) or not all(
+        isinstance(data.setdefault(key, []), list) for key in ("x", "y")
+    ):
         raise DataError(f"{where}: expected an object with the arrays 'x' and 'y'")
     images, labels = data["x"], data["y"]
     if len(images) != len(labels):
@@ -215,7 +240,9 @@ def _user(data: Any, where: str) -> tuple[np.ndarray, np.ndarray]:
     stacked = np.empty((len(images), SIDE * SIDE), np.float32)
     for position, (image, label) in enumerate(zip(images, labels, strict=True)):
         if not isinstance(label, int) or not 0 <= label < len(EMNIST_ACTIONS):
-            raise DataError(f"{where}, example {position}: label {label!r} is outside 0..{len(EMNIST_ACTIONS) - 1}")
+            raise DataError(
+                f"{where}, example {position}: label {label!r} is outside 0..{len(EMNIST_ACTIONS) - 1}"
+            )
         try:
             pixels = np.array(image, np.float32)
         except (ValueError, TypeError):

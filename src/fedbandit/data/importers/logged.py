@@ -16,7 +16,14 @@ from fedbandit.core.progress import SILENT, Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
 from fedbandit.data.formats.columns import Table, TableBatch
-from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts, check_separator, take_log
+from fedbandit.data.importers.common import (
+    Dropped,
+    HoldOut,
+    add_rows,
+    check_counts,
+    check_separator,
+    take_log,
+)
 from fedbandit.data.importers.contexts import ColumnOptions, Plan, Survey, summary
 from fedbandit.data.importers.profile import Profile, Reading, Wish
 from fedbandit.data.text import in_natural_order, split_labels
@@ -75,13 +82,22 @@ def import_logged(
         source={"importer": "logged", "file": table.source.file, "columns": plan.names},
         **plan.header(),
     ) as writer:
-        for batch in table.batches([*plan.names, *options.roles], progress=progress, what="Writing decisions"):
+        for batch in table.batches(
+            [*plan.names, *options.roles], progress=progress, what="Writing decisions"
+        ):
             clients = batch.names(options.client)
             no_labels = Ragged(np.zeros(len(batch) + 1, np.int64), np.empty(0, np.int32))
             keep = dropped.choose(clients, no_labels, drop_unlabelled=False)
             log = take_log(found.log(batch, options), keep)
             owners = [clients[row] for row in keep.tolist()]
-            add_rows(writer, owners, encode(batch, keep), no_labels.take(keep), hold_out.is_test(owners), log)
+            add_rows(
+                writer,
+                owners,
+                encode(batch, keep),
+                no_labels.take(keep),
+                hold_out.is_test(owners),
+                log,
+            )
         writer.source |= dropped.report()
         return writer.finish()
 
@@ -114,7 +130,9 @@ class _Found:
         names: set[str] = set()
         clients: set[str] = set()
         rows = 0
-        for batch in table.batches([*options.roles, *survey.names], progress=progress, what="Looking at the columns"):
+        for batch in table.batches(
+            [*options.roles, *survey.names], progress=progress, what="Looking at the columns"
+        ):
             clients.update(batch.names(options.client))
             rows += len(batch)
             names.update(batch.names(options.action))
@@ -136,7 +154,9 @@ class _Found:
         reward, propensity = (_reading(profile, table) for profile in profiles)
         codes = {name: code for code, name in enumerate(actions)}
         known = "" if like is None else like.header.name
-        return cls(table, plan, actions, codes, reward, propensity, len(clients - {""}), rows, known)
+        return cls(
+            table, plan, actions, codes, reward, propensity, len(clients - {""}), rows, known
+        )
 
     def summary(self, options: LoggedOptions) -> str:
         """What was found and decided, for people."""
@@ -160,11 +180,15 @@ class _Found:
         bad = np.flatnonzero(~((propensities.astype(np.float32) > 0) & (propensities <= 1)))
         if len(bad):
             where = batch.place(options.propensity, int(bad[0]))
-            raise DataError(f"{where}: a propensity must be above 0 and at most 1, found {propensities[bad[0]]}")
+            raise DataError(
+                f"{where}: a propensity must be above 0 and at most 1, found {propensities[bad[0]]}"
+            )
         available = self._available(batch, options, actions)
         return Log(actions, rewards.astype(np.float32), propensities.astype(np.float32), available)
 
-    def _available(self, batch: TableBatch, options: LoggedOptions, actions: np.ndarray) -> Ragged | None:
+    def _available(
+        self, batch: TableBatch, options: LoggedOptions, actions: np.ndarray
+    ) -> Ragged | None:
         """The sets of available actions; an empty cell means that every action was."""
         if not options.available:
             return None
@@ -193,7 +217,10 @@ def _sets(batch: TableBatch, options: LoggedOptions) -> list[list[str]]:
     assert options.available is not None
     array = batch.array(options.available)
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return [[str(one).strip() for one in found or [] if one is not None] for found in array.to_pylist()]
+        return [
+            [str(one).strip() for one in found or [] if one is not None]
+            for found in array.to_pylist()
+        ]
     return [split_labels(cell, options.separator) for cell in batch.names(options.available)]
 
 

@@ -49,10 +49,15 @@ class Wish:
             return cls(kind)
         if kind == "hashed" and detail.isdigit() and 1 <= int(detail) <= 2**20:
             return cls(kind, buckets=int(detail))
-        possible = {"date": ("ymd", "mdy", "dmy"), **dict.fromkeys(("number", "log", "raw"), ("point", "comma"))}
+        possible = {
+            "date": ("ymd", "mdy", "dmy"),
+            **dict.fromkeys(("number", "log", "raw"), ("point", "comma")),
+        }
         if detail in possible.get(kind, ()):
             return cls(kind, written=_WRITTEN[detail])
-        raise ConfigError(f"as: {given!r}: possible are hashed:1 to hashed:{2**20}, date:dmy (ymd, mdy), number:comma")
+        raise ConfigError(
+            f"as: {given!r}: possible are hashed:1 to hashed:{2**20}, date:dmy (ymd, mdy), number:comma"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,11 @@ class _Moments:
         apart = block - mean
         second, third = float((apart**2).sum()), float((apart**3).sum())
         delta, n = mean - self.mean, a + b
-        self.third += third + delta**3 * a * b * (a - b) / n**2 + 3 * delta * (a * second - b * self.second) / n
+        self.third += (
+            third
+            + delta**3 * a * b * (a - b) / n**2
+            + 3 * delta * (a * second - b * self.second) / n
+        )
         self.second += second + delta**2 * a * b / n
         self.mean += delta * b / n
         self.count = n
@@ -169,7 +178,9 @@ class Profile:
         found = pc.value_counts(trimmed)
         values, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
         self._distinct.add(dict(zip(values, counts, strict=True)))
-        self._words += int(pc.sum(pc.add(pc.count_substring_regex(trimmed, r"\s+"), 1)).as_py() or 0)
+        self._words += int(
+            pc.sum(pc.add(pc.count_substring_regex(trimmed, r"\s+"), 1)).as_py() or 0
+        )
         self._flags += int(np.isfinite(cells.flags(trimmed)).sum())
         for written, numbers in self._numbers.items():
             if self._hopeful(numbers.plain.count, "number", "log", "raw"):
@@ -197,7 +208,9 @@ class Profile:
         self._flags += int(np.isin(found, (0, 1)).sum())
         self._follow(found)
         values, counts = np.unique(found[np.isfinite(found)], return_counts=True)
-        names = [str(int(value)) if value.is_integer() else repr(value) for value in values.tolist()]
+        names = [
+            str(int(value)) if value.is_integer() else repr(value) for value in values.tolist()
+        ]
         self._distinct.add(dict(zip(names, counts.tolist(), strict=True)))
 
     def _follow(self, found: np.ndarray) -> None:
@@ -237,14 +250,23 @@ class Profile:
         present, distinct = self.present, self._distinct.distinct
         if not present or self._type == "list":
             return "ignore:holds lists" if self._type == "list" else "ignore:is empty"
-        if self._type in ("bool",) or (self._flags == present and distinct <= 2 and self.named == present):
+        if self._type in ("bool",) or (
+            self._flags == present and distinct <= 2 and self.named == present
+        ):
             return "flag" if distinct > 1 or self._type == "bool" else "ignore:always the same"
         if max(self._dates.values(), key=lambda one: one.count).count >= _MOST * present:
             return "date"
         if distinct == 1 and self.named == self.rows:
             return "ignore:always the same"
-        if max(self._numbers.values(), key=lambda one: one.plain.count).plain.count >= _MOST * present:
-            return "ignore:counts the rows" if self._counts_rows and self.named == self.rows > _FEW else "number"
+        if (
+            max(self._numbers.values(), key=lambda one: one.plain.count).plain.count
+            >= _MOST * present
+        ):
+            return (
+                "ignore:counts the rows"
+                if self._counts_rows and self.named == self.rows > _FEW
+                else "number"
+            )
         words = self._words / self.named
         repeated = distinct <= min(_FEW, self.named / 5)  # sentences to choose from, not to write
         if (words >= 2.5 and not repeated) or (words >= 1.5 and distinct > categories):
@@ -258,20 +280,37 @@ class Profile:
         numbers = self._numbers[written]
         self._enough(numbers.plain.count, "numbers")
         scaled = kind != "raw" and (scale == "standard" or kind == "log")
-        log = kind == "log" or (kind == "number" and numbers.plain.low >= 0 and numbers.plain.skewness > _SKEWED)
+        log = kind == "log" or (
+            kind == "number" and numbers.plain.low >= 0 and numbers.plain.skewness > _SKEWED
+        )
         used = numbers.logs if log and scaled else numbers.plain
         if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
             if self.wish is None:
                 same = self.present == self.rows
-                return Reading(self.name, "ignore", note="always the same" if same else "always the same or missing")
+                return Reading(
+                    self.name,
+                    "ignore",
+                    note="always the same" if same else "always the same or missing",
+                )
             log = scaled = False  # nothing to scale by
         mean, deviation = (used.mean, used.deviation) if scaled else (0.0, 1.0)
         wrong = self.present - numbers.plain.count
-        return self._read("number", wrong, written, log=log and scaled, scaled=scaled, mean=mean, deviation=deviation)
+        return self._read(
+            "number",
+            wrong,
+            written,
+            log=log and scaled,
+            scaled=scaled,
+            mean=mean,
+            deviation=deviation,
+        )
 
     def _date(self) -> Reading:
         # Of 03/04/2024 alone nobody knows; with slashes the month comes first, as where most such files come from.
-        order = ["year-month-day", *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes)]
+        order = [
+            "year-month-day",
+            *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),
+        ]
         written = self._written(lambda way: self._dates[way].count, order)
         found = self._dates[written]
         self._enough(found.count, "dates")
@@ -283,7 +322,9 @@ class Profile:
         """Refuse a column that an option takes for something that most of its cells are not."""
         if found * 2 < self.present:
             shown = next((name for name in self._distinct.top() if name), "")[:40]
-            raise DataError(f"{found:,} of {self.present:,} cells are {what}; the most frequent is {shown!r}")
+            raise DataError(
+                f"{found:,} of {self.present:,} cells are {what}; the most frequent is {shown!r}"
+            )
 
     def _written(self, count: Any, ways: list[str]) -> str:
         if self.wish is not None and self.wish.written is not None:
@@ -315,10 +356,15 @@ class Profile:
             written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
             found = self._numbers[written].plain.count
         elif column.kind == "date":
-            order = ["year-month-day", *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes)]
+            order = [
+                "year-month-day",
+                *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),
+            ]
             written = self._written(lambda way: self._dates[way].count, order)
             found = self._dates[written].count
         else:
             written, found = "", self._flags if column.kind == "flag" else self.named
         there = self.named if column.kind in ("category", "hashed") else self.present
-        return Reading(self.name, column.kind, column, written, missing=self.rows - there, wrong=there - found)
+        return Reading(
+            self.name, column.kind, column, written, missing=self.rows - there, wrong=there - found
+        )

@@ -84,7 +84,9 @@ def import_stackexchange(
         questions = read_questions(path, progress, "Writing questions")
         while batch := list(islice(questions, _BATCH)):
             labels = encoder.encode([question.tags for question in batch])
-            keep = dropped.choose([question.owner for question in batch], labels, options.drop_unlabelled)
+            keep = dropped.choose(
+                [question.owner for question in batch], labels, options.drop_unlabelled
+            )
             kept = [batch[row] for row in keep]
             clients = [question.owner for question in kept]
             features = bag.encode([question.words for question in kept])
@@ -110,7 +112,9 @@ def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Questi
 
 def _elements(path: Path, file: BinaryIO, advance: Advance) -> Iterator[dict[str, str]]:
     """The attributes of every post; other elements are passed over, as long as they are few and small."""
-    parser: Any = ElementTree.XMLPullParser(("start", "end"))  # its stubs know no elements for these two events
+    parser: Any = ElementTree.XMLPullParser(
+        ("start", "end")
+    )  # its stubs know no elements for these two events
     inside: list[ElementTree.Element] = []  # the elements that are open
     posts = others = silent = 0
     while chunk := file.read(_CHUNK):
@@ -121,7 +125,9 @@ def _elements(path: Path, file: BinaryIO, advance: Advance) -> Iterator[dict[str
             if event == "start":
                 inside.append(element)
                 if len(inside) > _DEEPEST:
-                    raise DataError(f"{path}: elements are nested deeper than {_DEEPEST}; not the Posts.xml of a dump")
+                    raise DataError(
+                        f"{path}: elements are nested deeper than {_DEEPEST}; not the Posts.xml of a dump"
+                    )
                 continue
             inside.pop()
             if element.tag == "row":

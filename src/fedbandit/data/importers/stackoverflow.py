@@ -61,7 +61,9 @@ def find_counts(given: Path | None, name: str, database: Path, progress: Progres
         if candidate.is_file():
             return candidate
     archive = _downloads() / f"{name}.tar.bz2"
-    download(f"{BASE_URL}{archive.name}", archive, sha256=_SHA256.get(archive.name), progress=progress)
+    download(
+        f"{BASE_URL}{archive.name}", archive, sha256=_SHA256.get(archive.name), progress=progress
+    )
     return _extract(archive, name)
 
 
@@ -71,7 +73,9 @@ def _extract(archive: Path, name: str) -> Path:
     unfinished = archive.with_name(f".{name}.partial")
     try:
         with tarfile.open(archive, "r:bz2") as tar:
-            member = next((m for m in tar.getmembers() if m.isfile() and Path(m.name).name == name), None)
+            member = next(
+                (m for m in tar.getmembers() if m.isfile() and Path(m.name).name == name), None
+            )
             source = tar.extractfile(member) if member is not None else None
             if source is None:
                 raise DataError(f"{archive}: holds no file {name}")
@@ -127,16 +131,26 @@ class PublishedSqlite:
         promised: dict[str, int] = {}
         for client, count in self._execute(query, (split,)):
             if not isinstance(client, str):
-                raise DataError(f"{self.path}: client_metadata: a client's id is not text: {client!r:.40}")
+                raise DataError(
+                    f"{self.path}: client_metadata: a client's id is not text: {client!r:.40}"
+                )
             if type(count) is not int or not 0 <= count <= _MOST_EXAMPLES:
-                raise DataError(f"{self.path}: client_metadata: client {client} has {count!r:.40} examples")
+                raise DataError(
+                    f"{self.path}: client_metadata: client {client} has {count!r:.40} examples"
+                )
             promised[client] = count
         if not promised:
-            found = [name for (name,) in self._execute("SELECT DISTINCT split_name FROM client_metadata")]
-            raise DataError(f"{self.path}: no split {split!r}; it has {', '.join(map(str, found)) or 'none'}")
+            found = [
+                name for (name,) in self._execute("SELECT DISTINCT split_name FROM client_metadata")
+            ]
+            raise DataError(
+                f"{self.path}: no split {split!r}; it has {', '.join(map(str, found)) or 'none'}"
+            )
         return promised
 
-    def rows(self, splits: Mapping[str, int], wanted: Collection[str], progress: Progress, what: str) -> Iterator[Row]:
+    def rows(
+        self, splits: Mapping[str, int], wanted: Collection[str], progress: Progress, what: str
+    ) -> Iterator[Row]:
         """The wanted features of every example; `splits` maps splits to their promised number of examples."""
         # NOT INDEXED: one sequential scan; following an index would jump through a file of many gigabytes.
         query = (
@@ -145,9 +159,13 @@ class PublishedSqlite:
         )
         found = dict.fromkeys(splits, 0)
         with progress.task(what, sum(splits.values())) as advance:
-            for count, (row, split, client, proto) in enumerate(self._execute(query, tuple(splits)), start=1):
+            for count, (row, split, client, proto) in enumerate(
+                self._execute(query, tuple(splits)), start=1
+            ):
                 if not isinstance(client, str):
-                    raise DataError(f"{self.path}: examples, row {row}: the client's id is not text: {client!r:.40}")
+                    raise DataError(
+                        f"{self.path}: examples, row {row}: the client's id is not text: {client!r:.40}"
+                    )
                 try:
                     features = parse_example(proto, wanted)
                 except (NotAnExample, TypeError) as error:
@@ -170,13 +188,22 @@ class PublishedSqlite:
 
     def _check_tables(self) -> None:
         for table, needed in _TABLES.items():
-            made = list(self._execute("SELECT type, sql FROM sqlite_master WHERE name = ?", (table,)))
+            made = list(
+                self._execute("SELECT type, sql FROM sqlite_master WHERE name = ?", (table,))
+            )
             # A view or a virtual table computes its rows, and may do so without end.
-            if made and not all(kind == "table" and str(sql).upper().startswith("CREATE TABLE") for kind, sql in made):
-                raise DataError(f"{self.path}: {table} is not a plain table; not a published federated data set")
+            if made and not all(
+                kind == "table" and str(sql).upper().startswith("CREATE TABLE")
+                for kind, sql in made
+            ):
+                raise DataError(
+                    f"{self.path}: {table} is not a plain table; not a published federated data set"
+                )
             columns = {column[1] for column in self._execute(f"PRAGMA table_info({table})")}
             if not columns:
-                raise DataError(f"{self.path}: no table {table!r}; not a published federated data set")
+                raise DataError(
+                    f"{self.path}: no table {table!r}; not a published federated data set"
+                )
             if missing := sorted(needed - columns):
                 raise DataError(f"{self.path}: table {table} has no column {missing[0]}")
 
@@ -284,15 +311,23 @@ def import_stackoverflow(
                 clients = [client for _, client, _, _ in chosen]
                 keep = dropped.choose(clients, labels, options.drop_unlabelled)
                 features = bag.encode([chosen[row][2] for row in keep])
-                writer.add_many([clients[row] for row in keep], features, labels.take(keep), split=split)
+                writer.add_many(
+                    [clients[row] for row in keep], features, labels.take(keep), split=split
+                )
         writer.source |= dropped.report()
         return writer.finish()
 
 
-def _sentences(published: PublishedSqlite, totals: dict[str, int], progress: Progress) -> Iterator[Sentence]:
-    for split, client, row, features in published.rows(totals, _FEATURES, progress, "Writing sentences"):
+def _sentences(
+    published: PublishedSqlite, totals: dict[str, int], progress: Progress
+) -> Iterator[Sentence]:
+    for split, client, row, features in published.rows(
+        totals, _FEATURES, progress, "Writing sentences"
+    ):
         where = f"{published.path}: client {client}, row {row}"
-        words = the_only(features, "title", where).split() + the_only(features, "tokens", where).split()
+        words = (
+            the_only(features, "title", where).split() + the_only(features, "tokens", where).split()
+        )
         yield split, client, words, the_only(features, "tags", where).split(b"|")
 
 
@@ -323,6 +358,10 @@ def read_tag_counts(path: Path, limit: int) -> dict[str, int]:
         counts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(counts, dict) or not counts or not all(type(n) is int and n >= 0 for n in counts.values()):
+    if (
+        not isinstance(counts, dict)
+        or not counts
+        or not all(type(n) is int and n >= 0 for n in counts.values())
+    ):
         raise DataError(f"{path}: expected a JSON object of tags and their counts")
     return {tag: counts[tag] for tag in sorted(counts, key=lambda tag: -counts[tag])[:limit]}

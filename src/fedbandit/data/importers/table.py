@@ -17,9 +17,21 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT, Progress
 from fedbandit.data.formats import cells
 from fedbandit.data.formats.columns import Table, TableBatch
-from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts, check_separator
+from fedbandit.data.importers.common import (
+    Dropped,
+    HoldOut,
+    add_rows,
+    check_counts,
+    check_separator,
+)
 from fedbandit.data.importers.contexts import ColumnOptions, Plan, Survey, summary
-from fedbandit.data.text import FrequencyCounter, LabelEncoder, case_map, in_natural_order, split_labels
+from fedbandit.data.text import (
+    FrequencyCounter,
+    LabelEncoder,
+    case_map,
+    in_natural_order,
+    split_labels,
+)
 from fedbandit.data.writer import DatasetWriter, check_target
 
 _SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
@@ -73,14 +85,20 @@ def import_table(
     hold_out = HoldOut(options.test_fraction, by_client=bool(plan.words))
     dropped = Dropped()
     with writer:
-        for batch in table.batches([*plan.names, *found.roles], progress=progress, what="Writing examples"):
+        for batch in table.batches(
+            [*plan.names, *found.roles], progress=progress, what="Writing examples"
+        ):
             clients = batch.names(options.client)
             names = found.labels.rows(batch)
             labels = encoder.encode(names)
             named = np.array([bool(row) for row in names], bool)
             keep = dropped.choose(clients, labels, options.drop_unlabelled, named)
             owners = [clients[row] for row in keep.tolist()]
-            is_test = _test_rows(batch, options.split)[keep] if options.split else hold_out.is_test(owners)
+            is_test = (
+                _test_rows(batch, options.split)[keep]
+                if options.split
+                else hold_out.is_test(owners)
+            )
             add_rows(writer, owners, encode(batch, keep), labels.take(keep), is_test)
         writer.source |= dropped.report()
         return writer.finish()
@@ -111,7 +129,9 @@ class _Found:
     def of(cls, source: Any, options: TableOptions, progress: Progress) -> "_Found":
         """With a split column only training rows count; without one all of them do."""
         table = options.table(source)
-        columns = table.matching([options.labels] if isinstance(options.labels, str) else options.labels)
+        columns = table.matching(
+            [options.labels] if isinstance(options.labels, str) else options.labels
+        )
         roles = [options.client, *columns, *([options.split] if options.split else [])]
         table.require(roles)
 
@@ -122,7 +142,9 @@ class _Found:
         labels = _Labels(columns, roles, options.label_separator)
         clients: set[str] = set()
         rows = 0
-        for batch in table.batches([*roles, *survey.names], progress=progress, what="Looking at the columns"):
+        for batch in table.batches(
+            [*roles, *survey.names], progress=progress, what="Looking at the columns"
+        ):
             clients.update(batch.names(options.client))
             rows += len(batch)
             labels.count(batch, counted(batch))
@@ -135,7 +157,9 @@ class _Found:
         if like is not None:
             actions = list(like.header.actions)
             if not set(actions) & set(frequent):
-                raise DataError(f"{table.label}: no label of {', '.join(columns)} is an action of {like.header.name}")
+                raise DataError(
+                    f"{table.label}: no label of {', '.join(columns)} is an action of {like.header.name}"
+                )
         else:
             most = options.actions if options.actions is not None or not plan.words else 50
             actions = frequent[:most]
@@ -186,7 +210,9 @@ class _Labels:
             self._count_marks(batch, wanted)
         found = [self._cells(batch, name) for name in self.columns]
         # Rows with the same cells are looked at once.
-        for here, times in Counter(tuple(cell for column in found for cell in column[row]) for row in wanted).items():
+        for here, times in Counter(
+            tuple(cell for column in found for cell in column[row]) for row in wanted
+        ).items():
             self.empty += times if not here else 0
             for separator, counter in self._counts.items():
                 names = _split(list(here), separator)
@@ -198,7 +224,11 @@ class _Labels:
         marked = np.zeros(len(batch), np.int64)
         for name in self.columns:
             array = batch.array(name)
-            flags = cells.flags(array) if not pa.types.is_nested(array.type) else np.full(len(batch), np.nan)
+            flags = (
+                cells.flags(array)
+                if not pa.types.is_nested(array.type)
+                else np.full(len(batch), np.nan)
+            )
             self._only_marks &= not (np.isnan(flags) & cells.present(array, cells.NO_VALUE)).any()
             if not self._only_marks:
                 return
@@ -210,7 +240,10 @@ class _Labels:
         """Settle how labels are separated: the labels, most frequent first."""
         if self._only_marks:
             self.marks, self.several = True, self._two_marks
-            return sorted((name for name in self.columns if self._true[name]), key=lambda name: -self._true[name])
+            return sorted(
+                (name for name in self.columns if self._true[name]),
+                key=lambda name: -self._true[name],
+            )
         if self._open:
             self.separator = next((one for one in _SEPARATORS if self._divides(one)), _WHOLE)
         self.several, self.splits = self._multiple[self.separator], self._split[self.separator]
@@ -227,16 +260,23 @@ class _Labels:
         if self.marks:
             flags = [cells.flags(batch.array(name)) == 1 for name in self.columns]
             return [
-                [name for name, own in zip(self.columns, flags, strict=True) if own[row]] for row in range(len(batch))
+                [name for name, own in zip(self.columns, flags, strict=True) if own[row]]
+                for row in range(len(batch))
             ]
         found = [self._cells(batch, name) for name in self.columns]
-        return [_split([cell for column in found for cell in column[row]], self.separator) for row in range(len(batch))]
+        return [
+            _split([cell for column in found for cell in column[row]], self.separator)
+            for row in range(len(batch))
+        ]
 
     def _cells(self, batch: TableBatch, name: str) -> list[list[str]]:
         """The cells of a column that hold something; a list holds any number."""
         array = batch.array(name)
         if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-            return [[str(one).strip() for one in found or [] if one is not None] for found in array.to_pylist()]
+            return [
+                [str(one).strip() for one in found or [] if one is not None]
+                for found in array.to_pylist()
+            ]
         return [[cell] if cell else [] for cell in batch.names(name)]
 
 
@@ -251,5 +291,7 @@ def _test_rows(batch: TableBatch, column: str | None) -> np.ndarray:
     found = batch.names(column)
     unknown = next((row for row, cell in enumerate(found) if cell.lower() not in _SPLITS), None)
     if unknown is not None:
-        raise DataError(f"{batch.place(column, unknown)}: expected train or test, found {found[unknown]!r}")
+        raise DataError(
+            f"{batch.place(column, unknown)}: expected train or test, found {found[unknown]!r}"
+        )
     return np.array([_SPLITS[cell.lower()] == "test" for cell in found])

@@ -40,15 +40,21 @@ def text(context: object, index: Mapping[str, int] | None, words: int) -> Contex
     if isinstance(context, tuple) and len(context) == 2 and not isinstance(context[0], str):
         return _sparse_row(context[0], context[1], words)
     if index is None:
-        raise ValueError("context: this model carries no vocabulary; give a pair of (word ids, values)")
+        raise ValueError(
+            "context: this model carries no vocabulary; give a pair of (word ids, values)"
+        )
     if isinstance(context, str):
         return bag_of_words(tokenise(context), index)
     if isinstance(context, Sequence) and all(isinstance(word, str) for word in context):
         return bag_of_words(context, index)
-    raise ValueError(f"context: expected a text, a list of words or (word ids, values), got {type(context).__name__}")
+    raise ValueError(
+        f"context: expected a text, a list of words or (word ids, values), got {type(context).__name__}"
+    )
 
 
-def columns(context: Mapping[str, object], encoder: Encoder, index: Mapping[str, int] | None) -> Context:
+def columns(
+    context: Mapping[str, object], encoder: Encoder, index: Mapping[str, int] | None
+) -> Context:
     """What an app knows of one row of a table, by column; what it leaves out is missing."""
     words, cells = encoder.cells(context)
     if encoder.dense:
@@ -76,8 +82,12 @@ def dense(context: object, shape: tuple[int, ...]) -> Context:
 def _sparse_row(ids: object, values: object, words: int) -> Context:
     id_array, value_array = np.asarray(ids, np.int64), np.asarray(values, np.float32)
     if id_array.ndim != 1 or id_array.shape != value_array.shape:
-        raise ValueError(f"context: {id_array.shape} word ids do not go with {value_array.shape} values")
-    if len(id_array) and (id_array[0] < 0 or id_array[-1] >= words or (np.diff(id_array) <= 0).any()):
+        raise ValueError(
+            f"context: {id_array.shape} word ids do not go with {value_array.shape} values"
+        )
+    if len(id_array) and (
+        id_array[0] < 0 or id_array[-1] >= words or (np.diff(id_array) <= 0).any()
+    ):
         raise ValueError(f"context: word ids must ascend, each once, from 0 to {words - 1}")
     if not np.isfinite(value_array).all():
         raise ValueError("context: not all values are finite")
@@ -91,13 +101,17 @@ _SMALLEST_NORM = 1e-12  # what torch's normalize divides by at least
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
     """Each row of `x` [n, features] divided by its L2 norm; a row of zeros stays one."""
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), x.dtype.type(_SMALLEST_NORM)))
+    return np.asarray(
+        x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), x.dtype.type(_SMALLEST_NORM))
+    )
 
 
 def linear_scores(context: Context, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """[K], by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
     if context.ids is None:
-        return np.asarray(unit_rows(context.values.reshape(1, -1).astype(weight.dtype))[0] @ weight + bias)
+        return np.asarray(
+            unit_rows(context.values.reshape(1, -1).astype(weight.dtype))[0] @ weight + bias
+        )
     terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
     # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
     return np.asarray(np.add.reduce(np.concatenate([bias[None], terms]), axis=0))
@@ -134,7 +148,9 @@ class Actor:
         k = self.model.num_actions
         if given.dtype == bool:
             if given.shape != (k,):
-                raise ValueError(f"available: expected {k} times True or False, got shape {given.shape}")
+                raise ValueError(
+                    f"available: expected {k} times True or False, got shape {given.shape}"
+                )
             mask = given
         else:
             mask = np.zeros(k, bool)
@@ -157,7 +173,11 @@ def make_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[st
         policy = make_rule(model.policy, trusted, f"model {model.version}")
     w = model.weights
     if model.model["name"] == "linear":
-        return Actor(model, policy, lambda context: Prediction(linear_scores(context, w["weight"], w["bias"])))
+        return Actor(
+            model,
+            policy,
+            lambda context: Prediction(linear_scores(context, w["weight"], w["bias"])),
+        )
     if model.model["name"] == "linear-heads":
         return Actor(model, policy, lambda context: _linear_heads(context, w))
     return Actor(model, policy, _torch_predictor(model, trusted))
@@ -174,13 +194,21 @@ def working_actor(model: DeviceModel, policy: Policy | None, trusted: Collection
         for context in contexts:
             prediction = actor.predict(context)
             if prediction.mean.shape != (model.num_actions,):
-                raise ValueError(f"scores of shape {prediction.mean.shape} for {model.num_actions} actions")
-            if not all(np.isfinite(found).all() for found in (prediction.mean, prediction.heads) if found is not None):
+                raise ValueError(
+                    f"scores of shape {prediction.mean.shape} for {model.num_actions} actions"
+                )
+            if not all(
+                np.isfinite(found).all()
+                for found in (prediction.mean, prediction.heads)
+                if found is not None
+            ):
                 raise ValueError("scores are not finite")
             probabilities = np.asarray(actor.policy.probabilities(prediction, None))
             check_probabilities(probabilities[None], Prediction(prediction.mean[None]))
     except Exception as error:  # whatever a model or a rule of the user's does
-        raise DataError(f"model {model.version}: cannot act: {type(error).__name__}: {error}"[:300]) from None
+        raise DataError(
+            f"model {model.version}: cannot act: {type(error).__name__}: {error}"[:300]
+        ) from None
     return actor
 
 
@@ -188,19 +216,28 @@ def make_rule(described: Mapping[str, Any], trusted: Collection[str], where: str
     """A rule from its name and parameters; what is not built in must be trusted."""
     _refuse_strangers(described["name"], policies.BUILT_IN, trusted, where)
     try:
-        return make_policy(described["name"], {key: value for key, value in described.items() if key != "name"})
+        return make_policy(
+            described["name"], {key: value for key, value in described.items() if key != "name"}
+        )
     except FedbanditError as error:
         raise DataError(f"{where}: {error}") from None
 
 
 def _linear_heads(context: Context, weights: Mapping[str, np.ndarray]) -> Prediction:
-    heads = [linear_scores(context, weights[f"weight{h}"], weights[f"bias{h}"]) for h in range(len(weights) // 2)]
+    heads = [
+        linear_scores(context, weights[f"weight{h}"], weights[f"bias{h}"])
+        for h in range(len(weights) // 2)
+    ]
     return Prediction(np.mean(heads, axis=0), heads=np.stack(heads))
 
 
-def _refuse_strangers(name: str, built_in: Mapping[str, Any], trusted: Collection[str], where: str) -> None:
+def _refuse_strangers(
+    name: str, built_in: Mapping[str, Any], trusted: Collection[str], where: str
+) -> None:
     if name not in built_in and name not in trusted:
-        raise DataError(f"{where}: names {name!r}, which is not built in and which this app does not trust")
+        raise DataError(
+            f"{where}: names {name!r}, which is not built in and which this app does not trust"
+        )
 
 
 def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
@@ -214,14 +251,22 @@ def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
     _refuse_strangers(name, BUILT_IN, trusted, f"model {model.version}")
     parameters = {key: value for key, value in model.model.items() if key != "name"}
     try:
-        network = build_model(name, DataSpec(model.kind, model.shape, model.num_actions), parameters)
-        expected = shapes_of(model.model, model.shape, model.num_actions)  # before anything of that size is made
+        network = build_model(
+            name, DataSpec(model.kind, model.shape, model.num_actions), parameters
+        )
+        expected = shapes_of(
+            model.model, model.shape, model.num_actions
+        )  # before anything of that size is made
         if expected is None:
             expected = {name: tuple(array.shape) for name, array in network.init(0).items()}
     except FedbanditError as error:
         raise DataError(f"model {model.version}: {error}") from None
-    except Exception as error:  # a user's model may do anything with the parameters that a file names
-        raise DataError(f"model {model.version}: {name} cannot be made: {type(error).__name__}: {error}") from None
+    except (
+        Exception
+    ) as error:  # a user's model may do anything with the parameters that a file names
+        raise DataError(
+            f"model {model.version}: {name} cannot be made: {type(error).__name__}: {error}"
+        ) from None
     if expected != {name: tuple(array.shape) for name, array in model.weights.items()}:
         raise DataError(f"model {model.version}: the weights do not fit {model.model['name']}")
     params = {name: torch.tensor(array) for name, array in model.weights.items()}
@@ -235,6 +280,8 @@ def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
             x = Ragged(np.array([0, len(context.ids)], np.int64), context.ids, context.values)
         with torch.no_grad():
             scores = network.scores(params, x)[0].numpy()
-        return Prediction(scores.mean(axis=0), heads=scores) if network.heads else Prediction(scores)
+        return (
+            Prediction(scores.mean(axis=0), heads=scores) if network.heads else Prediction(scores)
+        )
 
     return predict

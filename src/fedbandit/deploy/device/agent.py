@@ -135,7 +135,10 @@ class Agent:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -158,7 +161,9 @@ class Agent:
             event_id = self._log.append(record(actor.model, encoded, action, propensity, mask))
         except (LogUnavailable, DataError) as failure:
             problem = self._not_logged(failure)
-        return Decision(action, actor.model.actions[action], propensity, actor.model.version, event_id, problem)
+        return Decision(
+            action, actor.model.actions[action], propensity, actor.model.version, event_id, problem
+        )
 
     def reward(self, event_id: str | None, value: float) -> Outcome:
         """Record a decision's reward, seconds or days later, in any order; the first one for an event counts."""
@@ -175,7 +180,9 @@ class Agent:
         if isinstance(model, DeviceModel):
             model = model.to_bytes()
         payload = model if isinstance(model, bytes) else Path(model).read_bytes()
-        working_actor(DeviceModel.from_bytes(payload), self._policy, self._trusted)  # refused before it is in use
+        working_actor(
+            DeviceModel.from_bytes(payload), self._policy, self._trusted
+        )  # refused before it is in use
         return self._models.install(payload, older=older)
 
     def use(self, version: int) -> None:
@@ -226,7 +233,9 @@ class Agent:
             actor = working_actor(self._models.load_current(), self._policy, self._trusted)
         except (DataError, OSError) as problem:
             actor = self._previous(problem) if in_use is None else in_use[1]
-            _logger.warning("acting with model %d: %s", actor.model.version, problem)  # once: until the next install
+            _logger.warning(
+                "acting with model %d: %s", actor.model.version, problem
+            )  # once: until the next install
         self._in_use = (stamp, actor)
         return actor
 

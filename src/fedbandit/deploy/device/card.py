@@ -41,7 +41,9 @@ def _restrict(path: Path, mode: int) -> None:
     except FileNotFoundError:
         pass  # another process has cleared it away
     except OSError as error:
-        _logger.warning("%s: others may read it, and that cannot be changed: %s", path, error.strerror)
+        _logger.warning(
+            "%s: others may read it, and that cannot be changed: %s", path, error.strerror
+        )
 
 
 _LONGEST = 64  # characters of a name or a token, as servers take them
@@ -59,16 +61,24 @@ class Card:
 
     device: str = field(default_factory=lambda: uuid.uuid4().hex)
     counted: int = 0
-    pending: Mapping[str, int] = field(default_factory=dict)  # token of a round -> the mark if its sum was taken
-    private: Turns | None = None  # what it agreed to and has done in private rounds; None: it never was in any
-    user: str | None = None  # whose device it is, by a name that means nothing to anybody else; None: nobody said
+    pending: Mapping[str, int] = field(
+        default_factory=dict
+    )  # token of a round -> the mark if its sum was taken
+    private: Turns | None = (
+        None  # what it agreed to and has done in private rounds; None: it never was in any
+    )
+    user: str | None = (
+        None  # whose device it is, by a name that means nothing to anybody else; None: nobody said
+    )
 
     def __post_init__(self) -> None:
         if not is_token(self.device):
             raise DataError(f"device: not a name of 1 to {_LONGEST} characters")
         if not is_mark(self.counted):
             raise DataError("counted: not a count")
-        if not isinstance(self.pending, dict) or not all(is_token(t) and is_mark(m) for t, m in self.pending.items()):
+        if not isinstance(self.pending, dict) or not all(
+            is_token(t) and is_mark(m) for t, m in self.pending.items()
+        ):
             raise DataError("pending: not counts by the tokens of rounds")
         if self.user is not None and not is_token(self.user):
             raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
@@ -112,7 +122,9 @@ def name_user(folder: Path, user: str) -> None:
         raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
     card = read_card(path)
     if card.user not in (None, user):
-        raise DataError(f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one")
+        raise DataError(
+            f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one"
+        )
     if card.user is None:
         write_card(path, replace(card, user=user))
 

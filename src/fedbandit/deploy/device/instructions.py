@@ -16,7 +16,18 @@ from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds
 
 _CLIENT = ("learning_rate", "batch_size", "epochs")
 _LEARNING = ("objective", "objective_parameters", "client", "dtype", "algorithm", "freeze")
-_FACTS = ("protocol", "required", "token", "round", "space", "version", "counted", "settled", "clip_norm", "bounds")
+_FACTS = (
+    "protocol",
+    "required",
+    "token",
+    "round",
+    "space",
+    "version",
+    "counted",
+    "settled",
+    "clip_norm",
+    "bounds",
+)
 _PRIVACY = ("rounds", "separation", "turns", "epsilon", "delta")
 _UNDERSTOOD = {
     *_FACTS,
@@ -37,7 +48,9 @@ class Limits:
     learning_rate: float = 1e4
     clip_norm: float = 1e6
     reward: float = 1e9  # the bound of a reward that a server may ask for
-    private: MostAgreed = field(default_factory=MostAgreed)  # the largest privacy plan that it agrees to
+    private: MostAgreed = field(
+        default_factory=MostAgreed
+    )  # the largest privacy plan that it agrees to
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,9 @@ def check_understood(facts: Mapping[str, Any]) -> None:
         raise _wrong("required", "not a list of names")
     for name in required:
         if name not in _UNDERSTOOD:
-            raise _wrong("required", f"{name[:50]!r}, which this device does not know; update its fedbandit")
+            raise _wrong(
+                "required", f"{name[:50]!r}, which this device does not know; update its fedbandit"
+            )
 
 
 def read_task(facts: Mapping[str, Any], limits: Limits) -> Task:
@@ -107,7 +122,9 @@ def read_bounds(facts: Mapping[str, Any], limits: Limits) -> ReportBounds:
     """The most that the server takes as one device's report."""
     given = _section("bounds", _given(facts, "bounds"))
     events = _count("bounds.events", _given(given, "events", "bounds."), MOST_EVENTS)
-    return ReportBounds(events, _positive("bounds.reward", _given(given, "reward", "bounds."), limits.reward))
+    return ReportBounds(
+        events, _positive("bounds.reward", _given(given, "reward", "bounds."), limits.reward)
+    )
 
 
 def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
@@ -116,7 +133,9 @@ def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     client = _section("learning.client", _given(given, "client", "learning."))
     settings = {
         "learning_rate": _positive(
-            "learning.client.learning_rate", _given(client, "learning_rate", "learning.client."), limits.learning_rate
+            "learning.client.learning_rate",
+            _given(client, "learning_rate", "learning.client."),
+            limits.learning_rate,
         )
     }
     for name, most in (("batch_size", limits.batch_size), ("epochs", limits.epochs)):
@@ -129,7 +148,9 @@ def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
         raise _wrong("learning.freeze", "not a list of names")
     algorithm = _section("learning.algorithm", given.get("algorithm", {"name": "fedavg"}))
     _text(algorithm, "name", "learning.algorithm.")
-    parameters = _section("learning.objective_parameters", _given(given, "objective_parameters", "learning."))
+    parameters = _section(
+        "learning.objective_parameters", _given(given, "objective_parameters", "learning.")
+    )
     return {
         "objective": _text(given, "objective", "learning."),
         "objective_parameters": parameters,
@@ -181,11 +202,16 @@ def _text(section: Mapping[str, Any], name: str, prefix: str = "") -> str:
 def _positive(name: str, value: Any, most: float) -> float:
     sound = isinstance(value, int | float) and not isinstance(value, bool)
     if not (sound and 0 < value <= most and isfinite(value)):
-        raise _wrong(name, f"{str(value)[:50]!r} is not a number above 0 and at most {most:g}, this device's limit")
+        raise _wrong(
+            name,
+            f"{str(value)[:50]!r} is not a number above 0 and at most {most:g}, this device's limit",
+        )
     return float(value)
 
 
 def _count(name: str, value: Any, most: int) -> int:
     if not (type(value) is int and 1 <= value <= most):
-        raise _wrong(name, f"{str(value)[:50]!r} is not a whole number from 1 to {most}, this device's limit")
+        raise _wrong(
+            name, f"{str(value)[:50]!r} is not a whole number from 1 to {most}, this device's limit"
+        )
     return int(value)

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.device.log_file import LogFile, LogUnavailable, Reading, read_clocks, seconds_between
+from fedbandit.deploy.device.log_file import (
+    LogFile,
+    LogUnavailable,
+    Reading,
+    read_clocks,
+    seconds_between,
+)
 
 __all__ = ["EventLog", "LogRow", "LogUnavailable", "Outcome", "Record", "Retention", "Totals"]
 DAY = 86400.0
@@ -28,7 +34,9 @@ class Retention:
     max_events: int = 1024  # the paper's M: only the newest are kept
     max_age: float = 30 * DAY  # seconds
     reward_within: float = DAY  # seconds after a decision in which its reward may come
-    without_reward: Literal["drop", "zero"] = "drop"  # what becomes of an event whose reward did not come in time
+    without_reward: Literal["drop", "zero"] = (
+        "drop"  # what becomes of an event whose reward did not come in time
+    )
 
     def __post_init__(self) -> None:
         if self.max_events < 1:
@@ -37,9 +45,13 @@ class Retention:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
         if self.without_reward not in ("drop", "zero"):
-            raise ValueError(f"without_reward must be 'drop' or 'zero', not {self.without_reward!r}")
+            raise ValueError(
+                f"without_reward must be 'drop' or 'zero', not {self.without_reward!r}"
+            )
         if self.without_reward == "zero" and self.reward_within >= self.max_age:
-            raise ValueError("max_age must be longer than reward_within, or no event would ever count as zero")
+            raise ValueError(
+                "max_age must be longer than reward_within, or no event would ever count as zero"
+            )
 
 
 class Outcome(StrEnum):
@@ -134,7 +146,9 @@ class EventLog:
             return Outcome.UNKNOWN
         sequence, nonce = parsed
         with self._writing() as (db, now, rules):
-            event = db.execute("SELECT nonce, made, reward FROM events WHERE sequence = ?", (sequence,)).fetchone()
+            event = db.execute(
+                "SELECT nonce, made, reward FROM events WHERE sequence = ?", (sequence,)
+            ).fetchone()
             if event is None:
                 return Outcome.EXPIRED if sequence <= _last_sequence(db) else Outcome.UNKNOWN
             if event[0] != nonce:
@@ -159,13 +173,17 @@ class EventLog:
         columns = "version, space, action, propensity, coalesce(reward, 0), available, ids, vals"
         with self._reading() as (db, now, rules):
             if rules.without_reward == "zero":
-                query = f"SELECT sequence, sequence, {columns} FROM events WHERE made <= ? AND made > ?"
+                query = (
+                    f"SELECT sequence, sequence, {columns} FROM events WHERE made <= ? AND made > ?"
+                )
                 window = (now - rules.reward_within, now - rules.max_age)
             else:
                 query = f"SELECT sequence, settled, {columns} FROM events WHERE reward IS NOT NULL AND made > ?"
                 window = (now - rules.max_age,)  # type: ignore[assignment]
             oldest = _last_sequence(db) - rules.max_events
-            found = db.execute(f"{query} AND sequence > ? ORDER BY sequence", (*window, oldest)).fetchall()
+            found = db.execute(
+                f"{query} AND sequence > ? ORDER BY sequence", (*window, oldest)
+            ).fetchall()
         return [LogRow(*row) for row in found]
 
     def totals(self) -> Totals:
@@ -204,7 +222,11 @@ class EventLog:
     def _now(self, db: sqlite3.Connection) -> tuple[float, Reading, Retention]:
         row = db.execute("SELECT elapsed, wall, steady, boot, rules FROM log").fetchone()
         try:
-            (elapsed, wall, steady), boot, rules = map(float, row[:3]), str(row[3]), _from_json(row[4])
+            (elapsed, wall, steady), boot, rules = (
+                map(float, row[:3]),
+                str(row[3]),
+                _from_json(row[4]),
+            )
         except (TypeError, ValueError, RecursionError) as error:
             problem = f"{self._file.path}: damaged (its clock or rules: {str(error)[:100]})"
             raise DataError(f"{problem}; move it away to start a new one") from None
@@ -237,7 +259,9 @@ def _prune(db: sqlite3.Connection, newest: int, now: float, rules: Retention) ->
     fresh = "SELECT sequence FROM events WHERE made > ? ORDER BY sequence LIMIT 1"
     db.execute(f"DELETE FROM events WHERE sequence < ({fresh})", (now - rules.max_age,))
     if rules.without_reward == "drop":
-        db.execute("DELETE FROM events WHERE reward IS NULL AND made <= ?", (now - rules.reward_within,))
+        db.execute(
+            "DELETE FROM events WHERE reward IS NULL AND made <= ?", (now - rules.reward_within,)
+        )
 
 
 def _last_sequence(db: sqlite3.Connection) -> int:

@@ -30,8 +30,12 @@ class Logged:
 
     events: "Events"
     sequence: np.ndarray  # int64 [n]: ascending, never used twice in a log
-    settled: np.ndarray  # int64 [n]: the order in which events became readable; the highest one marks this snapshot
-    available: np.ndarray | None  # bool [n, K]: the actions that could be chosen; None: always all of them
+    settled: (
+        np.ndarray
+    )  # int64 [n]: the order in which events became readable; the highest one marks this snapshot
+    available: (
+        np.ndarray | None
+    )  # bool [n, K]: the actions that could be chosen; None: always all of them
     left_out: int  # events whose contexts or actions mean something else than this model's
     damaged: int = 0  # events whose rows no agent can have written
 
@@ -40,7 +44,11 @@ class Logged:
 
 
 def record(
-    model: DeviceModel, context: Context, action: int, propensity: float, available: np.ndarray | None
+    model: DeviceModel,
+    context: Context,
+    action: int,
+    propensity: float,
+    available: np.ndarray | None,
 ) -> Record:
     """A decision as bytes; the numbers in the byte order of every machine that this runs on."""
     return Record(
@@ -54,7 +62,9 @@ def record(
     )
 
 
-def logged_events(rows: Sequence[LogRow], model: DeviceModel, counted: int = 0, last: int = 2**63 - 1) -> Logged:
+def logged_events(
+    rows: Sequence[LogRow], model: DeviceModel, counted: int = 0, last: int = 2**63 - 1
+) -> Logged:
     """The rows that fit the model as arrays; those settled after `counted` are fresh.
 
     `last` is the highest sequence number that the log has given out.
@@ -121,7 +131,11 @@ def _why_not_a_context(row: LogRow, model: DeviceModel) -> str | None:
         if row.ids is not None:
             return "word ids where the model has dense features"
         size = prod(model.shape)
-        return None if len(row.values) == 4 * size else f"values are {len(row.values) // 4}, the model has {size}"
+        return (
+            None
+            if len(row.values) == 4 * size
+            else f"values are {len(row.values) // 4}, the model has {size}"
+        )
     if not isinstance(row.ids, bytes) or len(row.ids) % 4:
         return "word ids are not int32"
     ids = np.frombuffer(row.ids, "<i4")
@@ -144,7 +158,13 @@ def _sound(rows: list[LogRow], model: DeviceModel, last: int) -> tuple[list[LogR
             named.append(f"event {row.sequence}: {reason}")
     if named:
         more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        _logger.warning("event log: %d of %d damaged: %s%s", len(named), len(rows), "; ".join(named[:_NAMED]), more)
+        _logger.warning(
+            "event log: %d of %d damaged: %s%s",
+            len(named),
+            len(rows),
+            "; ".join(named[:_NAMED]),
+            more,
+        )
     return sound, len(named)
 
 

@@ -28,7 +28,11 @@ class Reading:
 
 def read_clocks() -> Reading:
     """Both clocks now."""
-    steady = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    steady = (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
     return Reading(time.time(), steady, _BOOT)
 
 
@@ -111,10 +115,14 @@ class LogFile:
 
     def exists(self) -> bool:
         """Whether there is a log; a write-ahead file without its log is damage, since it would spoil a new one."""
-        waiting = self.path.with_name(f"{self.path.name}-wal").exists()  # looked at first: the log appears before it
+        waiting = self.path.with_name(
+            f"{self.path.name}-wal"
+        ).exists()  # looked at first: the log appears before it
         there = self.path.exists()
         if waiting and not there:
-            raise DataError(f"{self.path}-wal: its log {self.path.name} is gone; move both away to start a new log")
+            raise DataError(
+                f"{self.path}-wal: its log {self.path.name} is gone; move both away to start a new log"
+            )
         return there
 
     def create(self, rules: str, now: Reading) -> None:
@@ -124,7 +132,9 @@ class LogFile:
             connection = sqlite3.connect(temporary, isolation_level=None)
             try:
                 make_private(temporary)  # SQLite gives its write-ahead files the rights of the log
-                connection.execute("PRAGMA synchronous = OFF")  # once for all below, before the file has its name
+                connection.execute(
+                    "PRAGMA synchronous = OFF"
+                )  # once for all below, before the file has its name
                 connection.executescript(_SCHEMA)
                 row = (0.0, now.wall, now.steady, now.boot, 0, rules)
                 connection.execute("INSERT INTO log VALUES (1, ?, ?, ?, ?, ?, ?)", row)
@@ -139,7 +149,10 @@ class LogFile:
                 raise LogUnavailable(f"{self.path}: {error.strerror}") from None
             finally:
                 connection.close()
-                for leftover in (temporary, *(temporary.with_name(temporary.name + end) for end in ("-wal", "-shm"))):
+                for leftover in (
+                    temporary,
+                    *(temporary.with_name(temporary.name + end) for end in ("-wal", "-shm")),
+                ):
                     leftover.unlink(missing_ok=True)
 
     def disconnect(self) -> None:
@@ -169,7 +182,9 @@ class LogFile:
         check_format(connection, self.path, _APPLICATION, _FORMAT, otherwise)
         if not self._checked:
             if problem := check_structure(connection):
-                raise DataError(f"{self.path}: damaged ({problem}); move it away to start a new one")
+                raise DataError(
+                    f"{self.path}: damaged ({problem}); move it away to start a new one"
+                )
             self._checked = True
 
     @contextmanager
@@ -180,7 +195,9 @@ class LogFile:
         except sqlite3.DatabaseError as error:
             if passes(error):
                 raise LogUnavailable(f"{self.path}: {error}") from None
-            message = f"{self.path}: damaged ({first_line(str(error))}); move it away to start a new one"
+            message = (
+                f"{self.path}: damaged ({first_line(str(error))}); move it away to start a new one"
+            )
             raise DataError(message) from None
         except UnicodeDecodeError:  # of SQLite's own words, which quote the file
             raise DataError(f"{self.path}: damaged; move it away to start a new one") from None
@@ -197,7 +214,9 @@ def _give_name(temporary: Path, path: Path) -> None:
         os.link(temporary, path)
     except FileExistsError:
         pass
-    except OSError:  # hard links are not allowed everywhere; there, start the first process before the others
+    except (
+        OSError
+    ):  # hard links are not allowed everywhere; there, start the first process before the others
         if not path.exists():
             os.rename(temporary, path)
 
@@ -220,4 +239,6 @@ def _after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )

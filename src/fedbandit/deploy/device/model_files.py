@@ -61,10 +61,14 @@ def read_model_file(payload: bytes, where: str) -> dict[str, Any]:
     except Exception as error:  # whatever a stranger's bytes make a parser do
         raise DataError(f"{where}: not a fedbandit model: {error!r}"[:300]) from None
     if not isinstance(facts, dict):
-        raise DataError(f"{where}: not a fedbandit model: a {type(facts).__name__} where facts were expected")
+        raise DataError(
+            f"{where}: not a fedbandit model: a {type(facts).__name__} where facts were expected"
+        )
     if facts.get("format") != FORMAT or facts.get("format_version") != FORMAT_VERSION:
         found = (facts.get("format"), facts.get("format_version"))
-        raise DataError(f"{where}: format {str(found)[:100]}, this fedbandit reads {(FORMAT, FORMAT_VERSION)}")
+        raise DataError(
+            f"{where}: format {str(found)[:100]}, this fedbandit reads {(FORMAT, FORMAT_VERSION)}"
+        )
     if problem := _facts_problem(facts) or _weights_problem(weights, facts["model"]["name"]):
         raise DataError(f"{where}: damaged: {problem}")
     words = facts["vocabulary"]
@@ -97,7 +101,11 @@ def shapes_of(described: Mapping[str, Any], shape: tuple[int, ...], actions: int
         return _of_heads(described.get("heads", 10), features, actions)
     if name == "mlp":
         hidden = described.get("hidden", 128)
-        return _layers({"dense1": (features, hidden), "dense2": (hidden, actions)}) if type(hidden) is int else None
+        return (
+            _layers({"dense1": (features, hidden), "dense2": (hidden, actions)})
+            if type(hidden) is int
+            else None
+        )
     if name == "cnn" and len(shape) in (2, 3):
         height, width, channels = (*shape, 1)[:3]
         flat = (height // 4) * (width // 4) * 64
@@ -107,7 +115,11 @@ def shapes_of(described: Mapping[str, Any], shape: tuple[int, ...], actions: int
 
 
 def _layers(shapes: Shapes) -> Shapes:
-    return {key: value for name, s in shapes.items() for key, value in ((name, s), (f"{name}_bias", s[-1:]))}
+    return {
+        key: value
+        for name, s in shapes.items()
+        for key, value in ((name, s), (f"{name}_bias", s[-1:]))
+    }
 
 
 def _of_heads(heads: object, features: int, actions: int) -> Shapes | None:
@@ -131,7 +143,9 @@ def _facts_problem(facts: Mapping[str, Any]) -> str | None:
     for name in ("actions", "vocabulary"):
         if facts[name] is None and name == "vocabulary":
             continue
-        if not (isinstance(facts[name], list) and all(isinstance(word, str) for word in facts[name])):
+        if not (
+            isinstance(facts[name], list) and all(isinstance(word, str) for word in facts[name])
+        ):
             return f"{name}: not a list of texts"
     for name in ("policy", "model"):
         if not (isinstance(facts[name], dict) and isinstance(facts[name].get("name"), str)):
@@ -142,9 +156,14 @@ def _facts_problem(facts: Mapping[str, Any]) -> str | None:
 
 
 def _is_shape(shape: object, kind: str) -> bool:
-    if not (isinstance(shape, list) and 1 <= len(shape) <= (1 if kind == "sparse" else _MOST_DIMENSIONS)):
+    if not (
+        isinstance(shape, list) and 1 <= len(shape) <= (1 if kind == "sparse" else _MOST_DIMENSIONS)
+    ):
         return False
-    return all(type(n) is int and 1 <= n <= _MOST_FEATURES for n in shape) and prod(shape) <= _MOST_FEATURES
+    return (
+        all(type(n) is int and 1 <= n <= _MOST_FEATURES for n in shape)
+        and prod(shape) <= _MOST_FEATURES
+    )
 
 
 def _is_plain(value: object, depth: int) -> bool:
@@ -177,23 +196,35 @@ class DeviceModel:
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one context; for sparse ones (features,)
     policy: Mapping[str, Any]  # {"name": "softmax", "beta": 0.05}
-    model: Mapping[str, Any] = field(default_factory=lambda: {"name": "linear"})  # a name and its parameters
+    model: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "linear"}
+    )  # a name and its parameters
     vocabulary: tuple[str, ...] | None = None
-    trained_on: str | None = None  # the digest of the data and the split, where one data set was all of it
-    encoder: Encoder | None = None  # how the columns of a table become a context; None: words alone, or features
+    trained_on: str | None = (
+        None  # the digest of the data and the split, where one data set was all of it
+    )
+    encoder: Encoder | None = (
+        None  # how the columns of a table become a context; None: words alone, or features
+    )
 
     def __post_init__(self) -> None:
         if self.version < 0:
             raise DataError(f"model version {self.version}: must not be negative")
         if len(self.actions) < 1 or len(set(self.actions)) != len(self.actions):
-            raise DataError(f"model {self.version}: the names of the actions must be there and differ")
+            raise DataError(
+                f"model {self.version}: the names of the actions must be there and differ"
+            )
         words = None if self.vocabulary is None else len(self.vocabulary)
         if self.encoder is not None:
             made = ("dense" if self.encoder.dense else "sparse", (self.encoder.width,))
             if made != (self.kind, self.shape) or self.encoder.words != (words or 0):
-                raise DataError(f"model {self.version}: its columns and words do not fit {self.kind} {self.shape}")
+                raise DataError(
+                    f"model {self.version}: its columns and words do not fit {self.kind} {self.shape}"
+                )
         elif words is not None and (self.kind, self.shape) != ("sparse", (words,)):
-            raise DataError(f"model {self.version}: {words} words do not fit {self.kind} {self.shape}")
+            raise DataError(
+                f"model {self.version}: {words} words do not fit {self.kind} {self.shape}"
+            )
         for name, array in self.weights.items():
             if not np.isfinite(array).all():
                 raise DataError(f"model {self.version}: {name} is not finite")
@@ -206,7 +237,9 @@ class DeviceModel:
             raise DataError(f"model {self.version}: {dict(self.model)} is not a {name} model")
         found = {name: tuple(array.shape) for name, array in self.weights.items()}
         if found != expected:
-            raise DataError(f"model {self.version}: weights {found} where a {name} model has {expected}"[:1000])
+            raise DataError(
+                f"model {self.version}: weights {found} where a {name} model has {expected}"[:1000]
+            )
 
     @property
     def num_actions(self) -> int:
@@ -214,7 +247,9 @@ class DeviceModel:
 
     @cached_property
     def word_index(self) -> dict[str, int] | None:
-        return None if self.vocabulary is None else {word: i for i, word in enumerate(self.vocabulary)}
+        return (
+            None if self.vocabulary is None else {word: i for i, word in enumerate(self.vocabulary)}
+        )
 
     @cached_property
     def space(self) -> str:
@@ -241,7 +276,11 @@ class DeviceModel:
 
     @classmethod
     def of_experiment(
-        cls, experiment: "Experiment", weights: np.ndarray, version: int, progress: Progress | None = None
+        cls,
+        experiment: "Experiment",
+        weights: np.ndarray,
+        version: int,
+        progress: Progress | None = None,
     ) -> "DeviceModel":
         """A simulation's flat weights as the model that devices act with, and the rule that belongs to the progress."""
         header, config = experiment.dataset.header, experiment.config
@@ -286,7 +325,9 @@ class ModelFiles:
 
     def versions(self) -> list[int]:
         """The versions on this device, ascending."""
-        found = (path.stem.removeprefix("model-") for path in self.folder.glob("model-*.safetensors"))
+        found = (
+            path.stem.removeprefix("model-") for path in self.folder.glob("model-*.safetensors")
+        )
         return sorted(int(number) for number in found if number.isascii() and number.isdigit())
 
     def current(self) -> dict[str, Any] | None:
@@ -305,7 +346,9 @@ class ModelFiles:
         except FileNotFoundError:
             return None
         except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise DataError(f"{self._pointer}: damaged ({str(error)[:100]}); install a model again") from None
+            raise DataError(
+                f"{self._pointer}: damaged ({str(error)[:100]}); install a model again"
+            ) from None
 
     def install(self, payload: bytes, *, older: bool = False) -> bool:
         """Check a model, keep it and use it; an older one than that in use is left alone unless `older` is set."""
@@ -327,7 +370,11 @@ class ModelFiles:
             kept = None
         if current == {"version": model.version, "sha256": digest} and kept == digest:
             return False
-        if current is not None and current["version"] == model.version and current["sha256"] != digest:
+        if (
+            current is not None
+            and current["version"] == model.version
+            and current["sha256"] != digest
+        ):
             raise DataError(
                 f"model {model.version}: already in use with other weights; a new model needs a new version"
             )
@@ -362,7 +409,9 @@ class ModelFiles:
                 continue  # newer versions came and this one was cleared away in between
             if hashlib.sha256(payload).hexdigest() != current["sha256"]:
                 if current == self.current():
-                    raise DataError(f"{path}: damaged (its digest has changed); install a model again")
+                    raise DataError(
+                        f"{path}: damaged (its digest has changed); install a model again"
+                    )
                 continue
             return DeviceModel.from_bytes(payload, str(path))
 
@@ -390,7 +439,11 @@ class ModelFiles:
             digests = {}
         there = self.versions()
         outdated = {other for other in there[: -self.keep] if other != version}
-        kept = {str(other): digests[str(other)] for other in there if other not in outdated and str(other) in digests}
+        kept = {
+            str(other): digests[str(other)]
+            for other in there
+            if other not in outdated and str(other) in digests
+        }
         pointer = {"version": version, "sha256": digest, "digests": {**kept, str(version): digest}}
         self._write(self._pointer, json.dumps(pointer).encode())
         for other in outdated:
@@ -401,4 +454,6 @@ class ModelFiles:
             write_bytes(path, payload)
             make_private(path)
         except OSError as error:
-            raise DataError(f"{path}: could not be written: {error.strerror}; the model in use stays") from None
+            raise DataError(
+                f"{path}: could not be written: {error.strerror}; the model in use stays"
+            ) from None

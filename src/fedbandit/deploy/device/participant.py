@@ -67,7 +67,9 @@ def estimator_of(terms: Mapping[str, Any], bounds: ReportBounds) -> GainEstimato
     """How the server asks for events to be weighed; never without limits, which keep one event from saying too much."""
     kind, limit = terms.get("estimator"), terms.get("limit")
     if kind not in ("ips", "dr"):
-        raise DataError(f"the server asks for an estimator {str(kind)[:20]!r}, which this device does not know")
+        raise DataError(
+            f"the server asks for an estimator {str(kind)[:20]!r}, which this device does not know"
+        )
     if not (isinstance(limit, int | float) and 0 < limit <= _LARGEST_LIMIT):
         raise DataError("the server asks for gains without a limit")
     return GainEstimator(kind, float(limit), bounds.reward)
@@ -86,10 +88,14 @@ def gain_sums(
     old, new = (predict(weights, logged.events.contexts) for weights in (before, after))
     if not (old.finite().all() and new.finite().all()):
         raise DataError("scores on this device's events are not finite")
-    gains, importance = estimator.terms(logged.events, old_rule, old, new_rule, new, logged.available)
+    gains, importance = estimator.terms(
+        logged.events, old_rule, old, new_rule, new, logged.available
+    )
     newest = slice(max(0, len(logged) - bounds.events), None)
     gains, importance = gains[newest], np.minimum(importance[newest], estimator.limit or np.inf)
-    return GainSums(len(gains), float(gains.sum()), float(importance.sum()), float(importance @ importance))
+    return GainSums(
+        len(gains), float(gains.sum()), float(importance.sum()), float(importance @ importance)
+    )
 
 
 _logger = logging.getLogger("fedbandit.deploy")
@@ -127,21 +133,29 @@ class Participant:
         self.agent, self._trusted, self._after_install = agent, frozenset(trusted), after_install
         self._limits = limits or Limits()
         self._card = agent.folder / "device.json"
-        self._answers: dict[str, Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], Answer]] = {
+        self._answers: dict[
+            str, Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], Answer]
+        ] = {
             "install": self._install,
             "ready": self._ready,
             "train": self._train,
             "judge": self._judge,
         }
 
-    def answer(self, kind: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
+    def answer(
+        self, kind: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> Answer:
         """Facts and arrays to send back. What cannot be done is said in `problem`, never raised."""
         try:
             if kind not in self._answers:
-                raise DataError(f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit")
+                raise DataError(
+                    f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit"
+                )
             check_understood(facts)
             said, sent = self._answers[kind](facts, arrays)
-        except Exception as problem:  # a server's word, or a part of the user's, may fail in any way
+        except (
+            Exception
+        ) as problem:  # a server's word, or a part of the user's, may fail in any way
             said, sent = cannot(kind, facts, problem), {}
         return with_protocol(said), sent
 
@@ -158,22 +172,35 @@ class Participant:
     def _train(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         task, counted = read_task(facts, self._limits), read_mark(facts)
         with self._alone_if_private(facts):
-            card = read_card(self._card)  # a device that could not be known again must not take part
+            card = read_card(
+                self._card
+            )  # a device that could not be known again must not take part
             since = card.counted if counted is None else counted
             turns = self._turn(card, facts)
             if turns is not None:
                 _fitting(arrays, self._built(self._model(task.space), task.learning).trained)
                 # From here on it has had its turn, whatever it has to train on and however that ends.
                 write_card(self._card, replace(card, counted=since, private=turns))
-        trained = self._fit(task, arrays, since) if turns is None else self._fit_or_nothing(task, arrays, since)
+        trained = (
+            self._fit(task, arrays, since)
+            if turns is None
+            else self._fit_or_nothing(task, arrays, since)
+        )
         if turns is None and since != card.counted:
             with suppress(OSError):  # no space: the server will send it again
                 write_card(self._card, replace(card, counted=since))
-        found = {"token": task.token, "device": card.device, "version": self.agent.model.version, "since": since}
+        found = {
+            "token": task.token,
+            "device": card.device,
+            "version": self.agent.model.version,
+            "since": since,
+        }
         if trained is None:
             return {**found, "trained": False}, {}
         fresh = _Fresh.of(trained.logged, since, task.bounds)
-        return {**found, **asdict(fresh), "trained": True, "unclipped": trained.unclipped}, {"update": trained.update}
+        return {**found, **asdict(fresh), "trained": True, "unclipped": trained.unclipped}, {
+            "update": trained.update
+        }
 
     def _judge(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """What the log says of the server's candidate in place of the model in use: sums, and nothing of training."""
@@ -183,14 +210,18 @@ class Participant:
             found = {"token": read_token(facts), "device": card.device, "version": model.version}
             self._check_private(card, facts)
             if card.private is not None:
-                write_card(self._card, replace(card, private=card.private.after_judging(facts["round"])))
+                write_card(
+                    self._card, replace(card, private=card.private.after_judging(facts["round"]))
+                )
         logged = self.agent.events()
         if model.version != read_version(facts) or not len(logged):
             return {**found, "events": 0}, {}
         built = self._built(model, read_learning(facts, self._limits))
         weights = _fitting(arrays, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
-        rule = self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy  # 0.1 did not say
+        rule = (
+            self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy
+        )  # 0.1 did not say
         deployed, candidate = (self.agent.policy, before), (rule, weights)
         bounds = read_bounds(facts, self._limits)
         estimator = estimator_of(facts, bounds)
@@ -200,7 +231,11 @@ class Participant:
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         """Before a secure round: who this is, and whether it has anything to train on; a private one does not ask."""
         model = self._model(read_space(facts))
-        found = {"token": read_token(facts), "device": read_card(self._card).device, "version": model.version}
+        found = {
+            "token": read_token(facts),
+            "device": read_card(self._card).device,
+            "version": model.version,
+        }
         return {**found, "ready": sends_zeros(facts) or len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -212,12 +247,26 @@ class Participant:
         with self._alone_if_private(facts):
             return self._contribution(facts, arrays)
 
-    def _contribution(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        task, bounds, settled = read_task(facts, self._limits), read_bounds(facts, self._limits), facts.get("settled")
+    def _contribution(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
+        task, bounds, settled = (
+            read_task(facts, self._limits),
+            read_bounds(facts, self._limits),
+            facts.get("settled"),
+        )
         card = read_card(self._card)
-        since = card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
-        turns = self._turn(card, facts, attempts=True)  # of an attempt that fails nobody sees anything
-        trained = self._fit_or_nothing(task, arrays, since) if sends_zeros(facts) else self._fit(task, arrays, since)
+        since = (
+            card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
+        )
+        turns = self._turn(
+            card, facts, attempts=True
+        )  # of an attempt that fails nobody sees anything
+        trained = (
+            self._fit_or_nothing(task, arrays, since)
+            if sends_zeros(facts)
+            else self._fit(task, arrays, since)
+        )
         if trained is not None:
             fresh = _Fresh.of(trained.logged, since, bounds)
             upto, own = fresh.upto, trained.figures(fresh)
@@ -226,19 +275,29 @@ class Participant:
         else:
             raise DataError("nothing to train on any more")
         vector = encode(own, task.clip_norm, bounds)
-        write_card(self._card, replace(card, counted=since, pending={task.token: upto}, private=turns))
+        write_card(
+            self._card, replace(card, counted=since, pending={task.token: upto}, private=turns)
+        )
         return vector
 
-    def _fit_or_nothing(self, task: Task, arrays: Mapping[str, np.ndarray], since: int) -> "_Trained | None":
+    def _fit_or_nothing(
+        self, task: Task, arrays: Mapping[str, np.ndarray], since: int
+    ) -> "_Trained | None":
         """In a private round the log must not decide how a device answers: what fails on it counts as an empty one."""
-        _fitting(arrays, self._built(self._model(task.space), task.learning).trained)  # no fault of the log's
+        _fitting(
+            arrays, self._built(self._model(task.space), task.learning).trained
+        )  # no fault of the log's
         try:
             return self._fit(task, arrays, since)
-        except Exception as problem:  # a damaged row, an update that is not finite, a part of the user's
+        except (
+            Exception
+        ) as problem:  # a damaged row, an update that is not finite, a part of the user's
             _logger.warning("this device answers as with an empty log: %s", problem)
             return None
 
-    def _turn(self, card: Card, facts: Mapping[str, Any], *, attempts: bool = False) -> Turns | None:
+    def _turn(
+        self, card: Card, facts: Mapping[str, Any], *, attempts: bool = False
+    ) -> Turns | None:
         """The card's account with the turn that a private server asks for; None of a server that is not private."""
         self._check_private(card, facts)
         said = read_terms(facts)
@@ -255,7 +314,9 @@ class Participant:
     def _check_private(self, card: Card, facts: Mapping[str, Any]) -> None:
         """Once it has agreed to a privacy plan, a device does nothing without one."""
         if card.private is not None and read_terms(facts) is None:
-            raise DataError("the server asks for a round without privacy, and this device agreed to a private plan")
+            raise DataError(
+                "the server asks for a round without privacy, and this device agreed to a private plan"
+            )
 
     def _hear(self, facts: Mapping[str, Any]) -> None:
         """Remember how far a private server has come; on first contact, agree to its plan."""
@@ -286,7 +347,9 @@ class Participant:
             return None
         learner: Any = built.learner
         if built.freezing is not None:
-            learner = learner.over(built.trainable.layout.flatten(dict(model.weights), received["weights"].dtype))
+            learner = learner.over(
+                built.trainable.layout.flatten(dict(model.weights), received["weights"].dtype)
+            )
         own = Clients(np.zeros(1, np.int64), self._counted(built, logged), round=0, seed=0)
         sent = built.algorithm.train(learner, received, own, Pipeline(task.clip_norm))
         total = np.zeros_like(received["weights"])
@@ -301,17 +364,24 @@ class Participant:
         if not heads:
             return logged.events
         device = int(hashlib.sha256(read_card(self._card).device.encode()).hexdigest()[:15], 16)
-        counts = poisson(uniforms(device, Purpose.HEADS, logged.sequence[:, None], np.arange(heads)))
+        counts = poisson(
+            uniforms(device, Purpose.HEADS, logged.sequence[:, None], np.arange(heads))
+        )
         return replace(logged.events, weights=counts)
 
     def _built(self, model: DeviceModel, learning: Mapping[str, Any]) -> "_Built":
         """What trains and predicts as the server asks for."""
-        return _build(json.dumps([model.kind, model.shape, model.num_actions, model.model, learning]), self._trusted)
+        return _build(
+            json.dumps([model.kind, model.shape, model.num_actions, model.model, learning]),
+            self._trusted,
+        )
 
     def _model(self, space: str) -> DeviceModel:
         model = self.agent.model
         if model.space != space:
-            raise DataError(f"model {model.version} on this device has other actions or features than the server's")
+            raise DataError(
+                f"model {model.version} on this device has other actions or features than the server's"
+            )
         return model
 
 
@@ -359,7 +429,11 @@ class _Fresh:
             reward_sum=float(rewards[fresh].sum()),
             propensity_sum=float(logged.events.propensities[fresh].sum()),
             by_version=[
-                [int(version), int((versions == version).sum()), float(rewards[fresh][versions == version].sum())]
+                [
+                    int(version),
+                    int((versions == version).sum()),
+                    float(rewards[fresh][versions == version].sum()),
+                ]
                 for version in np.unique(versions)
             ],
         )
@@ -396,7 +470,9 @@ def _build(what: str, trusted: frozenset[str]) -> _Built:
         (named["name"], algorithms.BUILT_IN),
     ):
         if name not in built_in and name not in trusted:
-            raise DataError(f"the server asks for {name!r}, which is not built in and which this app does not trust")
+            raise DataError(
+                f"the server asks for {name!r}, which is not built in and which this app does not trust"
+            )
     trainable = Trainable.of(described, DataSpec(kind, tuple(shape), num_actions))
     make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
     objective = construct("objective", make, learning["objective_parameters"])
@@ -408,4 +484,11 @@ def _build(what: str, trusted: frozenset[str]) -> _Built:
     settings = construct("client", ClientSettings, learning["client"])
     learner = device_learner(described["name"], trainable, objective, settings, freezing)
     whole = trainable.initial(0, np.dtype(learning["dtype"]))
-    return _Built(trainable, learner, algorithm, freezing, whole, whole if freezing is None else freezing.pick(whole))
+    return _Built(
+        trainable,
+        learner,
+        algorithm,
+        freezing,
+        whole,
+        whole if freezing is None else freezing.pick(whole),
+    )

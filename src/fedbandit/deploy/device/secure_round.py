@@ -21,7 +21,16 @@ from fedbandit.deploy.device.instructions import check_understood, read_token
 from fedbandit.deploy.device.participant import Participant, cannot
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, signer_of
-from fedbandit.deploy.masking.device import Announced, Held, Shared, accept, announce, masked, reveal, share
+from fedbandit.deploy.masking.device import (
+    Announced,
+    Held,
+    Shared,
+    accept,
+    announce,
+    masked,
+    reveal,
+    share,
+)
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.messages import with_protocol
 
@@ -48,9 +57,13 @@ class Identity:
         if self.roster is not None:
             roster = Roster.of(_contents(self.roster).decode("utf-8", "replace"), str(self.roster))
         elif not self.unsigned:
-            raise DataError("this device has no roster of registered nodes, so it takes part in no secure sum")
+            raise DataError(
+                "this device has no roster of registered nodes, so it takes part in no secure sum"
+            )
         if self.key is None and roster is not None:
-            raise DataError("this device has a roster but no key of its own, so others would not take its word")
+            raise DataError(
+                "this device has a roster but no key of its own, so others would not take its word"
+            )
         if self.key is None:
             return roster, None
         beside = self.key.with_name(f"{self.key.name}-cert.pub")
@@ -65,7 +78,9 @@ class SecureRounds:
         self._participant, self._node, self._identity = participant, node, identity
         self._folder = participant.agent.folder
 
-    def ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], wire.Said]:
+    def ready(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> tuple[dict[str, Any], wire.Said]:
         """Who this is and whether there is anything to train on; if so, new keys."""
         said, _ = self._participant.answer("ready", facts, arrays)
         if said.get("ready") is not True:
@@ -78,7 +93,9 @@ class SecureRounds:
         except Exception as problem:
             return with_protocol(cannot("ready", facts, problem)), {}
         if self._identity.roster is None:
-            _logger.warning("a secure sum without a roster: the server is believed who this device's neighbours are")
+            _logger.warning(
+                "a secure sum without a roster: the server is believed who this device's neighbours are"
+            )
         return said, {wire.ANNOUNCEMENT: announcement.to_bytes()}
 
     def step(
@@ -96,19 +113,27 @@ class SecureRounds:
                 answer = self._reveal(token, said)
             else:
                 raise DataError("not a step of a secure sum")
-        except Exception as problem:  # a server's word, or a part of the user's, may fail in any way
+        except (
+            Exception
+        ) as problem:  # a server's word, or a part of the user's, may fail in any way
             return with_protocol(cannot("secure sum", facts, problem)), {}
         return with_protocol({"token": token}), answer
 
     def _share(self, token: str, said: wire.Said) -> wire.Said:
         own, (roster, _) = self._take(token, Announced), self._identity.read()
-        neighbours = {node: Announcement.of(parcel) for node, parcel in wire.read_parcels(said).items()}
+        neighbours = {
+            node: Announcement.of(parcel) for node, parcel in wire.read_parcels(said).items()
+        }
         shared, packets = share(own, wire.read_number(said, wire.THRESHOLD), neighbours, roster)
         self._keep(token, shared)
         return wire.parcels(packets)
 
     def _mask(
-        self, token: str, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], said: wire.Said
+        self,
+        token: str,
+        facts: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        said: wire.Said,
     ) -> wire.Said:
         shared = self._take(token, Shared)
         held = accept(shared, wire.read_parcels(said, 2 * SHARE + TAG))
@@ -118,7 +143,9 @@ class SecureRounds:
 
     def _reveal(self, token: str, said: wire.Said) -> wire.Said:
         held = self._take(token, Held)
-        return wire.parcels(reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED)))
+        return wire.parcels(
+            reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED))
+        )
 
     def _file(self, token: str, stage: str) -> Path:
         return self._folder / f"secure-{_short(token)}-{self._node}-{stage}.json"
@@ -136,7 +163,9 @@ class SecureRounds:
         try:
             path.rename(mine)
         except FileNotFoundError:
-            raise DataError("this step of a secure sum is not due: it was taken before, or others come first") from None
+            raise DataError(
+                "this step of a secure sum is not due: it was taken before, or others come first"
+            ) from None
         try:
             return kind.model_validate_json(mine.read_bytes())
         except ValueError:

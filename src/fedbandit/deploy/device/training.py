@@ -25,11 +25,17 @@ from fedbandit.objectives import Objective, Pointwise
 
 
 def device_learner(
-    name: str, trainable: Trainable, objective: Objective, settings: ClientSettings, freezing: Freezing | None = None
+    name: str,
+    trainable: Trainable,
+    objective: Objective,
+    settings: ClientSettings,
+    freezing: Freezing | None = None,
 ) -> Learner:
     """Numpy for the model `linear` and built-in objectives; torch for anything else."""
     if getattr(objective, "supervised", False):
-        raise DataError(f"{type(objective).__name__} needs rewards of actions that devices do not log")
+        raise DataError(
+            f"{type(objective).__name__} needs rewards of actions that devices do not log"
+        )
     if name == "linear" and isinstance(objective, Pointwise) and freezing is None:
         return LinearLearner(trainable.layout, objective, settings)
     with needing(f"training {name} with {type(objective).__name__}"):
@@ -50,7 +56,9 @@ class LinearLearner:
         """Row by row, as the agent scores when it acts."""
         params = self.layout.split(weights)
         out = np.empty((len(contexts), len(params["bias"])), weights.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):  # whoever asks looks whether the scores are finite
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # whoever asks looks whether the scores are finite
             for i in range(len(contexts)):
                 if isinstance(contexts, Ragged):
                     row = contexts.slice(i, i + 1)
@@ -105,7 +113,13 @@ class Moves:
     def norm(self) -> float:
         """The L2 norm of the update, summed in float64."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return float(np.sqrt(sum(np.square(part, dtype=np.float64).sum() for part in (self.values, self.bias))))
+            return float(
+                np.sqrt(
+                    sum(
+                        np.square(part, dtype=np.float64).sum() for part in (self.values, self.bias)
+                    )
+                )
+            )
 
     def add_to(self, total: dict[str, np.ndarray], factor: float) -> None:
         """Add the update times the factor to weight [features, K] and bias [K]."""
@@ -135,7 +149,9 @@ def client_moves(
         reached = _features(params["weight"], events.contexts[rows], chosen)
     base, bias = reached.work.copy(), params["bias"].copy()
     size, rate = settings.batch_size, settings.learning_rate
-    with np.errstate(over="ignore", invalid="ignore"):  # the caller sees by the norm that training has diverged
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # the caller sees by the norm that training has diverged
         for _ in range(settings.epochs):
             for begin in range(0, len(chosen), size):
                 batch = slice(begin, min(begin + size, len(chosen)))
@@ -197,13 +213,19 @@ class _Words:
     def _of(self, batch: slice) -> tuple[slice, np.ndarray]:
         """The words of these texts, and for each the text it stands in, counted from the first."""
         offsets = self.texts.offsets[batch.start : batch.stop + 1]
-        return slice(offsets[0], offsets[-1]), np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        return slice(offsets[0], offsets[-1]), np.repeat(
+            np.arange(len(offsets) - 1), np.diff(offsets)
+        )
 
 
 def _words(weight: np.ndarray, texts: Ragged, chosen: np.ndarray) -> _Words:
     k = weight.shape[1]
-    entries, slots = np.unique(texts.ids.astype(np.int64) * k + chosen[texts.row_of_entry()], return_inverse=True)
-    return _Words(weight.reshape(-1)[entries], entries, slots, texts, np.asarray(texts.values, weight.dtype))
+    entries, slots = np.unique(
+        texts.ids.astype(np.int64) * k + chosen[texts.row_of_entry()], return_inverse=True
+    )
+    return _Words(
+        weight.reshape(-1)[entries], entries, slots, texts, np.asarray(texts.values, weight.dtype)
+    )
 
 
 @dataclass
@@ -217,7 +239,9 @@ class _Features:
 
     def scores(self, batch: slice, bias: np.ndarray) -> np.ndarray:
         every = self.x[batch] @ self.work
-        return np.asarray(bias + np.take_along_axis(every, self.of_event[batch, None], axis=1)[:, 0])
+        return np.asarray(
+            bias + np.take_along_axis(every, self.of_event[batch, None], axis=1)[:, 0]
+        )
 
     def step(self, batch: slice, moves: np.ndarray) -> None:
         by_column = np.zeros((len(moves), len(self.columns)), self.work.dtype)

@@ -50,7 +50,9 @@ class Terms:
                 return f"{name} {getattr(self, name):g}, agreed were {getattr(agreed, name):g}"
         if self.separation < agreed.separation:
             return f"turns every {self.separation} rounds, agreed was every {agreed.separation}"
-        if agreed.epsilon is not None and (self.epsilon is None or self.epsilon > agreed.epsilon * (1 + _COMPUTED)):
+        if agreed.epsilon is not None and (
+            self.epsilon is None or self.epsilon > agreed.epsilon * (1 + _COMPUTED)
+        ):
             said = "infinite" if self.epsilon is None else f"{self.epsilon:.4g}"
             return f"epsilon {said}, agreed was {agreed.epsilon:.4g}"
         return None
@@ -67,7 +69,11 @@ class Turns:
     judged: int | None = None  # the last round in which it was asked about a candidate
 
     def __post_init__(self) -> None:
-        counts = (self.least, self.taken, *(value for value in (self.last, self.judged) if value is not None))
+        counts = (
+            self.least,
+            self.taken,
+            *(value for value in (self.last, self.judged) if value is not None),
+        )
         if not all(type(value) is int and 0 <= value < _MOST for value in counts):
             raise DataError("private: not counts")
 
@@ -91,7 +97,9 @@ class Turns:
                 self.least,
             )
         if number > self.agreed.rounds:
-            raise DataError(f"round {number} is beyond the {self.agreed.rounds} that this device agreed to")
+            raise DataError(
+                f"round {number} is beyond the {self.agreed.rounds} that this device agreed to"
+            )
         if number == self.last and attempts:
             return self
         if number == self.last:
@@ -102,7 +110,9 @@ class Turns:
                 f" {self.agreed.separation} rounds"
             )
         if self.taken >= self.agreed.turns:
-            raise DataError(f"this device has had all of the {self.agreed.turns} turns that it agreed to")
+            raise DataError(
+                f"this device has had all of the {self.agreed.turns} turns that it agreed to"
+            )
         return replace(self, least=number, taken=self.taken + 1, last=number)
 
     def after_judging(self, number: int) -> "Turns":
@@ -110,7 +120,9 @@ class Turns:
         if number != self.last:
             raise DataError(f"round {number} is not one in which this device has had its turn")
         if number == self.judged:
-            raise DataError(f"this device has been asked about the candidate of round {number} before")
+            raise DataError(
+                f"this device has been asked about the candidate of round {number} before"
+            )
         return replace(self, judged=number)
 
 
@@ -128,7 +140,9 @@ class MostAgreed:
             said = getattr(terms, name)
             if most is not None and (said is None or said > most):
                 shown = "infinite" if said is None else f"{said:.4g}"
-                raise DataError(f"the server's privacy.{name}: {shown}, and this app agrees to at most {most:g}")
+                raise DataError(
+                    f"the server's privacy.{name}: {shown}, and this app agrees to at most {most:g}"
+                )
 
 
 def agreed(turns: Turns | None, terms: Terms, most: MostAgreed) -> Turns:
@@ -169,7 +183,9 @@ def read_turns(kept: Any) -> Turns | None:
 
 def _terms(said: Mapping[str, Any]) -> Terms:
     """What this device understands of terms; a server may say more."""
-    known: dict[str, Any] = {name: said.get(name) for name in ("rounds", "separation", "turns", "epsilon", "delta")}
+    known: dict[str, Any] = {
+        name: said.get(name) for name in ("rounds", "separation", "turns", "epsilon", "delta")
+    }
     return Terms(**known)
 
 

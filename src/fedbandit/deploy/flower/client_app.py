@@ -32,7 +32,8 @@ def only_sums(required: Callable[[Context], bool]) -> Mod:
         facts, _ = from_records(message.content)
         problem = "this device takes part in secure sums only"
         return Message(
-            to_records(with_protocol({"token": facts.get("token"), "problem": problem}), {}), reply_to=message
+            to_records(with_protocol({"token": facts.get("token"), "problem": problem}), {}),
+            reply_to=message,
         )
 
     return guard

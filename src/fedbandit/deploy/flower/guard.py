@@ -25,7 +25,9 @@ PATIENCE = 8.0  # seconds that a program has to end by itself
 _LOOK = 0.2  # seconds between two looks at program and parent
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^(?:\d\S*Z )?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\b[ :]*")
-_ROUTINE = re.compile(r'uvicorn\.access\].*" 200$')  # a line for every poll of every node says nothing
+_ROUTINE = re.compile(
+    r'uvicorn\.access\].*" 200$'
+)  # a line for every poll of every node says nothing
 
 
 def marked(folder: Path) -> list[psutil.Process]:
@@ -77,7 +79,9 @@ def guard(parent: int, log: Path, command: list[str]) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
-    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    program = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert program.stdout is not None
     writing = threading.Thread(target=_write_log, args=(program.stdout, log), daemon=True)
     writing.start()
@@ -103,7 +107,9 @@ def _write_log(lines: IO[bytes], path: Path) -> None:
         level = _LEVEL.match(text)
         text = text[level.end() :] if level else text
         if text and not _ROUTINE.search(text):
-            logger.log(logging.getLevelNamesMapping()[level[1]] if level else logging.INFO, "%s", text)
+            logger.log(
+                logging.getLevelNamesMapping()[level[1]] if level else logging.INFO, "%s", text
+            )
 
 
 if __name__ == "__main__":

@@ -75,7 +75,9 @@ def write_bundle(folder: Path, *, client: str = CLIENT, server: str = SERVER) ->
 
 _WATCH = 0.5  # seconds between two looks at what is running
 _ASK = 15.0  # seconds between two questions to the SuperLink, each of which costs a process
-_PATIENCE = 60.0  # seconds between two tries at most, and of a run after which the next try comes at once
+_PATIENCE = (
+    60.0  # seconds between two tries at most, and of a run after which the next try comes at once
+)
 _QUICK_ENDS = 5  # a SuperLink that ends so often without ever having run for a while will not run
 
 
@@ -88,7 +90,9 @@ def serve(
     metrics_port: int | None = None,
 ) -> None:
     """Run a SuperLink and the rounds of a deployment; both are restarted when they die, and rounds are resumed."""
-    from fedbandit.deploy.server.deployment import read_deployment  # a device's node needs none of it
+    from fedbandit.deploy.server.deployment import (
+        read_deployment,  # a device's node needs none of it
+    )
     from fedbandit.deploy.server.live import noting_the_end
     from fedbandit.deploy.server.status import monitoring_page
     from fedbandit.deploy.server.store import Store
@@ -105,11 +109,15 @@ def serve(
         if page is not None:
             say(f"http://127.0.0.1:{page}/metrics and /healthz say how it gets on")
         end_leftovers(home, say)
-        with closing(Store(folder)) as store:  # a state that cannot be resumed is refused before anything starts
+        with closing(
+            Store(folder)
+        ) as store:  # a state that cannot be resumed is refused before anything starts
             if (kept := store.load()) is not None:
                 deployment.resumed(kept.state)
         if why_unreachable(reached, port) is None:
-            raise ConfigError(f"--port: {port}: another program listens there; end it or choose another port")
+            raise ConfigError(
+                f"--port: {port}: another program listens there; end it or choose another port"
+            )
         say("starting a SuperLink")
         bundle, seen = write_bundle(folder / "app"), Seen(folder, say)
         seen.skip()
@@ -127,14 +135,20 @@ def serve(
                 while (ended := _end_of_run(link, home, run, seen)) is not None:
                     if ended == "finished:completed":
                         return
-                    pause = 1.0 if time.monotonic() - since > 2 * _PATIENCE else min(2 * pause, _PATIENCE)
+                    pause = (
+                        1.0
+                        if time.monotonic() - since > 2 * _PATIENCE
+                        else min(2 * pause, _PATIENCE)
+                    )
                     why = f"the server app has ended ({ended}): {reason_in(folder / 'server.log')}"
                     say(f"{why}; again in {pause:.0f} s")
                     time.sleep(pause)
                     seen.forget()
                     run, since = submit(bundle, home, toml), time.monotonic()
                 problem = f"the SuperLink ended with code {link.returncode}: {reason_in(folder / 'superlink.log')}"
-            except FedbanditError as error:  # of a SuperLink that did not start, or ended before it took the run
+            except (
+                FedbanditError
+            ) as error:  # of a SuperLink that did not start, or ended before it took the run
                 problem = str(error)
             finally:
                 with uninterrupted():
@@ -194,7 +208,9 @@ class Seen:
             try:
                 self._say(round_in_words(object_in(line)))
             except (ValueError, KeyError, TypeError, AttributeError):
-                self._say(f"{self._folder / 'metrics.jsonl'}: a line that is no round's: {line[:50]!r}")
+                self._say(
+                    f"{self._folder / 'metrics.jsonl'}: a line that is no round's: {line[:50]!r}"
+                )
         live = read_live(self._folder)
         if live is None or live["time"] < self._since:
             return
@@ -239,9 +255,13 @@ def take_part(
     host, port = parse_address(superlink)
     own = _secure_settings(security, sums_only, roster, unsigned)
     if not create and not (agent / "events.sqlite").exists():
-        raise ConfigError(f"{agent}: no agent's folder (no events.sqlite); start the app first, or use --create")
+        raise ConfigError(
+            f"{agent}: no agent's folder (no events.sqlite); start the app first, or use --create"
+        )
     if unsigned:
-        say("secure sums with unsigned keys: the server could pose as all other devices; beyond trials use --roster")
+        say(
+            "secure sums with unsigned keys: the server could pose as all other devices; beyond trials use --roster"
+        )
     agent.mkdir(parents=True, exist_ok=True)
     if user is not None:
         name_user(agent, user)
@@ -251,7 +271,9 @@ def take_part(
         while True:
             if (problem := why_unreachable(host, port)) is not None:
                 delay = min(2 * delay, _PATIENCE)
-                say(f"cannot reach the server at {superlink}: {problem}; trying again in {delay:.0f} s")
+                say(
+                    f"cannot reach the server at {superlink}: {problem}; trying again in {delay:.0f} s"
+                )
                 time.sleep(delay)
                 continue
             started = time.monotonic()
@@ -263,28 +285,41 @@ def take_part(
                 with uninterrupted():
                     stop(node, home)
             delay = 1.0 if time.monotonic() - started > _PATIENCE else min(2 * delay, _PATIENCE)
-            say(f"the node ended with code {node.returncode}: {reason_in(log)}; again in {delay:.0f} s")
+            say(
+                f"the node ended with code {node.returncode}: {reason_in(log)}; again in {delay:.0f} s"
+            )
             time.sleep(delay)
 
 
-def _secure_settings(security: Security, sums_only: bool, roster: Path | None, unsigned: bool) -> str:
+def _secure_settings(
+    security: Security, sums_only: bool, roster: Path | None, unsigned: bool
+) -> str:
     """What the node's configuration says of secure sums."""
     if unsigned and roster is not None:
         raise ConfigError("--unsigned-keys: cannot be combined with --roster")
     if sums_only and roster is None and not unsigned:
-        raise ConfigError("--roster: missing; --secure-aggregation needs it, or --unsigned-keys to try things out")
+        raise ConfigError(
+            "--roster: missing; --secure-aggregation needs it, or --unsigned-keys to try things out"
+        )
     if roster is not None and security.node_key is None:
         raise ConfigError("--roster: needs --key: other devices ask for this node's signature")
     if roster is not None and not roster.is_file():
         raise ConfigError(f"--roster: {roster}: no such file")
     files = {"roster": roster, "node-key": security.node_key}
-    settings = [f"{name}={json.dumps(str(path.resolve()))}" for name, path in files.items() if path is not None]
+    settings = [
+        f"{name}={json.dumps(str(path.resolve()))}"
+        for name, path in files.items()
+        if path is not None
+    ]
     flags = {"secure-aggregation": sums_only, "unsigned-keys": unsigned}
     return " ".join([*settings, *(f"{name}=true" for name, given in flags.items() if given)])
 
 
 def _stay(
-    node: subprocess.Popen[bytes], reach: Callable[[], str | None], server: str, say: Callable[[str], None]
+    node: subprocess.Popen[bytes],
+    reach: Callable[[], str | None],
+    server: str,
+    say: Callable[[str], None],
 ) -> None:
     """Until the node ends: say when the server goes out of reach, and when it is back."""
     lost = False
@@ -302,7 +337,10 @@ def _stay(
 
 def register_node(state: Path, public_key: Path, name: str) -> None:
     """Let the node with that key take part, on a SuperLink that asks nodes for theirs, and put it on the roster."""
-    from fedbandit.deploy.flower.roster import add_node, check_key  # a device's node needs none of it
+    from fedbandit.deploy.flower.roster import (  # a device's node needs none of it
+        add_node,
+        check_key,
+    )
 
     check_key(public_key)
     problem = f"{public_key}: not registered"
@@ -323,8 +361,14 @@ def unregister_node(state: Path, node: str) -> bool:
     from fedbandit.deploy.flower.roster import remove_node
 
     home, config = state / "flower", state / "flower" / "config.toml"
-    if not node.isdigit() or not config.exists() or "root-certificates" not in config.read_text(encoding="utf-8"):
+    if (
+        not node.isdigit()
+        or not config.exists()
+        or "root-certificates" not in config.read_text(encoding="utf-8")
+    ):
         return False
-    manage_node(home, f"{node}: is not asked any more, but not unregistered", "unregister", node, CONNECTION)
+    manage_node(
+        home, f"{node}: is not asked any more, but not unregistered", "unregister", node, CONNECTION
+    )
     remove_node(state, node)
     return True

@@ -72,7 +72,15 @@ def free_port(host: str = "127.0.0.1") -> int:
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
     """Start one of Flower's programs for the folder `home`, under a guard that ends it when this process ends."""
     home.mkdir(parents=True, exist_ok=True)
-    guard = [sys.executable, "-P", _GUARD, str(os.getpid()), str(log), _program(command[0]), *command[1:]]
+    guard = [
+        sys.executable,
+        "-P",
+        _GUARD,
+        str(os.getpid()),
+        str(log),
+        _program(command[0]),
+        *command[1:],
+    ]
     return subprocess.Popen(
         guard,
         stdin=subprocess.DEVNULL,
@@ -102,7 +110,9 @@ def alone(home: Path, what: str) -> Iterator[None]:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"{home.parent}: another `{what}` is running for this folder") from None
+            raise ConfigError(
+                f"{home.parent}: another `{what}` is running for this folder"
+            ) from None
         yield
     finally:
         os.close(held)
@@ -156,7 +166,15 @@ def start_superlink(
 ) -> subprocess.Popen[bytes]:
     """A SuperLink on one port; with a database it knows its nodes again after a restart."""
     kept = [] if database is None else ["--database", str(database)]
-    command = ["flower-superlink", *security.superlink_options(), "--host", host, "--port", str(port), *kept]
+    command = [
+        "flower-superlink",
+        *security.superlink_options(),
+        "--host",
+        host,
+        "--port",
+        str(port),
+        *kept,
+    ]
     return start(command, home, home.parent / "superlink.log")
 
 
@@ -166,17 +184,29 @@ def start_supernode(
     """A SuperNode that trains on the agent's folder."""
     settings = f'agent-dir="{agent.resolve()}" {config}'.strip()
     own = ["--host", "127.0.0.1", "--port", str(free_port())]
-    command = ["flower-supernode", *security.node_options(), "--superlink", superlink, *own, "--node-config", settings]
+    command = [
+        "flower-supernode",
+        *security.node_options(),
+        "--superlink",
+        superlink,
+        *own,
+        "--node-config",
+        settings,
+    ]
     return start(command, home, log)
 
 
-def wait_for_port(host: str, port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 90.0) -> None:
+def wait_for_port(
+    host: str, port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 90.0
+) -> None:
     """Return when the port is open; raise if the process ends before, or it takes too long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
             code = process.returncode
-            raise FedbanditError(f"the process for {host}:{port} ended with code {code}: {reason_in(log)}")
+            raise FedbanditError(
+                f"the process for {host}:{port} ended with code {code}: {reason_in(log)}"
+            )
         with suppress(OSError), socket.create_connection((host, port), timeout=1.0):
             return
         time.sleep(0.2)
@@ -187,7 +217,9 @@ def write_connection(home: Path, address: str, security: Security) -> None:
     """What `flwr` needs to know about the SuperLink."""
     home.mkdir(parents=True, exist_ok=True)
     trust = (
-        "insecure = true" if security.ca is None else f"root-certificates = {json.dumps(str(security.ca.resolve()))}"
+        "insecure = true"
+        if security.ca is None
+        else f"root-certificates = {json.dumps(str(security.ca.resolve()))}"
     )
     text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n{trust}\n'
     (home / "config.toml").write_text(text, encoding="utf-8")
@@ -196,12 +228,16 @@ def write_connection(home: Path, address: str, security: Security) -> None:
 def submit(bundle: Path, home: Path, deployment: Path) -> int:
     """Start a run of the apps; its id."""
     settings = f"deployment={json.dumps(str(deployment.resolve()))}"
-    return int(_flwr(home, "run", str(bundle), CONNECTION, "-c", settings, "--format", "json")["run-id"])
+    return int(
+        _flwr(home, "run", str(bundle), CONNECTION, "-c", settings, "--format", "json")["run-id"]
+    )
 
 
 def run_status(home: Path, run_id: int) -> str:
     """`running`, `finished:completed`, `finished:failed`, ..."""
-    runs = _flwr(home, "list", CONNECTION, "--run-id", str(run_id), "--format", "json").get("runs", [])
+    runs = _flwr(home, "list", CONNECTION, "--run-id", str(run_id), "--format", "json").get(
+        "runs", []
+    )
     return str(runs[0]["status"]) if runs else "unknown"
 
 
@@ -231,7 +267,9 @@ def _program(name: str) -> str:
     return str(path)
 
 
-_ADDRESS = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})")
+_ADDRESS = re.compile(
+    r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\s:\[\]/]+)):(?P<port>[0-9]{1,5})"
+)
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -46,7 +46,11 @@ def remove_node(state: Path, node: str) -> bool:
 
 
 def _lines(state: Path) -> list[str]:
-    return [line for line in (_text(state) or "").splitlines() if line.strip() and not line.startswith("#")]
+    return [
+        line
+        for line in (_text(state) or "").splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
 
 
 def _text(state: Path) -> str | None:

@@ -18,7 +18,14 @@ from fedbandit.deploy.masking.announcements import Announcement, reused
 from fedbandit.deploy.masking.primitives import SHARE, TAG
 from fedbandit.deploy.masking.server import MaskedSum, Terms
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
-from fedbandit.deploy.secure_sums import Figures, decode, decode_private, figures_modulo, length, why_impossible
+from fedbandit.deploy.secure_sums import (
+    Figures,
+    decode,
+    decode_private,
+    figures_modulo,
+    length,
+    why_impossible,
+)
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import Contribution, check_not_older, name_refused, rests
@@ -45,7 +52,9 @@ class _Attempt:
     number: int
     token: str
     marks_of: MarksOf
-    marks: dict[str, Mark] = field(default_factory=dict)  # of those that can train; new ones have none
+    marks: dict[str, Mark] = field(
+        default_factory=dict
+    )  # of those that can train; new ones have none
     refused: list[tuple[int, str, str]] = field(default_factory=list)
     idle: int = 0
     devices: dict[int, str] = field(default_factory=dict)  # node -> device, of those that can train
@@ -63,7 +72,9 @@ class SecureSums:
         # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
         self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
 
-    def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
+    def gather(
+        self, state: State, number: int, asked: Sequence[int], marks: MarksOf
+    ) -> Contribution | None:
         attempt = _Attempt(state, number, secrets.token_hex(8), marks)
         try:
             found, summed = self._sum(attempt, asked)
@@ -71,7 +82,9 @@ class SecureSums:
             name_refused(number, attempt.refused)
             if self._private and 0 < len(reason.left) < len(asked):
                 # Only too few devices may have a private round drawn anew: that is what is charged for.
-                _logger.warning("round %d: no secure sum: %s; those who are left try again", number, reason)
+                _logger.warning(
+                    "round %d: no secure sum: %s; those who are left try again", number, reason
+                )
                 return self.gather(state, number, reason.left, marks)
             _logger.warning("round %d: no secure sum: %s; it is run again", number, reason)
             return None
@@ -80,7 +93,9 @@ class SecureSums:
         if self._private:
             attempt.idle = len(devices) - found.devices
         return Contribution(
-            total=found.update if self._private else found.update.astype(state.kept["weights"].dtype),
+            total=found.update
+            if self._private
+            else found.update.astype(state.kept["weights"].dtype),
             accepted=found.devices,
             below=found.unclipped,
             events=found.events,
@@ -91,7 +106,9 @@ class SecureSums:
             versions=versions_held(attempt.versions[node] for node in summed),
             known_modulo=figures_modulo(self._deployment.rules.bounds) if self._private else None,
             marks={
-                device: replace(attempt.marks.get(device, Mark()), settled=attempt.token, turn=number)
+                device: replace(
+                    attempt.marks.get(device, Mark()), settled=attempt.token, turn=number
+                )
                 for device in devices
             },
         )
@@ -104,11 +121,15 @@ class SecureSums:
         neighbours, announced = terms.neighbours(ready), attempt.announced
 
         def introduced(node: int) -> wire.Said:
-            keys = {other: announced[other].to_bytes() for other in sorted(neighbours[node] - {node})}
+            keys = {
+                other: announced[other].to_bytes() for other in sorted(neighbours[node] - {node})
+            }
             return {wire.STEP: wire.SHARES, wire.THRESHOLD: terms.threshold, **wire.parcels(keys)}
 
         def packets(node: int, answer: wire.Said) -> dict[int, bytes]:
-            return _for_exactly(neighbours[node] - {node}, wire.read_parcels(answer, 2 * SHARE + TAG))
+            return _for_exactly(
+                neighbours[node] - {node}, wire.read_parcels(answer, 2 * SHARE + TAG)
+            )
 
         sealed = self._step(attempt, "shares", {node: introduced(node) for node in ready}, packets)
         self._enough(sealed, "have sent shares")
@@ -120,22 +141,30 @@ class SecureSums:
         self._recoverable(sealed, neighbours, total.nodes, terms)
 
         dropped = sealed.keys() - total.nodes
-        names = {node: (neighbours[node] & total.nodes, neighbours[node] & dropped) for node in total.nodes}
+        names = {
+            node: (neighbours[node] & total.nodes, neighbours[node] & dropped)
+            for node in total.nodes
+        }
         answers = self._step(
             attempt,
             "unmasking",
             {node: wire.unmask(*pair) for node, pair in names.items()},
-            lambda node, answer: _for_exactly(set().union(*names[node]), wire.read_parcels(answer, SHARE)),
+            lambda node, answer: _for_exactly(
+                set().union(*names[node]), wire.read_parcels(answer, SHARE)
+            ),
         )
         self._recoverable(sealed, neighbours, answers, terms)
         shares = {
-            node: {keeper: answers[keeper][node] for keeper in neighbours[node] & answers.keys()} for node in sealed
+            node: {keeper: answers[keeper][node] for keeper in neighbours[node] & answers.keys()}
+            for node in sealed
         }
         try:
             levels = total.unmasked(shares, terms.threshold, announced, neighbours, sealed)
         except DataError as problem:
             raise _GivenUp(str(problem)) from None
-        return self._read(attempt, levels, len(total.nodes)), [node for node in ready if node in total.nodes]
+        return self._read(attempt, levels, len(total.nodes)), [
+            node for node in ready if node in total.nodes
+        ]
 
     def _ready(self, attempt: _Attempt, asked: Sequence[int]) -> list[int]:
         """Those of the nodes that have something to train on and have announced keys, each device once in its turn.
@@ -151,8 +180,12 @@ class SecureSums:
         roster = read_roster(self._deployment.folder)
         for node, reply in self._courier.ask(requests, seconds, f"round {attempt.number}"):
             refuse = refusal(reply, attempt.token)
-            device, version, ready = (reply.facts.get(name) for name in ("device", "version", "ready"))
-            if refuse is None and not (is_name(device) and type(version) is int and isinstance(ready, bool)):
+            device, version, ready = (
+                reply.facts.get(name) for name in ("device", "version", "ready")
+            )
+            if refuse is None and not (
+                is_name(device) and type(version) is int and isinstance(ready, bool)
+            ):
                 refuse = ("garbage", "no device, version or readiness named")
             elif refuse is None and device in seen:
                 refuse = ("twice", f"device {device} takes part in this round under another node")
@@ -186,7 +219,10 @@ class SecureSums:
                 continue
             del attempt.devices[node]
             attempt.refused.append((node, *refuse))
-        self._enough(attempt.devices, "are there whose turn it is" if self._private else "have something to train on")
+        self._enough(
+            attempt.devices,
+            "are there whose turn it is" if self._private else "have something to train on",
+        )
         return list(attempt.devices)
 
     def _vectors(
@@ -209,7 +245,11 @@ class SecureSums:
         }
 
         def packets_for(node: int) -> wire.Said:
-            found = {other: sealed[other][node] for other in sorted(neighbours[node] - {node}) if other in sealed}
+            found = {
+                other: sealed[other][node]
+                for other in sorted(neighbours[node] - {node})
+                if other in sealed
+            }
             return {wire.STEP: wire.VECTOR, **wire.parcels(found)}
 
         self._step(
@@ -217,10 +257,15 @@ class SecureSums:
             "training",
             {node: packets_for(node) for node in sealed},
             lambda node, answer: total.add(node, wire.read_bytes(answer, wire.MASKED)),
-            facts={n: {**task, "settled": attempt.marks.get(attempt.devices[n], Mark()).settled} for n in sealed},
+            facts={
+                n: {**task, "settled": attempt.marks.get(attempt.devices[n], Mark()).settled}
+                for n in sealed
+            },
             arrays={"weights": state.kept["weights"]},
             seconds=rules.round_seconds,
-            enough=lambda _: rules.report_goal is not None and len(total.nodes) >= rules.report_goal,
+            enough=lambda _: (
+                rules.report_goal is not None and len(total.nodes) >= rules.report_goal
+            ),
         )
 
     def _step(
@@ -258,7 +303,9 @@ class SecureSums:
             return replace(reply, arrays={}, sealed={})
 
         requests = [request(node) for node in said]
-        answers = self._courier.ask(requests, seconds, f"round {attempt.number}, {what}", enough, take)
+        answers = self._courier.ask(
+            requests, seconds, f"round {attempt.number}, {what}", enough, take
+        )
         if self._private:
             check_not_older(answers, attempt.number)
         return {node: found[node] for node in said if node in found}

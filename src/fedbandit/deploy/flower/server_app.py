@@ -40,7 +40,9 @@ def main(grid: Grid, context: Context) -> None:
         logger.error("%s", problem)
         raise
     except Exception:
-        logger.exception("the server has stopped; start it again to resume after the last saved round")
+        logger.exception(
+            "the server has stopped; start it again to resume after the last saved round"
+        )
         raise
     finally:
         transport.close()

@@ -22,13 +22,17 @@ SEALED = "sealed"
 
 
 def to_records(
-    facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], sealed: Mapping[str, Any] | None = None
+    facts: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    sealed: Mapping[str, Any] | None = None,
 ) -> RecordDict:
     """One text, some arrays and perhaps a step of a secure sum, ready to be sent."""
     content = RecordDict(
         {
             "facts": ConfigRecord({"json": json.dumps(dict(facts))}),
-            "arrays": ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}),
+            "arrays": ArrayRecord(
+                {name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}
+            ),
         }
     )
     if sealed:
@@ -67,7 +71,9 @@ class GridTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pulling = Pulling(grid) if isinstance(grid, HttpGrid) else None  # no other grid has uploads to wait for
+        self._pulling = (
+            Pulling(grid) if isinstance(grid, HttpGrid) else None
+        )  # no other grid has uploads to wait for
         self._numbers = count()
         self._undeliverable: list[Reply] = []
 
@@ -89,7 +95,9 @@ class GridTransport:
             )
             for request in requests
         ]
-        tickets = list(self._grid.push_messages(messages))  # a list: a generator is answered with an error
+        tickets = list(
+            self._grid.push_messages(messages)
+        )  # a list: a generator is answered with an error
         return [ticket or self._never_sent() for ticket in tickets]
 
     def receive(self, tickets: Collection[str]) -> list[Reply]:
@@ -111,14 +119,18 @@ class GridTransport:
 def _reply(message: Message) -> Reply:
     ticket = message.metadata.reply_to_message_id
     if message.has_error():
-        return Reply(ticket, error=f"Flower's error {message.error.code}: {message.error.reason}"[:300])
+        return Reply(
+            ticket, error=f"Flower's error {message.error.code}: {message.error.reason}"[:300]
+        )
     try:
         return Reply(ticket, *from_records(message.content), sealed=sealed_in(message.content))
     except DataError as problem:
         return Reply(ticket, error=str(problem))
 
 
-_LONGEST_UPLOAD = 180.0  # seconds that one reply may take to come in; the SuperLink gives it up then, too
+_LONGEST_UPLOAD = (
+    180.0  # seconds that one reply may take to come in; the SuperLink gives it up then, too
+)
 _SLOW = 5.0  # seconds after which a fetch counts as waiting for its device, and no longer as work that is done
 _AT_ONCE = 8  # replies that are fetched at the same time, beside those that are slow
 _MOST_THREADS = 500
@@ -132,7 +144,10 @@ class Pulling:
     """
 
     def __init__(
-        self, grid: HttpGrid, limit: float = _LONGEST_UPLOAD, clock: Callable[[], float] = time.monotonic
+        self,
+        grid: HttpGrid,
+        limit: float = _LONGEST_UPLOAD,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._grid, self._limit, self._clock = grid, limit, clock
         self._lock = threading.Lock()
@@ -170,10 +185,14 @@ class Pulling:
             if self._closed:
                 return
             with self._lock:
-                here = {ticket for ticket, _ in self._arrived} | {reply.ticket for reply in self._whole}
+                here = {ticket for ticket, _ in self._arrived} | {
+                    reply.ticket for reply in self._whole
+                }
                 asked = sorted(self._wanted - self._fetching.keys() - here)
             try:
-                found = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=asked))
+                found = self._grid._runtime_client.PullMessages(
+                    PullAppMessagesRequest(message_ids=asked)
+                )
             except Exception as error:  # raised where the replies are asked for
                 self._failure = error
                 return
@@ -192,8 +211,12 @@ class Pulling:
 
     def _fetch(self, ticket: str, one: PullAppMessagesResponse) -> None:
         until = self._clock() + self._limit
-        grid: Any = copy.copy(self._grid)  # without its client: whatever this thread asks goes through the one below
-        grid._client = _OneReply(self._grid._runtime_client, one, lambda: self._closed or self._clock() >= until)
+        grid: Any = copy.copy(
+            self._grid
+        )  # without its client: whatever this thread asks goes through the one below
+        grid._client = _OneReply(
+            self._grid._runtime_client, one, lambda: self._closed or self._clock() >= until
+        )
         try:
             replies = [_reply(message) for message in grid.pull_messages([ticket])]
         except Exception as error:  # whatever is wrong with one device's reply concerns no other

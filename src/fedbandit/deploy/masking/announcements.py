@@ -14,7 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
     EllipticCurvePrivateKey,
     EllipticCurvePublicKey,
 )
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.hazmat.primitives.asymmetric.utils import (
+    decode_dss_signature,
+    encode_dss_signature,
+)
 from cryptography.hazmat.primitives.hashes import SHA384
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -51,7 +54,9 @@ class Announcement:
     seal: bytes  # ... and for shares that travel by way of the server
     commitment: bytes  # to the seed of its own mask
     signature: bytes = b""
-    signer: bytes = b""  # its node's public key or certificate, as OpenSSH writes them; empty: unsigned
+    signer: bytes = (
+        b""  # its node's public key or certificate, as OpenSSH writes them; empty: unsigned
+    )
 
     @property
     def keys(self) -> list[bytes]:
@@ -73,7 +78,9 @@ class Announcement:
     def signed(self, token: str, node: int, signer: Signer) -> "Announcement":
         """The same, under the signature of the node's key."""
         own = replace(self, signer=signer.identity)
-        numbers = decode_dss_signature(signer.key.sign(own._statement(token, node), ECDSA(SHA384())))
+        numbers = decode_dss_signature(
+            signer.key.sign(own._statement(token, node), ECDSA(SHA384()))
+        )
         return replace(own, signature=b"".join(number.to_bytes(_HALF, "big") for number in numbers))
 
     def check(self, token: str, node: int, roster: "Roster | None") -> None:
@@ -86,16 +93,27 @@ class Announcement:
             return
         key, certificate = _identity(self.signer)
         try:
-            numbers = (int.from_bytes(self.signature[:_HALF], "big"), int.from_bytes(self.signature[_HALF:], "big"))
-            key.verify(encode_dss_signature(*numbers), self._statement(token, node), ECDSA(SHA384()))
+            numbers = (
+                int.from_bytes(self.signature[:_HALF], "big"),
+                int.from_bytes(self.signature[_HALF:], "big"),
+            )
+            key.verify(
+                encode_dss_signature(*numbers), self._statement(token, node), ECDSA(SHA384())
+            )
         except (ValueError, InvalidSignature):
-            raise DataError(f"the keys of node {node} have a signature that is not for them") from None
+            raise DataError(
+                f"the keys of node {node} have a signature that is not for them"
+            ) from None
         if roster is not None and not roster.has(key, certificate, time.time()):
-            raise DataError(f"the keys of node {node} are signed by a node that is not on the roster")
+            raise DataError(
+                f"the keys of node {node} are signed by a node that is not on the roster"
+            )
 
     def _statement(self, token: str, node: int) -> bytes:
         named = (token.encode(), node.to_bytes(8, "big"))
-        return framed(PROTOCOL, b"announcement", *named, self.mask, self.seal, self.commitment, self.signer)
+        return framed(
+            PROTOCOL, b"announcement", *named, self.mask, self.seal, self.commitment, self.signer
+        )
 
 
 def reused(announcements: Collection[Announcement]) -> bool:
@@ -124,19 +142,34 @@ class Roster:
             elif words[0] == _KIND and len(words) > 1:
                 keys.add(f"{words[0]} {words[1]}")
             else:
-                raise DataError(f"{where}: line {number}: not a public key of the kind {_KIND}, nor {_AUTHORITY}")
+                raise DataError(
+                    f"{where}: line {number}: not a public key of the kind {_KIND}, nor {_AUTHORITY}"
+                )
         if not keys | authorities:
             raise DataError(f"{where}: no public keys in it")
         return cls(frozenset(keys), frozenset(authorities))
 
-    def has(self, key: EllipticCurvePublicKey, certificate: SSHCertificate | None, now: float) -> bool:
+    def has(
+        self, key: EllipticCurvePublicKey, certificate: SSHCertificate | None, now: float
+    ) -> bool:
         """Whether a node is on it, or has a certificate by an operator who is, valid at this time."""
         if _line_of(key) in self.keys:
             return True
-        if certificate is None or certificate.type is not SSHCertificateType.USER or certificate.critical_options:
+        if (
+            certificate is None
+            or certificate.type is not SSHCertificateType.USER
+            or certificate.critical_options
+        ):
             return False
-        by = certificate.signature_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-        if by not in self.authorities or not certificate.valid_after <= now < certificate.valid_before:
+        by = (
+            certificate.signature_key()
+            .public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            .decode()
+        )
+        if (
+            by not in self.authorities
+            or not certificate.valid_after <= now < certificate.valid_before
+        ):
             return False
         try:
             certificate.verify_cert_signature()
@@ -150,7 +183,9 @@ def roster_line(public_key: bytes, comment: str, where: str) -> str:
     try:
         key, _ = _identity(public_key)
     except DataError:
-        raise DataError(f"{where}: not a public key as `ssh-keygen -t ecdsa -b 384` makes them") from None
+        raise DataError(
+            f"{where}: not a public key as `ssh-keygen -t ecdsa -b 384` makes them"
+        ) from None
     return f"{_line_of(key)} {' '.join(comment.split())}".rstrip()
 
 
@@ -161,7 +196,9 @@ def signer_of(private_key: bytes, where: str, certificate: bytes | None = None) 
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not (isinstance(key, EllipticCurvePrivateKey) and isinstance(key.curve, SECP384R1)):
-        raise DataError(f"{where}: not a key as `ssh-keygen -t ecdsa -b 384` makes them, without a password")
+        raise DataError(
+            f"{where}: not a key as `ssh-keygen -t ecdsa -b 384` makes them, without a password"
+        )
     own = _line_of(key.public_key())
     if certificate is None:
         return Signer(key, own.encode())

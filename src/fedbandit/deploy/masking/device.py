@@ -34,7 +34,9 @@ from fedbandit.deploy.secure_sums import LEAST, MOST_SHARES
 class _Kept(BaseModel):
     """Keeps as JSON between two messages."""
 
-    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64", extra="forbid")
+    model_config = ConfigDict(
+        frozen=True, ser_json_bytes="base64", val_json_bytes="base64", extra="forbid"
+    )
 
 
 class Announced(_Kept):
@@ -64,7 +66,9 @@ class Held(_Kept):
     node: int
     threshold: int
     share: bytes
-    shares: dict[int, tuple[bytes, bytes]]  # by neighbour: of its key for masks, and of the seed of its own mask
+    shares: dict[
+        int, tuple[bytes, bytes]
+    ]  # by neighbour: of its key for masks, and of the seed of its own mask
 
 
 def announce(token: str, node: int, signer: Signer | None) -> tuple[Announced, Announcement]:
@@ -72,7 +76,9 @@ def announce(token: str, node: int, signer: Signer | None) -> tuple[Announced, A
     mask, seal, seed = new_key(), new_key(), secrets.token_bytes(SECRET)
     said = Announcement(public_of(mask), public_of(seal), commitment(token, node, seed))
     said = said if signer is None else said.signed(token, node, signer)
-    return Announced(token=token, node=node, mask=mask, seal=seal, seed=seed, said=said.to_bytes()), said
+    return Announced(
+        token=token, node=node, mask=mask, seal=seal, seed=seed, said=said.to_bytes()
+    ), said
 
 
 def commitment(token: str, node: int, seed: bytes) -> bytes:
@@ -95,7 +101,9 @@ def share(
     if number > MOST_SHARES:
         raise DataError(f"{number} neighbours are more than {MOST_SHARES}")
     if not number / 2 < threshold <= number:
-        raise DataError(f"{threshold} of {number} shares would do: not more than half, or more than there are")
+        raise DataError(
+            f"{threshold} of {number} shares would do: not more than half, or more than there are"
+        )
     if reused([said, *neighbours.values()]):
         raise DataError("one key stands for two things or two nodes")
     for node, announcement in neighbours.items():
@@ -107,8 +115,12 @@ def share(
         place = places[node] - 1
         key = _packet_key(own.token, own.seal, announcement.seal, said.seal, announcement.seal)
         packets[node] = sealed(key, of_key[place] + of_seed[place], _between(own.node, node))
-    keys = {node: (announcement.mask, announcement.seal) for node, announcement in neighbours.items()}
-    kept = Shared(own=own, threshold=threshold, neighbours=keys, share=of_seed[places[own.node] - 1])
+    keys = {
+        node: (announcement.mask, announcement.seal) for node, announcement in neighbours.items()
+    }
+    kept = Shared(
+        own=own, threshold=threshold, neighbours=keys, share=of_seed[places[own.node] - 1]
+    )
     return kept, packets
 
 
@@ -124,11 +136,19 @@ def accept(shared: Shared, packets: Mapping[int, bytes]) -> Held:
     shares, mine = {}, public_of(own.seal)
     for node, packet in packets.items():
         theirs = shared.neighbours[node][1]
-        content = opened(_packet_key(own.token, own.seal, theirs, theirs, mine), packet, _between(node, own.node))
+        content = opened(
+            _packet_key(own.token, own.seal, theirs, theirs, mine), packet, _between(node, own.node)
+        )
         if len(content) != 2 * SHARE:
             raise DataError(f"node {node} has sealed no shares")
         shares[node] = (content[:SHARE], content[SHARE:])
-    return Held(token=own.token, node=own.node, threshold=shared.threshold, share=shared.share, shares=shares)
+    return Held(
+        token=own.token,
+        node=own.node,
+        threshold=shared.threshold,
+        share=shared.share,
+        shares=shares,
+    )
 
 
 def masked(shared: Shared, held: Held, levels: np.ndarray) -> bytes:
@@ -152,7 +172,9 @@ def reveal(held: Held, active: Collection[int], dropped: Collection[int]) -> dic
     if there | gone != held.shares.keys() | {held.node}:
         raise DataError("asked about others than the neighbours whose packets it was given")
     _enough(len(there), held.threshold)
-    found = {node: of_key if node in gone else of_seed for node, (of_key, of_seed) in held.shares.items()}
+    found = {
+        node: of_key if node in gone else of_seed for node, (of_key, of_seed) in held.shares.items()
+    }
     return {**found, held.node: held.share}
 
 
@@ -163,7 +185,9 @@ def own_mask_seed(token: str, node: int, seed: bytes) -> bytes:
 
 def pair_mask_seed(token: str, private: bytes, public: bytes) -> bytes:
     """What the mask between two devices is made from: the same for both."""
-    return derived(agreed(private, public), b"pair mask", token.encode(), *sorted([public_of(private), public]))
+    return derived(
+        agreed(private, public), b"pair mask", token.encode(), *sorted([public_of(private), public])
+    )
 
 
 def sign_of(node: int, other: int) -> int:

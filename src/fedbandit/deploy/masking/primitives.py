@@ -61,7 +61,9 @@ def public_of(private: bytes) -> bytes:
 def agreed(private: bytes, public: bytes) -> bytes:
     """The secret between two keys; refuses public keys for which it would be zero whatever the private one is."""
     try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+        return X25519PrivateKey.from_private_bytes(private).exchange(
+            X25519PublicKey.from_public_bytes(public)
+        )
     except ValueError:
         raise DataError("a public key that agrees on nothing") from None
 
@@ -106,14 +108,18 @@ def opened(key: bytes, packet: bytes, context: bytes) -> bytes:
     try:
         return ChaCha20Poly1305(key).decrypt(bytes(12), packet, context)
     except InvalidTag:
-        raise DataError("a packet that its sender did not seal for this device in this round") from None
+        raise DataError(
+            "a packet that its sender did not seal for this device in this round"
+        ) from None
 
 
 def shares_of(secret: bytes, number: int, threshold: int) -> list[bytes]:
     """Shares 1 to `number` of a secret of 32 bytes (Shamir): `threshold` of them recover it, fewer tell nothing."""
     assert len(secret) == SECRET
     assert 0 < threshold <= number
-    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [int.from_bytes(secret, "big")]
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [
+        int.from_bytes(secret, "big")
+    ]
     found = []
     for place in range(1, number + 1):
         value = 0

@@ -12,7 +12,13 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.masking.announcements import Announcement
-from fedbandit.deploy.masking.device import commitment, own_mask_seed, pair_mask_seed, places_of, sign_of
+from fedbandit.deploy.masking.device import (
+    commitment,
+    own_mask_seed,
+    pair_mask_seed,
+    places_of,
+    sign_of,
+)
 from fedbandit.deploy.masking.primitives import ENTRY, add_mask, public_of, recovered, unpacked
 from fedbandit.deploy.secure_sums import MODULUS
 
@@ -58,7 +64,9 @@ class MaskedSum:
     def add(self, node: int, vector: bytes) -> None:
         """Add a node's vector, as it came."""
         if len(vector) != ENTRY * self._size:
-            raise DataError(f"a masked vector of {len(vector)} bytes, expected {ENTRY * self._size}")
+            raise DataError(
+                f"a masked vector of {len(vector)} bytes, expected {ENTRY * self._size}"
+            )
         if node in self.nodes:
             raise DataError("a second masked vector")
         self._total += unpacked(vector)
@@ -78,7 +86,9 @@ class MaskedSum:
         others of their key for masks. `sharing` are all that have sent packets. Call it once.
         """
         for node in sharing:
-            secret = self._secret(node, shares[node], threshold, announced[node], places_of(neighbours[node]))
+            secret = self._secret(
+                node, shares[node], threshold, announced[node], places_of(neighbours[node])
+            )
             if node in self.nodes:
                 add_mask(self._total, own_mask_seed(self._token, node, secret), -1)
                 continue
@@ -88,10 +98,17 @@ class MaskedSum:
         return (self._total % np.uint64(MODULUS)).astype(np.int64)
 
     def _secret(
-        self, node: int, held: Mapping[int, bytes], threshold: int, said: Announcement, places: Mapping[int, int]
+        self,
+        node: int,
+        held: Mapping[int, bytes],
+        threshold: int,
+        said: Announcement,
+        places: Mapping[int, int],
     ) -> bytes:
         """What the shares recover, if it is what the device announced."""
-        secret = recovered({places[keeper]: share for keeper, share in sorted(held.items())[:threshold]})
+        secret = recovered(
+            {places[keeper]: share for keeper, share in sorted(held.items())[:threshold]}
+        )
         if secret is not None:
             if node in self.nodes and commitment(self._token, node, secret) == said.commitment:
                 return secret

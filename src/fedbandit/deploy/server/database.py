@@ -97,14 +97,18 @@ class Database:
     def marks(self, names: Iterable[str]) -> dict[str, Mark]:
         """What is remembered of these devices, of those that are known."""
         found: dict[str, Mark] = {}
-        for name, counted, turn, settled, checksum in self._rows(_MARKS, list(dict.fromkeys(names))):
+        for name, counted, turn, settled, checksum in self._rows(
+            _MARKS, list(dict.fromkeys(names))
+        ):
             sound = checksum == _checksum(name, counted, turn, settled)
             found[name] = Mark(counted, turn, settled) if sound else Mark(damaged=True)
         return found
 
     def devices(self, nodes: Iterable[int]) -> dict[int, str]:
         """Which devices these nodes were when they last took part, of those that have."""
-        return {int(node): str(name) for node, name in self._rows(_NODES, [str(node) for node in nodes])}
+        return {
+            int(node): str(name) for node, name in self._rows(_NODES, [str(node) for node in nodes])
+        }
 
     def _rows(self, query: str, keys: list[str]) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = []
@@ -118,14 +122,24 @@ class Database:
     def generations(self) -> list[Generation]:
         """The generations that are kept, the newest first."""
         with self._transaction(write=False) as db:
-            rows = db.execute("SELECT number, files, facts, checksum FROM generations ORDER BY number DESC").fetchall()
+            rows = db.execute(
+                "SELECT number, files, facts, checksum FROM generations ORDER BY number DESC"
+            ).fetchall()
         for number, files, facts, checksum in rows:
             if checksum != _digest(number, files, facts):
                 raise _damaged(self.path, f"generation {number} is not what was written")
-        return [Generation(number, json.loads(files), json.loads(facts)) for number, files, facts, _ in rows]
+        return [
+            Generation(number, json.loads(files), json.loads(facts))
+            for number, files, facts, _ in rows
+        ]
 
     def commit(
-        self, following: Generation, marks: Mapping[str, Mark], nodes: Mapping[int, str], after: int, beside: int
+        self,
+        following: Generation,
+        marks: Mapping[str, Mark],
+        nodes: Mapping[int, str],
+        after: int,
+        beside: int,
     ) -> int:
         """From here on `following` is the state; the number of devices that are known.
 
@@ -134,20 +148,28 @@ class Database:
         with self._transaction(write=True) as db:
             newest = db.execute("SELECT max(number) FROM generations").fetchone()[0]
             if newest != after:
-                raise DataError(f"{self.path}: is at generation {newest}, where {after} was expected; start again")
+                raise DataError(
+                    f"{self.path}: is at generation {newest}, where {after} was expected; start again"
+                )
             new = [name for name, mark in marks.items() if _write(db, name, mark)]
-            devices = int(following.facts["devices"]) + sum(len(name) <= _LONGEST_NAME for name in new)
+            devices = int(following.facts["devices"]) + sum(
+                len(name) <= _LONGEST_NAME for name in new
+            )
             known = ((str(node), name) for node, name in nodes.items())
             db.executemany("INSERT OR REPLACE INTO nodes VALUES (?, ?)", known)
             _insert(db, following, devices)
-            db.execute("DELETE FROM generations WHERE number NOT IN (?, ?)", (following.number, beside))
+            db.execute(
+                "DELETE FROM generations WHERE number NOT IN (?, ?)", (following.number, beside)
+            )
         return devices
 
     @contextmanager
     def _transaction(self, write: bool) -> Iterator[sqlite3.Connection]:
         with _explained(self.path):
             uri = f"{self.path.absolute().as_uri()}?mode=rw"
-            with closing(sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)) as db:
+            with closing(
+                sqlite3.connect(uri, uri=True, timeout=_PATIENCE, isolation_level=None)
+            ) as db:
                 otherwise = "not the state of a deployment, or damaged; restore it from a copy"
                 check_format(db, self.path, _APPLICATION, FORMAT, otherwise)
                 db.execute("PRAGMA synchronous = EXTRA")  # the end of a commit is on disk as well
@@ -173,7 +195,8 @@ def create(path: Path, first: Generation, marks: Iterable[tuple[str, Mark]] = ()
         db.executescript(_SCHEMA)
         db.execute("BEGIN")
         rows = (
-            (m.counted, m.turn, m.settled, _checksum(name, m.counted, m.turn, m.settled), name) for name, m in marks
+            (m.counted, m.turn, m.settled, _checksum(name, m.counted, m.turn, m.settled), name)
+            for name, m in marks
         )
         _insert(db, first, db.executemany(_NEW_DEVICE, rows).rowcount)
         db.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -197,7 +220,13 @@ def _write(db: sqlite3.Connection, name: str, mark: Mark) -> bool:
 
 
 def _row(name: str, mark: Mark) -> tuple[object, ...]:
-    return (mark.counted, mark.turn, mark.settled, _checksum(name, mark.counted, mark.turn, mark.settled), name)
+    return (
+        mark.counted,
+        mark.turn,
+        mark.settled,
+        _checksum(name, mark.counted, mark.turn, mark.settled),
+        name,
+    )
 
 
 def _insert(db: sqlite3.Connection, generation: Generation, devices: int) -> None:
@@ -208,7 +237,9 @@ def _insert(db: sqlite3.Connection, generation: Generation, devices: int) -> Non
 
 
 def _checksum(name: object, counted: object, turn: object, settled: object) -> int:
-    return zlib.crc32(f"{name}\n{counted!r}\n{turn!r}\n{settled}".encode())  # damage can make any type of a value
+    return zlib.crc32(
+        f"{name}\n{counted!r}\n{turn!r}\n{settled}".encode()
+    )  # damage can make any type of a value
 
 
 def _digest(*values: object) -> str:

@@ -51,11 +51,27 @@ from fedbandit.models import DataSpec, Freezing
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger, Redraws, finite
-from fedbandit.privacy.noise import DeploymentNoise, Grid, GridMean, GridNoise, PrivateMean, room_needed
+from fedbandit.privacy.noise import (
+    DeploymentNoise,
+    Grid,
+    GridMean,
+    GridNoise,
+    PrivateMean,
+    room_needed,
+)
 from fedbandit.privacy.reporting import summary
 from fedbandit.privacy.strategies import Memory, with_coefficients
 
-_MEANINGLESS = ("scenario", "mode", "data", "pretraining", "population", "drift", "training", "evaluate_every")
+_MEANINGLESS = (
+    "scenario",
+    "mode",
+    "data",
+    "pretraining",
+    "population",
+    "drift",
+    "training",
+    "evaluate_every",
+)
 _CALIBRATION = 2e-3  # noise for a budget is computed to four digits, and may be a step apart on another machine
 GRID = Grid(STEP / RANGE, MODULUS)  # of secure sums
 LEAST_JUDGES = 3  # devices that judge a candidate: without any one of them two must be left
@@ -69,26 +85,46 @@ class Rules(BaseModel):
     state: str  # folder of checkpoints, metrics and models
     actions: tuple[str, ...] | str  # their names, or a text file with one a line
     vocabulary: str | None = None  # a text file with one word a line, for contexts that are texts
-    encoder: str | None = None  # the header.json of a data set made from a table, for contexts by column
+    encoder: str | None = (
+        None  # the header.json of a data set made from a table, for contexts by column
+    )
     shape: tuple[Count, ...] | None = None  # of contexts that are dense features
     initial: str | None = None  # a model file to start from
-    population: Count | None = None  # devices that may ever take part: what the privacy accounting counts on
+    population: Count | None = (
+        None  # devices that may ever take part: what the privacy accounting counts on
+    )
     min_reach: Annotated[float, Field(ge=0, le=1)] = (
         0.1  # part of the population in reach before a private round begins
     )
-    report_goal: Count | None = None  # reports that end a round early; None: wait for all that were asked
-    min_reports: Count = 1  # fewer, and the round is run again; also the nodes to wait for before one begins
+    report_goal: Count | None = (
+        None  # reports that end a round early; None: wait for all that were asked
+    )
+    min_reports: Count = (
+        1  # fewer, and the round is run again; also the nodes to wait for before one begins
+    )
     round_seconds: Positive = 120.0
-    install_seconds: Positive = 60.0  # how long a new model may take to reach the nodes before the round begins
+    install_seconds: Positive = (
+        60.0  # how long a new model may take to reach the nodes before the round begins
+    )
     poll_seconds: Positive = 0.2
     keep_versions: Annotated[int, Field(ge=2)] = 5
     secure_aggregation: bool = False  # the server sees sums only; the rest is for this
     secure_seconds: Positive = 60.0  # for each exchange of keys; training has round_seconds
-    secure_shares: Annotated[int, Field(ge=LEAST, le=MOST_SHARES)] = 25  # devices that keep shares of one's secrets
-    secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.6  # the part of them that has to stay until the end
-    max_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3  # part of the devices in reach that would drop out if asked
-    max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = 1000  # that one device reports in one round
-    max_reward: Positive = 1.0  # larger ones are counted as this; both bound reports, secure sums and the gate
+    secure_shares: Annotated[int, Field(ge=LEAST, le=MOST_SHARES)] = (
+        25  # devices that keep shares of one's secrets
+    )
+    secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = (
+        0.6  # the part of them that has to stay until the end
+    )
+    max_dropout: Annotated[float, Field(ge=0, lt=1)] = (
+        0.3  # part of the devices in reach that would drop out if asked
+    )
+    max_events: Annotated[int, Field(ge=1, le=MOST_EVENTS)] = (
+        1000  # that one device reports in one round
+    )
+    max_reward: Positive = (
+        1.0  # larger ones are counted as this; both bound reports, secure sums and the gate
+    )
 
     @property
     def bounds(self) -> ReportBounds:
@@ -140,7 +176,9 @@ class Deployment:
     def algorithm(self) -> Algorithm:
         """How devices train and how the server learns from them."""
         chosen = self.config.server
-        return build_algorithm(self.config, build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters))
+        return build_algorithm(
+            self.config, build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
+        )
 
     @cached_property
     def rule(self) -> Robust | None:
@@ -185,11 +223,17 @@ class Deployment:
 
     def spent(self, rounds: int, tight: bool) -> dict[str, Any]:
         """What so many rounds have cost, with all that it means; nothing of a deployment that is not private."""
-        return {} if self.ledger is None else {"privacy": summary(self.ledger, rounds, deployed=True, tight=tight)}
+        return (
+            {}
+            if self.ledger is None
+            else {"privacy": summary(self.ledger, rounds, deployed=True, tight=tight)}
+        )
 
     def kept(self, weights: np.ndarray) -> Vectors:
         """What the algorithm keeps at the start of training from these weights of the whole model."""
-        return self.algorithm.init(weights if self.freezing is None else self.freezing.pick(weights))
+        return self.algorithm.init(
+            weights if self.freezing is None else self.freezing.pick(weights)
+        )
 
     def progress(self, version: int, number: int, events: int) -> Progress:
         """How far the deployment has come when a version goes out after a round; under privacy as planned."""
@@ -215,7 +259,9 @@ class Deployment:
     @cached_property
     def space(self) -> str:
         """Names what contexts and actions mean to this deployment's devices."""
-        return self.device_model(Version(self.initial, Progress(actions=len(self.actions))), 0).space
+        return self.device_model(
+            Version(self.initial, Progress(actions=len(self.actions))), 0
+        ).space
 
     def promises(self) -> dict[str, Any]:
         """What must not change while a deployment lives: what weights mean, and what its devices were promised."""
@@ -234,7 +280,11 @@ class Deployment:
         if self.ledger is None:
             return {}
         plan = self.ledger.plan
-        said = {"figures_share": plan.figures_share, "gate_share": plan.gate_share, "unit": plan.unit}
+        said = {
+            "figures_share": plan.figures_share,
+            "gate_share": plan.gate_share,
+            "unit": plan.unit,
+        }
         return {name: value for name, value in said.items() if value not in (0.0, "client")}
 
     def resumed(self, state: State) -> "Deployment":
@@ -243,17 +293,27 @@ class Deployment:
         What was computed for its noise comes from the state: another machine would come to slightly different numbers.
         """
         kept = state.extra["promises"]
-        own = self if self.ledger is None or not kept.get("privacy") else self._with_noise_of(kept["privacy"])
+        own = (
+            self
+            if self.ledger is None or not kept.get("privacy")
+            else self._with_noise_of(kept["privacy"])
+        )
         for name, value in own.promises().items():
             if kept.get(name) != value:
-                forgets = ", which forgets what was spent on these devices" if name == "privacy" else ""
+                forgets = (
+                    ", which forgets what was spent on these devices" if name == "privacy" else ""
+                )
                 problem = f"was started with different {name}; use a new folder{forgets}"
                 raise ConfigError(f"deployment.state: {self.folder}: {problem}")
         return own
 
     def _with_noise_of(self, kept: Mapping[str, Any]) -> "Deployment":
         assert self.ledger is not None
-        plan, multiplier, coefficients = self.ledger.plan, kept["noise_multiplier"], kept["coefficients"]
+        plan, multiplier, coefficients = (
+            self.ledger.plan,
+            kept["noise_multiplier"],
+            kept["coefficients"],
+        )
         chosen = self.config.privacy.noise_multiplier is not None
         if not chosen and math.isclose(multiplier, plan.noise_multiplier, rel_tol=_CALIBRATION):
             plan = replace(plan, noise_multiplier=multiplier)
@@ -287,14 +347,26 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     """The deployment of nested values as TOML gives them; its paths are relative to `base`."""
     for key in _MEANINGLESS:
         if key in values:
-            raise ConfigError(f"{where}{key}: is for simulations; it has no meaning on real devices")
+            raise ConfigError(
+                f"{where}{key}: is for simulations; it has no meaning on real devices"
+            )
     rest = {key: value for key, value in values.items() if key != "deployment"}
     config = Config.build({"scenario": "scratch", **rest}, where)
     rules = _rules(values.get("deployment", {}), where)
     if not config.clipping.enabled:
-        raise ConfigError(f"{where}clipping.enabled: without a clip norm one device could move the model at will")
-    actions = _lines("deployment.actions", rules.actions, base) if isinstance(rules.actions, str) else rules.actions
-    vocabulary = None if rules.vocabulary is None else _lines("deployment.vocabulary", rules.vocabulary, base)
+        raise ConfigError(
+            f"{where}clipping.enabled: without a clip norm one device could move the model at will"
+        )
+    actions = (
+        _lines("deployment.actions", rules.actions, base)
+        if isinstance(rules.actions, str)
+        else rules.actions
+    )
+    vocabulary = (
+        None
+        if rules.vocabulary is None
+        else _lines("deployment.vocabulary", rules.vocabulary, base)
+    )
     encoder = None if rules.encoder is None else _encoder(rules.encoder, base, where)
     if encoder is not None:
         if rules.shape is not None or (vocabulary is None) == (encoder.words > 0):
@@ -302,7 +374,9 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
                 f"{where}deployment.encoder: goes with a vocabulary where it has words, and never a shape"
             )
     elif (vocabulary is None) == (rules.shape is None):
-        raise ConfigError(f"{where}deployment.shape: give it for dense contexts, or deployment.vocabulary for texts")
+        raise ConfigError(
+            f"{where}deployment.shape: give it for dense contexts, or deployment.vocabulary for texts"
+        )
     if encoder is not None:
         data = DataSpec("dense" if encoder.dense else "sparse", (encoder.width,), len(actions))
     elif vocabulary is not None:
@@ -316,7 +390,9 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     if rules.secure_aggregation:
         _check_secure(config, rules, ledger, where)
     if "max_dropout" in rules.model_fields_set and (ledger is None or ledger.redraws is None):
-        raise ConfigError(f"{where}deployment.max_dropout: is for private secure sums with Poisson sampling")
+        raise ConfigError(
+            f"{where}deployment.max_dropout: is for private secure sums with Poisson sampling"
+        )
     if config.gate.confidence is not None:
         _check_gate(config, rules, where)
     elif config.privacy.gate_share is not None:
@@ -371,7 +447,9 @@ def _rules(values: Mapping[str, Any], where: str) -> Rules:
 
 def _lines(key: str, name: str, base: Path) -> tuple[str, ...]:
     try:
-        return tuple(line for line in (base / name).read_text(encoding="utf-8").splitlines() if line)
+        return tuple(
+            line for line in (base / name).read_text(encoding="utf-8").splitlines() if line
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: {base / name}: {error}") from None
 
@@ -379,9 +457,13 @@ def _lines(key: str, name: str, base: Path) -> tuple[str, ...]:
 def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
     if config.privacy.mechanism == "none":
         if rules.report_goal is not None and rules.report_goal > config.clients_per_round:
-            raise ConfigError(f"{where}deployment.report_goal: more than the {config.clients_per_round} that are asked")
+            raise ConfigError(
+                f"{where}deployment.report_goal: more than the {config.clients_per_round} that are asked"
+            )
         if "min_reach" in rules.model_fields_set:
-            raise ConfigError(f"{where}deployment.min_reach: is for private deployments; use deployment.min_reports")
+            raise ConfigError(
+                f"{where}deployment.min_reach: is for private deployments; use deployment.min_reports"
+            )
         return build_ledger(config, max(config.clients_per_round, rules.population or 1), False)
     if rules.population is None:
         raise ConfigError(
@@ -393,7 +475,9 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
             " round, which the noise does not cover"
         )
     if config.privacy.unit == "user" and rules.secure_aggregation:
-        raise ConfigError(f"{where}privacy.unit: user is not kept by deployment.secure_aggregation yet")
+        raise ConfigError(
+            f"{where}privacy.unit: user is not kept by deployment.secure_aggregation yet"
+        )
     redraws = None
     if rules.secure_aggregation:
         connected = math.floor(rules.least_reach(rules.population) * (1 - rules.max_dropout))
@@ -413,10 +497,17 @@ def _check_secure(config: Config, rules: Rules, ledger: Ledger | None, where: st
             f" {ledger.plan.noise_multiplier:g} clip norms do not fit into one secure sum"
         )
     if config.clients_per_round > MOST:
-        raise ConfigError(f"{where}clients_per_round: at most {MOST} devices fit into one secure sum")
+        raise ConfigError(
+            f"{where}clients_per_round: at most {MOST} devices fit into one secure sum"
+        )
     if rules.min_reports < LEAST:
-        raise ConfigError(f"{where}deployment.min_reports: a secure sum needs at least {LEAST} devices to hide one")
-    if rules.report_goal is not None and rules.report_goal < rules.secure_threshold * config.clients_per_round:
+        raise ConfigError(
+            f"{where}deployment.min_reports: a secure sum needs at least {LEAST} devices to hide one"
+        )
+    if (
+        rules.report_goal is not None
+        and rules.report_goal < rules.secure_threshold * config.clients_per_round
+    ):
         raise ConfigError(
             f"{where}deployment.report_goal: {rules.secure_threshold:g} of the devices (deployment.secure_threshold)"
             " have to stay until the end, so a round cannot end at fewer"
@@ -433,24 +524,38 @@ def _check_gate(config: Config, rules: Rules, where: str) -> None:
     if reason := why_impossible(build_policy(config), private=False):
         raise ConfigError(f"{where}gate: {reason}")
     if private and "clients" in config.gate.model_fields_set:
-        raise ConfigError(f"{where}gate.clients: under privacy the round's own devices judge, in their own turn")
+        raise ConfigError(
+            f"{where}gate.clients: under privacy the round's own devices judge, in their own turn"
+        )
     if rules.secure_aggregation:
-        raise ConfigError(f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices")
+        raise ConfigError(
+            f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices"
+        )
     if config.gate.limit is None:
-        raise ConfigError(f"{where}gate.limit: missing; without it one device could claim a gain of any size")
+        raise ConfigError(
+            f"{where}gate.limit: missing; without it one device could claim a gain of any size"
+        )
     if not private and config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
-        raise ConfigError(f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass")
+        raise ConfigError(
+            f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass"
+        )
 
 
 def _learning(config: Config, num_actions: int) -> dict[str, Any]:
     policy = build_policy(config, num_actions)
-    if hasattr(policy, "at") and config.objective.name.startswith("weighted") and not config.objective.parameters:
+    if (
+        hasattr(policy, "at")
+        and config.objective.name.startswith("weighted")
+        and not config.objective.parameters
+    ):
         raise ConfigError(
             "objective.scale: missing; the rule changes with every deployment, and so would its own scale"
         )
     objective, parameters = build_objective(config, lambda: importance_scale(policy, num_actions))
     if isinstance(objective, DoublyRobust) or getattr(objective, "supervised", False):
-        raise ConfigError(f"objective.name: {config.objective.name} needs rewards of actions that devices do not log")
+        raise ConfigError(
+            f"objective.name: {config.objective.name} needs rewards of actions that devices do not log"
+        )
     client = {key: getattr(config.client, key) for key in ("learning_rate", "batch_size", "epochs")}
     return {
         "objective": config.objective.name,
@@ -486,5 +591,7 @@ def _initial(rules: Rules, base: Path, trainable: Trainable, config: Config) -> 
     expected = dict(layout.shapes)
     if {name: tuple(array.shape) for name, array in given.items()} != expected:
         parameters = sum(math.prod(shape) for shape in expected.values())
-        raise ConfigError(f"deployment.initial: {path}: its weights do not fit a model of {parameters} parameters")
+        raise ConfigError(
+            f"deployment.initial: {path}: its weights do not fit a model of {parameters} parameters"
+        )
     return layout.flatten(dict(given), dtype)

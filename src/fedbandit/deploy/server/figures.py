@@ -19,7 +19,9 @@ from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Memory
 
 _ENTRIES = 3  # of the figures: events, rewards, propensities; of the gate: gain, its square, devices that judge
-_FIGURES = np.full(_ENTRIES, 3**-0.5)  # squares add up to 1: how a share is divided among its entries
+_FIGURES = np.full(
+    _ENTRIES, 3**-0.5
+)  # squares add up to 1: how a share is divided among its entries
 _GATE = np.sqrt([0.8, 0.1, 0.1])  # the verdict hangs on the first; the others say how sure it is
 _CLEAR = 2.0  # standard deviations of the noise above which a count is worth dividing by
 
@@ -39,14 +41,20 @@ class RoundNoise:
         self._plan, self._number = plan, number
         made = of_weights or (lambda done, kept: DeploymentNoise(plan.strategy, done, kept))
         noisy = plan.noise_multiplier > 0
-        self._entries = _ENTRIES * ((plan.figures_share > 0) + (plan.gate_share > 0)) if noisy else 0
+        self._entries = (
+            _ENTRIES * ((plan.figures_share > 0) + (plan.gate_share > 0)) if noisy else 0
+        )
         cut = {at: (value[: len(value) - self._entries], value[len(value) - self._entries :])
                for at, value in memory.items()}  # fmt: skip
         self.weights = made(number - 1, {at: both[0] for at, both in cut.items()})
-        self._own = DeploymentNoise(plan.strategy, number - 1, {at: both[1] for at, both in cut.items()})
+        self._own = DeploymentNoise(
+            plan.strategy, number - 1, {at: both[1] for at, both in cut.items()}
+        )
         self._drawn = np.zeros(2 * _ENTRIES)
         if self._entries:
-            self._drawn = self._own.update(number, np.zeros(self._entries, dtype)).astype(np.float64)
+            self._drawn = self._own.update(number, np.zeros(self._entries, dtype)).astype(
+                np.float64
+            )
 
     @property
     def memory(self) -> dict[int, np.ndarray]:
@@ -62,12 +70,19 @@ class RoundNoise:
 
     def gate(self, sums: np.ndarray) -> "Noised":
         """Sums over those who judge with noise, where no device adds more than 1 to any: [3]."""
-        found = self._noised(sums, np.ones(_ENTRIES), self._plan.gate_share, _GATE, self._drawn[-_ENTRIES:])
+        found = self._noised(
+            sums, np.ones(_ENTRIES), self._plan.gate_share, _GATE, self._drawn[-_ENTRIES:]
+        )
         assert found is not None, "a private deployment without gate_share has no gate"
         return found
 
     def _noised(
-        self, sums: np.ndarray, most: np.ndarray, share: float, division: np.ndarray, drawn: np.ndarray
+        self,
+        sums: np.ndarray,
+        most: np.ndarray,
+        share: float,
+        division: np.ndarray,
+        drawn: np.ndarray,
     ) -> "Noised | None":
         if not share:
             return None
@@ -113,11 +128,16 @@ def reported_with_noise(
     if noised is None:
         return {}, {}
     sums = noised.sums
-    if found.known_modulo is not None:  # once there is noise: one device could wrap what hostile ones have prepared
+    if (
+        found.known_modulo is not None
+    ):  # once there is noise: one device could wrap what hostile ones have prepared
         modulo = np.array(found.known_modulo)
         sums = (sums + modulo / 2) % modulo - modulo / 2
     events, rewards, propensities = map(float, sums)
-    totals = {"events": before.get("events", 0.0) + events, "rewards": before.get("rewards", 0.0) + rewards}
+    totals = {
+        "events": before.get("events", 0.0) + events,
+        "rewards": before.get("rewards", 0.0) + rewards,
+    }
     clear = events > _CLEAR * noised.deviations[0]
     so_far = totals["events"] > _CLEAR * noised.of_prefix[0]
     return {
@@ -126,7 +146,9 @@ def reported_with_noise(
         "events": round(events),
         "reward_sum": rewards,
         "noise": {"events": float(noised.deviations[0]), "rewards": float(noised.deviations[1])},
-        "running_reward": _within(totals["rewards"] / totals["events"], -bounds.reward, bounds.reward)
+        "running_reward": _within(
+            totals["rewards"] / totals["events"], -bounds.reward, bounds.reward
+        )
         if so_far
         else None,
     }, totals
@@ -143,7 +165,9 @@ def private_verdict(
     """
     widest = 2 * bounds.reward
     terms = np.clip(gains + margin, -widest, widest) / widest
-    noised = noise.gate(np.array([terms.sum(), np.square(terms).sum(), len(terms)], dtype=np.float64))
+    noised = noise.gate(
+        np.array([terms.sum(), np.square(terms).sum(), len(terms)], dtype=np.float64)
+    )
     total, squares, devices = map(float, noised.sums)
     # The squares have noise of their own; one deviation more makes the interval wider rather than narrower.
     error = float(np.sqrt(max(squares + noised.deviations[1], 0.0) + noised.deviations[0] ** 2))

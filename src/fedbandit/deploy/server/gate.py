@@ -51,7 +51,12 @@ class Gatekeeper:
         self._estimator = GainEstimator(gate.estimator, gate.limit, rules.max_reward)
 
     def judge(
-        self, number: int, version: int, candidate: Version, trained: Sequence[int], noise: RoundNoise | None = None
+        self,
+        number: int,
+        version: int,
+        candidate: Version,
+        trained: Sequence[int],
+        noise: RoundNoise | None = None,
     ) -> dict[str, Any]:
         """The verdict on a candidate for the place of that version, as the round's metrics show it.
 
@@ -60,29 +65,49 @@ class Gatekeeper:
         """
         rules, token = self._deployment.rules, secrets.token_hex(8)
         if noise is None:
-            nodes = select_judges(self._courier.nodes(), trained, self._deployment.config.gate.clients)
+            nodes = select_judges(
+                self._courier.nodes(), trained, self._deployment.config.gate.clients
+            )
         else:
             nodes = sorted(set(self._courier.nodes()) & set(trained))
-        question, seconds = self._question(number, version, candidate, token), rules.round_seconds + GRACE
-        requests = [Request("judge", node, question, {"weights": candidate.weights}, seconds) for node in nodes]
+        question, seconds = (
+            self._question(number, version, candidate, token),
+            rules.round_seconds + GRACE,
+        )
+        requests = [
+            Request("judge", node, question, {"weights": candidate.weights}, seconds)
+            for node in nodes
+        ]
         answers = self._courier.ask(requests, rules.round_seconds, f"round {number}, judging")
         found = screen(answers, token, version, self._estimator, rules.max_events)
         name_refused(number, found.refused)
         if noise is not None:
             gains = np.array([value_of(sums) for sums in found.sums])
-            verdict, devices = private_verdict(gains, noise, rules.bounds, self._confidence, self._margin)
+            verdict, devices = private_verdict(
+                gains, noise, rules.bounds, self._confidence, self._margin
+            )
             self._log(number, verdict, f"about {devices} devices")
             refused = by_kind(found.refused)
-            return {**UNJUDGED, **_shown(verdict), "asked": len(nodes), "devices": devices, "refused": refused}
+            return {
+                **UNJUDGED,
+                **_shown(verdict),
+                "asked": len(nodes),
+                "devices": devices,
+                "refused": refused,
+            }
         verdict = without_any_one(found.sums, self._confidence, self._margin)
         if len(found.sums) < rules.min_reports:
-            _logger.warning("round %d: %d devices judge, %d needed", number, len(found.sums), rules.min_reports)
+            _logger.warning(
+                "round %d: %d devices judge, %d needed", number, len(found.sums), rules.min_reports
+            )
             verdict = replace(verdict, passes=False)
         self._log(number, verdict, f"{verdict.events} events of {len(found.sums)} devices")
         return {
             **verdict.to_json(),
             "asked": len(nodes),
-            "trained": len(set(nodes) & set(trained)),  # of those asked, how many were asked to train as well
+            "trained": len(
+                set(nodes) & set(trained)
+            ),  # of those asked, how many were asked to train as well
             "devices": len(found.sums),
             "idle": found.idle,
             "behind": found.behind,
@@ -101,7 +126,9 @@ class Gatekeeper:
             by,
         )
 
-    def _question(self, number: int, version: int, candidate: Version, token: str) -> dict[str, Any]:
+    def _question(
+        self, number: int, version: int, candidate: Version, token: str
+    ) -> dict[str, Any]:
         rules = self._deployment.rules
         return {
             "token": token,
@@ -128,7 +155,11 @@ class ScreenedGains:
 
 
 def screen(
-    answers: Iterable[tuple[int, Reply]], token: str, version: int, estimator: GainEstimator, max_events: int
+    answers: Iterable[tuple[int, Reply]],
+    token: str,
+    version: int,
+    estimator: GainEstimator,
+    max_events: int,
 ) -> ScreenedGains:
     """Check (node, reply) pairs, one for each device; whatever a device sends may be wrong in any way."""
     found = ScreenedGains()
@@ -148,7 +179,14 @@ def screen(
         if refuse is None:
             seen.add(facts["device"])
             found.sums.append(
-                _sums(GainSums(facts["events"], facts["gain"], facts["importance"], facts["importance_squares"]))
+                _sums(
+                    GainSums(
+                        facts["events"],
+                        facts["gain"],
+                        facts["importance"],
+                        facts["importance_squares"],
+                    )
+                )
             )
         else:
             found.refused.append((node, *refuse))
@@ -167,7 +205,9 @@ def without_any_one(devices: Sequence[Sums], confidence: float, margin: float) -
     rests = [after[1], *map(add, before[:-2], after[2:]), before[-2]]
     whole, *others = (verdict_of(sums, confidence, margin) for sums in (before[-1], *rests))
     lower = float(np.min([whole.lower, *(verdict.lower for verdict in others)]))
-    return replace(whole, passes=whole.passes and all(verdict.passes for verdict in others), lower=lower)
+    return replace(
+        whole, passes=whole.passes and all(verdict.passes for verdict in others), lower=lower
+    )
 
 
 def _unreadable(reply: Reply) -> tuple[str, str] | None:
@@ -182,21 +222,31 @@ def _unreadable(reply: Reply) -> tuple[str, str] | None:
     return None
 
 
-def _unsound(facts: Mapping[str, Any], estimator: GainEstimator, max_events: int) -> tuple[str, str] | None:
+def _unsound(
+    facts: Mapping[str, Any], estimator: GainEstimator, max_events: int
+) -> tuple[str, str] | None:
     """Why honest devices could not have come to these sums."""
     for name in ("gain", "importance", "importance_squares"):
         if not is_number(facts.get(name)):
             return "garbage", f"{name}: not a finite number"
-    events, gain, importance, squares = (facts[k] for k in ("events", "gain", "importance", "importance_squares"))
+    events, gain, importance, squares = (
+        facts[k] for k in ("events", "gain", "importance", "importance_squares")
+    )
     if events > max_events:
         return "too many events", f"more than the {max_events} that devices look at"
     if abs(gain) > events * estimator.largest * (1 + TOLERANCE):
-        return "gain too large", f"{gain:.4g} over {events} events of at most {estimator.largest:.4g} each"
+        return (
+            "gain too large",
+            f"{gain:.4g} over {events} events of at most {estimator.largest:.4g} each",
+        )
     assert estimator.limit is not None
     slack = 1 + TOLERANCE
     if not 0 <= importance <= events * estimator.limit * slack:
         return "garbage", f"importance of {importance:.4g} over {events} events"
-    if not importance**2 <= events * squares * slack or not squares <= estimator.limit * importance * slack:
+    if (
+        not importance**2 <= events * squares * slack
+        or not squares <= estimator.limit * importance * slack
+    ):
         return "garbage", "its figures contradict each other"
     return None
 

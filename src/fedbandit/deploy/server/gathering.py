@@ -46,16 +46,24 @@ class Contribution:
     refused: dict[str, int]  # answers left out, by kind
     versions: dict[str, int]  # how many devices hold which model
     marks: dict[str, Mark]  # what is remembered of the devices in the sum from now on
-    by_version: dict[str, list[float]] | None = None  # events and rewards by the version that chose; None: hidden
-    known_modulo: tuple[float, float, float] | None = None  # events, rewards, propensities of a private secure sum
+    by_version: dict[str, list[float]] | None = (
+        None  # events and rewards by the version that chose; None: hidden
+    )
+    known_modulo: tuple[float, float, float] | None = (
+        None  # events, rewards, propensities of a private secure sum
+    )
 
 
 class OlderThanSeen(DataError):
     """Devices have seen a later round than this server is at: its state is an old copy."""
 
     def __init__(self, number: int, seen: int, devices: int) -> None:
-        problem = f"{devices} devices have seen round {seen}, and this state would run round {number}"
-        super().__init__(f"deployment.state: older than what devices have seen: {problem}; restore the newer state")
+        problem = (
+            f"{devices} devices have seen round {seen}, and this state would run round {number}"
+        )
+        super().__init__(
+            f"deployment.state: older than what devices have seen: {problem}; restore the newer state"
+        )
         self.seen = seen
 
 
@@ -64,7 +72,9 @@ class Gathering(Protocol):
 
     devices: dict[int, str]  # node -> device, as far as it has said
 
-    def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
+    def gather(
+        self, state: State, number: int, asked: Sequence[int], marks: MarksOf
+    ) -> Contribution | None:
         """Ask the nodes; None if the round did not come about. `marks` looks up what is remembered of devices."""
         ...
 
@@ -75,9 +85,13 @@ class PlainReports:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
-        self.users: dict[int, str] | None = {} if takes_users(deployment) else None  # node -> whose turns it has
+        self.users: dict[int, str] | None = (
+            {} if takes_users(deployment) else None
+        )  # node -> whose turns it has
 
-    def gather(self, state: State, number: int, asked: Sequence[int], marks: MarksOf) -> Contribution | None:
+    def gather(
+        self, state: State, number: int, asked: Sequence[int], marks: MarksOf
+    ) -> Contribution | None:
         token = secrets.token_hex(8)
         bounds, weights = self._deployment.rules.bounds, state.kept["weights"]
         screening = Screening(token, weights, state.clip_norm, bounds, marks, self.users)
@@ -98,18 +112,28 @@ class PlainReports:
         name_refused(number, found.refused)
         reports, least = found.reports, self._least()
         if len(reports) < least:
-            _logger.warning("round %d: %d reports, %d needed; it is run again", number, len(reports), least)
+            _logger.warning(
+                "round %d: %d reports, %d needed; it is run again", number, len(reports), least
+            )
             return None
         following, figures, elsewhere = count_rewards(screening.marks, reports, number)
         if self._deployment.ledger is not None:
             # Having nothing to train on must not change who is drawn later: it was their turn all the same.
             idle = [answer.device for answer in found.idle]
-            following |= {device: replace(screening.marks.get(device, Mark()), turn=number) for device in idle}
+            following |= {
+                device: replace(screening.marks.get(device, Mark()), turn=number) for device in idle
+            }
         if self.users is not None:
-            following |= {self.users[node]: Mark(turn=number) for node in asked if names_of.get(node) in following}
+            following |= {
+                self.users[node]: Mark(turn=number)
+                for node in asked
+                if names_of.get(node) in following
+            }
         for device in elsewhere:
             _logger.warning(
-                "round %d: device %s reports rewards that were counted before; it will be informed", number, device
+                "round %d: device %s reports rewards that were counted before; it will be informed",
+                number,
+                device,
             )
         return Contribution(
             total=summed(reports, weights, state.clip_norm, self._deployment.rule),
@@ -120,7 +144,9 @@ class PlainReports:
             propensity_sum=figures.propensity_sum,
             idle=len(found.idle),
             refused=found.kinds(),
-            versions=versions_held([*(report.version for report in reports), *self._versions_of_idle(found)]),
+            versions=versions_held(
+                [*(report.version for report in reports), *self._versions_of_idle(found)]
+            ),
             marks=following,
             by_version=figures.by_version,
         )
@@ -133,7 +159,9 @@ class PlainReports:
         """A private round continues whoever answers: aborting for lack of reports would leak who took part."""
         return 0 if self._deployment.ledger is not None else self._deployment.rules.min_reports
 
-    def _task(self, state: State, node: int, number: int, token: str, counted: int | None) -> Request:
+    def _task(
+        self, state: State, node: int, number: int, token: str, counted: int | None
+    ) -> Request:
         facts = {
             "token": token,
             "round": number,
@@ -154,7 +182,9 @@ class PlainReports:
         def enough(answers: Answers) -> bool:
             return goal is not None and len(answers) >= goal and len(sort(answers).reports) >= goal
 
-        answers = self._courier.ask(requests, self._deployment.rules.round_seconds, f"round {number}", enough)
+        answers = self._courier.ask(
+            requests, self._deployment.rules.round_seconds, f"round {number}", enough
+        )
         for node, reply in answers:
             device = reply.facts.get("device")
             if isinstance(device, str):
@@ -170,7 +200,9 @@ def check_not_older(answers: Answers, number: int) -> None:
     said = {
         str(reply.facts["device"]): int(reply.facts["seen"])
         for _, reply in answers
-        if reply.error is None and is_name(reply.facts.get("device")) and is_count(reply.facts.get("seen"))
+        if reply.error is None
+        and is_name(reply.facts.get("device"))
+        and is_count(reply.facts.get("seen"))
     }
     later = {device: seen for device, seen in said.items() if seen > number}
     if len(later) >= min(_WITNESSES, max(1, len(answers))):
@@ -231,10 +263,18 @@ def one_of_each(nodes: Sequence[int], users: Mapping[int, str]) -> list[int]:
 
 
 def awake(
-    deployment: Deployment, nodes: Sequence[int], devices: Mapping[int, str], marks: MarksOf, number: int
+    deployment: Deployment,
+    nodes: Sequence[int],
+    devices: Mapping[int, str],
+    marks: MarksOf,
+    number: int,
 ) -> list[int]:
     """The nodes whose turn it may be, as far as it is known which devices they are."""
     if not takes_turns(deployment):
         return list(nodes)
     known = marks(devices[node] for node in nodes if node in devices)
-    return [node for node in nodes if not rests(deployment, known.get(devices.get(node, ""), Mark()), number)]
+    return [
+        node
+        for node in nodes
+        if not rests(deployment, known.get(devices.get(node, ""), Mark()), number)
+    ]

@@ -30,7 +30,9 @@ def with_facts(state: State, generation: Generation) -> State:
     return replace(state, **{name: generation.facts[name] for name in _SCALARS})
 
 
-def write_files(folder: Path, number: int, state: State, memory: Mapping[int, np.ndarray]) -> dict[str, str]:
+def write_files(
+    folder: Path, number: int, state: State, memory: Mapping[int, np.ndarray]
+) -> dict[str, str]:
     """Put a generation's files on disk; their names, with their checksums."""
     payloads = {_state_name(number): state_bytes(state)}
     if memory:

@@ -22,7 +22,9 @@ What = Literal["charged", "released", "migrated", "witnessed"]  # the last: rele
 class Spent:
     """How far a ledger goes."""
 
-    charged: int = 0  # the last round that was charged; it may not have come about, and be charged again
+    charged: int = (
+        0  # the last round that was charged; it may not have come about, and be charged again
+    )
     released: int = 0  # the last round that anybody may have seen
     link: str = ""  # what the next line continues
 
@@ -30,7 +32,9 @@ class Spent:
 def read_ledger(path: Path) -> Spent | None:
     """What the ledger says, None if there is none; a line that is not what was written is refused."""
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]  # what has no end was not completed, and nothing followed it
+        lines = path.read_bytes().split(b"\n")[
+            :-1
+        ]  # what has no end was not completed, and nothing followed it
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -40,7 +44,9 @@ def read_ledger(path: Path) -> Spent | None:
         try:
             spent = _after(spent, line)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: line {number} is damaged ({error}); restore the file from a copy") from None
+            raise DataError(
+                f"{path}: line {number} is damaged ({error}); restore the file from a copy"
+            ) from None
     return spent
 
 
@@ -52,7 +58,9 @@ def append(path: Path, number: int, what: What) -> None:
         start = max(0, file.seek(0, os.SEEK_END) - _LONGEST)
         file.seek(start)
         complete, newline, _ = file.read().rpartition(b"\n")
-        file.truncate(start + len(complete + newline))  # half a line may be left of a server that was killed
+        file.truncate(
+            start + len(complete + newline)
+        )  # half a line may be left of a server that was killed
         before = object_in(complete.rpartition(b"\n")[2])["link"] if complete else ""
         file.write(f'{{"entry": {body}, "link": "{_link(before, body)}"}}\n'.encode())
         file.flush()

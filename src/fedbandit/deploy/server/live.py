@@ -37,7 +37,9 @@ Warnings = dict[str, str]
 def facts_of(deployment: Deployment) -> dict[str, Any]:
     """What those who look need to know of a deployment to judge what they see."""
     rules, ledger = deployment.rules, deployment.ledger
-    longest = rules.install_seconds + rules.round_seconds * (1 if deployment.config.gate.confidence is None else 2)
+    longest = rules.install_seconds + rules.round_seconds * (
+        1 if deployment.config.gate.confidence is None else 2
+    )
     if rules.secure_aggregation:
         longest += 3 * rules.secure_seconds
     return {
@@ -53,7 +55,10 @@ class Watch:
     """Told by the server what goes on; without a folder it only listens."""
 
     def __init__(
-        self, folder: Path | None = None, facts: Mapping[str, Any] | None = None, now: Callable[[], float] = time.time
+        self,
+        folder: Path | None = None,
+        facts: Mapping[str, Any] | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.now, self._path = now, None if folder is None else folder / "live.json"
         before = read_live(folder) if folder is not None else None
@@ -63,7 +68,13 @@ class Watch:
         self._facts = dict(facts or {})
         self._started = self._since = now()
         self._doing, self._phase, self._round = "starting", "starting", 0
-        self._totals: dict[str, Any] = {"asked": 0, "clients": 0, "events": 0, "empty": 0, "refused": {}}
+        self._totals: dict[str, Any] = {
+            "asked": 0,
+            "clients": 0,
+            "events": 0,
+            "empty": 0,
+            "refused": {},
+        }
         self._written = 0.0
         self._warned: Warnings = {}
 
@@ -82,7 +93,9 @@ class Watch:
         for node in nodes:
             self._nodes.setdefault(node, {})["seen"] = self.now()
         if len(self._nodes) > _MOST_NODES:
-            newest = sorted(self._nodes, key=lambda node: self._nodes[node].get("seen", 0.0), reverse=True)
+            newest = sorted(
+                self._nodes, key=lambda node: self._nodes[node].get("seen", 0.0), reverse=True
+            )
             self._nodes = {node: self._nodes[node] for node in newest[:_MOST_NODES]}
         self.alive()
 
@@ -138,7 +151,8 @@ class Watch:
             "totals": self._totals,
             "recent": self._recent,
             "nodes": {
-                str(node): {**about, "in_reach": node in self._reach} for node, about in sorted(self._nodes.items())
+                str(node): {**about, "in_reach": node in self._reach}
+                for node, about in sorted(self._nodes.items())
             },
             **self._facts,
         }
@@ -181,7 +195,9 @@ class Watched:
     def send(self, requests: Sequence[Request]) -> list[str]:
         self._watch.asked(requests)
         tickets = self._transport.send(requests)
-        self._open |= {ticket: request.node for ticket, request in zip(tickets, requests, strict=True)}
+        self._open |= {
+            ticket: request.node for ticket, request in zip(tickets, requests, strict=True)
+        }
         while len(self._open) > _MOST_NODES:
             del self._open[next(iter(self._open))]
         return tickets
@@ -219,7 +235,10 @@ def noting_the_end(folder: Path) -> Iterator[None]:
     finally:
         view = read_live(folder)
         if view is not None and view["phase"] != "done":
-            _show(folder / "live.json", {**view, "phase": "stopped", "doing": "stopped", "since": time.time()})
+            _show(
+                folder / "live.json",
+                {**view, "phase": "stopped", "doing": "stopped", "since": time.time()},
+            )
 
 
 def _show(path: Path, view: Mapping[str, Any]) -> None:
@@ -237,7 +256,9 @@ def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
     if (silent := now - view["time"]) > _SILENT:
         found["silent"] = f"the server app has not been heard of for {in_words(silent)}"
     recent = view["recent"]
-    began = max([view["started"], *(line["time"] for line in recent[-1:] if line.get("time") is not None)])
+    began = max(
+        [view["started"], *(line["time"] for line in recent[-1:] if line.get("time") is not None)]
+    )
     patience = 3 * view.get("longest_round", 180.0)
     if view["phase"] != "paused" and now - began > patience:
         found["stalled"] = f"no round has ended for {in_words(now - began)}: {view['doing']}"
@@ -247,7 +268,9 @@ def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
         found["low reach"] = f"{view['in_reach']} nodes in reach, far fewer than {made_for}"
     empty = sum(line.get("clients") == 0 for line in recent)
     if private and empty:
-        found["empty rounds"] = f"{empty} of the last {len(recent)} rounds spent epsilon and heard from no device"
+        found["empty rounds"] = (
+            f"{empty} of the last {len(recent)} rounds spent epsilon and heard from no device"
+        )
     return found
 
 
@@ -263,7 +286,11 @@ def in_words(seconds: float) -> str:
 
 def _nodes_in(view: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     nodes: Iterable[tuple[str, Any]] = view["nodes"].items()
-    return {int(node): dict(about) for node, about in nodes if node.isdigit() and isinstance(about, dict)}
+    return {
+        int(node): dict(about)
+        for node, about in nodes
+        if node.isdigit() and isinstance(about, dict)
+    }
 
 
 def _recent_in(metrics: Path) -> list[dict[str, Any]]:

@@ -34,7 +34,10 @@ def old_state(folder: Path) -> tuple[State, dict[int, np.ndarray], dict[str, Mar
     state = load_state(folder / OLD)
     counted, turns, settled = (_by_device(folder, state.extra, name) for name in _PER_DEVICE)
     names = counted.keys() | turns.keys() | settled.keys()
-    marks = {name: Mark(counted.get(name, 0), turns.get(name), settled.get(name)) for name in sorted(names)}
+    marks = {
+        name: Mark(counted.get(name, 0), turns.get(name), settled.get(name))
+        for name in sorted(names)
+    }
     memory = {int(k.removeprefix(_NOISE)): v for k, v in state.kept.items() if k.startswith(_NOISE)}
     kept = {name: value for name, value in state.kept.items() if not name.startswith(_NOISE)}
     extra = {name: value for name, value in state.extra.items() if name not in _PER_DEVICE}

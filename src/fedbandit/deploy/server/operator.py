@@ -24,7 +24,9 @@ class Wishes:
 
     paused: bool = False  # no round begins
     pinned: int | None = None  # no new model is deployed while the devices are to keep this one
-    revoked: tuple[str, ...] = ()  # nodes by number, devices by name: not asked, and not listened to
+    revoked: tuple[
+        str, ...
+    ] = ()  # nodes by number, devices by name: not asked, and not listened to
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "revoked": list(self.revoked)}
@@ -38,10 +40,16 @@ def read_wishes(folder: Path) -> Wishes:
     except FileNotFoundError:
         return Wishes()
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); remove it, then pause, pin or revoke again") from None
+        raise DataError(
+            f"{path}: cannot be read ({error}); remove it, then pause, pin or revoke again"
+        ) from None
     paused, pinned, revoked = found.get("paused"), found.get("pinned"), found.get("revoked")
     right = isinstance(paused, bool) and (pinned is None or type(pinned) is int)
-    if not right or not isinstance(revoked, list) or not all(isinstance(name, str) for name in revoked):
+    if (
+        not right
+        or not isinstance(revoked, list)
+        or not all(isinstance(name, str) for name in revoked)
+    ):
         raise DataError(f"{path}: damaged; remove it, then pause, pin or revoke again")
     return Wishes(bool(paused), pinned, tuple(revoked))
 
@@ -76,11 +84,14 @@ def pin(folder: Path, version: int) -> bool:
     """Have the devices keep that version: nothing newer is deployed. Whether the server has to go back to it first."""
     found = read_status(folder)
     if version not in found["kept_versions"]:
-        raise DataError(f"{folder}: version {version} is not kept; there are {found['kept_versions']}")
+        raise DataError(
+            f"{folder}: version {version} is not kept; there are {found['kept_versions']}"
+        )
     change_wishes(folder, lambda wishes: replace(wishes, pinned=version))
     in_use = found["model_version"]
     restored = any(
-        entry["version"] == in_use and entry["why"] == f"went back to model {version}" for entry in found["versions"]
+        entry["version"] == in_use and entry["why"] == f"went back to model {version}"
+        for entry in found["versions"]
     )
     back = version != in_use and not restored
     if back:
@@ -125,11 +136,17 @@ class Admission:
     def nodes(self) -> list[int]:
         self._turned_away = self._turned_away if self.revoked else set()
         found = self._transport.nodes()
-        return [node for node in found if str(node) not in self.revoked and node not in self._turned_away]
+        return [
+            node
+            for node in found
+            if str(node) not in self.revoked and node not in self._turned_away
+        ]
 
     def send(self, requests: Sequence[Request]) -> list[str]:
         tickets = self._transport.send(requests)
-        self._open |= {ticket: request.node for ticket, request in zip(tickets, requests, strict=True)}
+        self._open |= {
+            ticket: request.node for ticket, request in zip(tickets, requests, strict=True)
+        }
         while len(self._open) > _REMEMBERED:
             del self._open[next(iter(self._open))]
         return tickets
@@ -139,7 +156,9 @@ class Admission:
 
     def _judged(self, reply: Reply) -> Reply:
         node, device = self._open.pop(reply.ticket, None), reply.facts.get("device")
-        if str(node) not in self.revoked and not (isinstance(device, str) and device in self.revoked):
+        if str(node) not in self.revoked and not (
+            isinstance(device, str) and device in self.revoked
+        ):
             return reply
         if node is not None:
             self._turned_away.add(node)

@@ -39,7 +39,9 @@ class Report:
     reward_sum: float
     propensity_sum: float
     version: int  # the model that it holds
-    by_version: tuple[tuple[int, int, float], ...]  # version that made the choices, events, sum of their rewards
+    by_version: tuple[
+        tuple[int, int, float], ...
+    ]  # version that made the choices, events, sum of their rewards
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,13 @@ class Screening:
     ) -> None:
         """`users` says whose devices nodes are, by the names under which turns are kept; None: devices have turns."""
         self._users = users
-        self._token, self._like, self._clip_norm, self._bounds, self._marks_of = token, like, clip_norm, bounds, marks
+        self._token, self._like, self._clip_norm, self._bounds, self._marks_of = (
+            token,
+            like,
+            clip_norm,
+            bounds,
+            marks,
+        )
         self._seen: dict[str, Report | Idle | Refusal] = {}  # by ticket
         self._looked_up: set[str] = set()
         self.marks: dict[str, Mark] = {}  # of the devices that have reported; new ones have none
@@ -86,7 +94,11 @@ class Screening:
         """The answers of nodes, one for each device; `rests` says whose turn it is not."""
         answers = [(node, self._look(reply)) for node, reply in replies]
         named = {answer.device for _, answer in answers if isinstance(answer, Report | Idle)}
-        named |= set() if self._users is None else {self._users[node] for node, _ in answers if node in self._users}
+        named |= (
+            set()
+            if self._users is None
+            else {self._users[node] for node, _ in answers if node in self._users}
+        )
         self.marks |= self._marks_of(sorted(named - self._looked_up))
         self._looked_up |= named
         found = Sorted()
@@ -97,24 +109,34 @@ class Screening:
             elif refuse := self._out_of_turn(node, answer.device, devices, rests):
                 found.refused.append((node, *refuse))
             else:
-                devices |= {answer.device} if self._users is None else {answer.device, self._users[node]}
+                devices |= (
+                    {answer.device} if self._users is None else {answer.device, self._users[node]}
+                )
                 if isinstance(answer, Report):
                     found.reports.append(answer)
                 else:
                     found.idle.append(answer)
         return found
 
-    def _out_of_turn(self, node: int, device: str, seen: set[str], rests: Callable[[Mark], bool]) -> Refusal | None:
+    def _out_of_turn(
+        self, node: int, device: str, seen: set[str], rests: Callable[[Mark], bool]
+    ) -> Refusal | None:
         owner = device if self._users is None else self._users.get(node)
         if owner is None:
             return "no user", f"device {device} has not said whose it is"
         if device in seen:
             return "twice", f"device {device} has already reported in this round"
         if owner in seen:
-            return "twice", f"another device of the same user as {device} has already reported in this round"
+            return (
+                "twice",
+                f"another device of the same user as {device} has already reported in this round",
+            )
         mark, turns = self.marks.get(device, Mark()), self.marks.get(owner, Mark())
         if mark.damaged or turns.damaged:
-            return "damaged mark", f"what the server remembers of device {device} is not what it wrote"
+            return (
+                "damaged mark",
+                f"what the server remembers of device {device} is not what it wrote",
+            )
         if rests(turns):
             return "not its turn", f"device {device} took part in round {turns.turn}"
         return None
@@ -151,10 +173,15 @@ def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
     return dict(sorted(Counter(kind for _, kind, _ in refused).items()))
 
 
-def summed(reports: Iterable[Report], like: np.ndarray, clip_norm: float, rule: Robust | None = None) -> np.ndarray:
+def summed(
+    reports: Iterable[Report], like: np.ndarray, clip_norm: float, rule: Robust | None = None
+) -> np.ndarray:
     """The sum of sound reports' updates, in their order, clipped once more; or what a rule makes of them."""
     if rule is not None:
-        clipped = [report.update.dtype.type(clip_factor(report.norm, clip_norm)) * report.update for report in reports]
+        clipped = [
+            report.update.dtype.type(clip_factor(report.norm, clip_norm)) * report.update
+            for report in reports
+        ]
         return rule.combined(clipped, like)
     return clipped_sum(((report.update, report.norm) for report in reports), like, clip_norm)
 
@@ -166,7 +193,9 @@ class Figures:
     events: int
     reward_sum: float
     propensity_sum: float
-    by_version: dict[str, list[float]]  # version that made the choices -> events, sum of their rewards
+    by_version: dict[
+        str, list[float]
+    ]  # version that made the choices -> events, sum of their rewards
 
 
 def count_rewards(
@@ -212,7 +241,10 @@ def refusal(reply: Reply, token: str, unable: str = "could not train") -> tuple[
     if problem := protocol_problem(reply.facts):
         return "garbage", problem
     if reply.facts.get("token") != token:
-        return "other round", "the answer belongs to another round, or to another attempt at this one"
+        return (
+            "other round",
+            "the answer belongs to another round, or to another attempt at this one",
+        )
     if "problem" in reply.facts:
         return unable, str(reply.facts["problem"])[:300]
     return None
@@ -231,7 +263,9 @@ def _unreadable(reply: Reply) -> str | None:
     for name in ("reward_sum", "propensity_sum"):
         if not is_number(facts.get(name)):
             return f"{name}: not a finite number"
-    if facts["upto"] < facts["since"] or not 0 <= facts["propensity_sum"] <= facts["events"] * (1 + TOLERANCE):
+    if facts["upto"] < facts["since"] or not 0 <= facts["propensity_sum"] <= facts["events"] * (
+        1 + TOLERANCE
+    ):
         return "its figures contradict each other"
     if set(reply.arrays) != {"update"}:
         return f"arrays {sorted(reply.arrays)[:5]} where one update was expected"
@@ -242,7 +276,9 @@ def _wrong_by_version(facts: Mapping[str, Any], bounds: ReportBounds) -> str | N
     rows = facts.get("by_version")
     if "by_version" not in facts:
         return None
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 3 for row in rows):
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == 3 for row in rows
+    ):
         return "not a list of versions with their events and rewards"
     if not all(is_count(row[0]) and is_count(row[1]) and is_number(row[2]) for row in rows):
         return "not counts and finite numbers"
@@ -250,7 +286,9 @@ def _wrong_by_version(facts: Mapping[str, Any], bounds: ReportBounds) -> str | N
         return "a version twice, or without events"
     if any(abs(rewards) > events * bounds.reward * (1 + TOLERANCE) for _, events, rewards in rows):
         return "rewards too large"
-    near = abs(sum(row[2] for row in rows) - facts["reward_sum"]) <= TOLERANCE * (1 + abs(facts["reward_sum"]))
+    near = abs(sum(row[2] for row in rows) - facts["reward_sum"]) <= TOLERANCE * (
+        1 + abs(facts["reward_sum"])
+    )
     return None if near and sum(row[1] for row in rows) == facts["events"] else "does not add up"
 
 
@@ -258,9 +296,15 @@ def _beyond(facts: Mapping[str, Any], bounds: ReportBounds) -> Refusal | None:
     """Why the figures are more than one device can have to report."""
     events, rewards = facts["events"], facts["reward_sum"]
     if events > bounds.events:
-        return "too many events", f"{events}, where one device reports at most {bounds.events} in one round"
+        return (
+            "too many events",
+            f"{events}, where one device reports at most {bounds.events} in one round",
+        )
     if abs(rewards) > events * bounds.reward * (1 + TOLERANCE):
-        return "rewards too large", f"{rewards:.4g} over {events} events of at most {bounds.reward:g} each"
+        return (
+            "rewards too large",
+            f"{rewards:.4g} over {events} events of at most {bounds.reward:g} each",
+        )
     return None
 
 
@@ -284,14 +328,19 @@ def _report(reply: Reply, norm: float) -> Report:
 
 
 def _fits(update: object, like: np.ndarray) -> bool:
-    return isinstance(update, np.ndarray) and (update.dtype, update.shape) == (like.dtype, like.shape)
+    return isinstance(update, np.ndarray) and (update.dtype, update.shape) == (
+        like.dtype,
+        like.shape,
+    )
 
 
 def is_name(value: object) -> bool:
     """Whether a device may be called that."""
     if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
         return False
-    return not any("\ud800" <= character <= "\udfff" for character in value)  # half of a character has no bytes
+    return not any(
+        "\ud800" <= character <= "\udfff" for character in value
+    )  # half of a character has no bytes
 
 
 def is_count(value: object) -> bool:

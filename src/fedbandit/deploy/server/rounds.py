@@ -157,7 +157,8 @@ class Coordinator:
         if self.deployment.terms:
             facts |= {"round": self.state.round, **self.deployment.terms}
         requests = [
-            Request("install", node, facts, {"model": payload}, rules.install_seconds + GRACE) for node in behind
+            Request("install", node, facts, {"model": payload}, rules.install_seconds + GRACE)
+            for node in behind
         ]
         # Who was asked for this version before and did not answer must not hold up every round from then on.
         awaited = {node for node in behind if self._offered.get(node) != self.version}
@@ -166,7 +167,9 @@ class Coordinator:
         def enough(answers: Answers) -> bool:
             return awaited <= {node for node, _ in answers}
 
-        for node, reply in self._courier.ask(requests, rules.install_seconds, f"model {self.version}", enough):
+        for node, reply in self._courier.ask(
+            requests, rules.install_seconds, f"model {self.version}", enough
+        ):
             version = reply.facts.get("version")
             if reply.error is None and type(version) is int:
                 self._held[node] = version
@@ -174,37 +177,58 @@ class Coordinator:
                 self._users[node] = user_key(str(reply.facts["user"]))
             if self._held.get(node) != self.version:
                 why = reply.error or reply.facts.get("problem") or f"it holds {str(version)[:20]}"
-                _logger.warning("model %d: node %d has not installed it: %s", self.version, node, str(why)[:300])
+                _logger.warning(
+                    "model %d: node %d has not installed it: %s", self.version, node, str(why)[:300]
+                )
 
     def _conclude(
-        self, number: int, asked: Sequence[int], found: Contribution, circumstances: Mapping[str, Any]
+        self,
+        number: int,
+        asked: Sequence[int],
+        found: Contribution,
+        circumstances: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""
         state, ledger = self.state, self.deployment.ledger
         noise = None
         if ledger is not None:
-            noise = RoundNoise(ledger.plan, number, self._memory, state.weights.dtype, self.deployment.noise)
+            noise = RoundNoise(
+                ledger.plan, number, self._memory, state.weights.dtype, self.deployment.noise
+            )
         server = self.deployment.server(None if noise is None else noise.weights)
         freezing = self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)
-        facts = RoundFacts(number, counted, self.deployment.rules.population or len(self._courier.nodes()))
+        facts = RoundFacts(
+            number, counted, self.deployment.rules.population or len(self._courier.nodes())
+        )
         try:
             step = server.step(
-                facts, state.kept, state.clip_norm, {"weights": found.total}, found.accepted, found.below
+                facts,
+                state.kept,
+                state.clip_norm,
+                {"weights": found.total},
+                found.accepted,
+                found.below,
             )
         except Diverged as problem:
             _logger.error("round %d: %s; stopped before anything was kept", number, problem)
             raise
         weights = step.weights if freezing is None else freezing.join(step.weights, state.weights)
-        progress = self.deployment.progress(_next_version(state.extra), number, state.events + found.events)
+        progress = self.deployment.progress(
+            _next_version(state.extra), number, state.events + found.events
+        )
         candidate = Version(weights, progress)
         extra, deployed = dict(state.extra), dict(state.deployed)
-        pinned = self._wishes().pinned  # read anew: the operator may have decided while the round was running
+        pinned = (
+            self._wishes().pinned
+        )  # read anew: the operator may have decided while the round was running
         due = number % self.deployment.config.deploy_every == 0 and pinned is None
         said = reported(found, noise is not None)
         if noise is not None:
             totals = extra.get("figures", {})
-            figures, totals = reported_with_noise(found, noise, self.deployment.rules.bounds, totals)
+            figures, totals = reported_with_noise(
+                found, noise, self.deployment.rules.bounds, totals
+            )
             said |= figures
             extra |= {"figures": totals} if totals else {}
 
@@ -213,8 +237,13 @@ class Coordinator:
             if deploys:
                 kept, more = self._with_version(deployed, extra, candidate, number, "trained")
             exact = 0 if noise is not None else found.events
-            more = {**more, **self.deployment.spent(number, deploys or number == self.deployment.rounds)}
-            following = state.after(step, weights, kept, said["reward"] if exact else None, exact, more)
+            more = {
+                **more,
+                **self.deployment.spent(number, deploys or number == self.deployment.rounds),
+            }
+            following = state.after(
+                step, weights, kept, said["reward"] if exact else None, exact, more
+            )
             metrics: dict[str, Any] = {
                 "round": number,
                 "running_reward": following.running_reward,
@@ -239,7 +268,11 @@ class Coordinator:
             return following, metrics
 
         devices = {node: self._gathering.devices.get(node) for node in asked}
-        nodes = {n: name for n, name in devices.items() if name in found.marks and name != self._recalled.get(n)}
+        nodes = {
+            n: name
+            for n, name in devices.items()
+            if name in found.marks and name != self._recalled.get(n)
+        }
         memory = {} if noise is None else noise.memory
         marks: Mapping[str, Mark] | None = found.marks
         deploys, verdict, in_use = due, None, self.version
@@ -280,7 +313,12 @@ class Coordinator:
             _logger.info("deployed model %d", self.version)
 
     def _with_version(
-        self, deployed: dict[int, Version], extra: dict[str, Any], candidate: Version, number: int, why: str
+        self,
+        deployed: dict[int, Version],
+        extra: dict[str, Any],
+        candidate: Version,
+        number: int,
+        why: str,
     ) -> tuple[dict[int, Version], dict[str, Any]]:
         """One version more, and the oldest gone where there are too many."""
         version = _next_version(extra)
@@ -311,15 +349,23 @@ class Coordinator:
             return
         state = self.state
         if wanted not in state.deployed:
-            _logger.error("cannot roll back to model %d; available: %s", wanted, sorted(state.deployed))
-        elif state.extra.get("rolled_back_at") != [wanted, state.round]:  # a crash came before the request was removed
+            _logger.error(
+                "cannot roll back to model %d; available: %s", wanted, sorted(state.deployed)
+            )
+        elif state.extra.get("rolled_back_at") != [
+            wanted,
+            state.round,
+        ]:  # a crash came before the request was removed
             restored = state.deployed[wanted]
             why = f"went back to model {wanted}"
-            deployed, extra = self._with_version(state.deployed, state.extra, restored, state.round, why)
+            deployed, extra = self._with_version(
+                state.deployed, state.extra, restored, state.round, why
+            )
             extra["rolled_back_at"] = [wanted, state.round]
             kept = self.deployment.kept(restored.weights)
             self._keep(
-                replace(state, weights=restored.weights, deployed=deployed, kept=kept, extra=extra), self._memory
+                replace(state, weights=restored.weights, deployed=deployed, kept=kept, extra=extra),
+                self._memory,
             )
             _logger.warning("rolled back to model %d, deployed as model %d", wanted, self.version)
         self._store.rollback_done()

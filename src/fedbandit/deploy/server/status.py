@@ -19,18 +19,28 @@ from fedbandit.deploy.server.operator import Wishes, read_wishes, shown_wishes
 from fedbandit.deploy.server.store import in_lines, read_status
 
 _LISTED = 5  # nodes that the status names
-_UNHEALTHY = ("silent", "stalled")  # what is worth waking somebody for; the other warnings are for the day
+_UNHEALTHY = (
+    "silent",
+    "stalled",
+)  # what is worth waking somebody for; the other warnings are for the day
 
 
 def full_status(folder: Path, now: float | None = None) -> dict[str, Any]:
     """What is kept of a deployment, what its server does right now, and what is wrong with it."""
     now = time.time() if now is None else now
     live = read_live(folder)
-    found = {**read_status(folder), "operator": read_wishes(folder).to_json(), "live": None, "warnings": {}}
+    found = {
+        **read_status(folder),
+        "operator": read_wishes(folder).to_json(),
+        "live": None,
+        "warnings": {},
+    }
     if live is None:
         return found
     warnings = warnings_of(live, now)
-    seconds = [line["seconds"] for line in live["recent"] if isinstance(line.get("seconds"), int | float)]
+    seconds = [
+        line["seconds"] for line in live["recent"] if isinstance(line.get("seconds"), int | float)
+    ]
     last = live["recent"][-1] if live["recent"] else {}
     found["live"] = {
         "running": "silent" not in warnings and live["phase"] not in ("done", "stopped"),
@@ -42,7 +52,9 @@ def full_status(folder: Path, now: float | None = None) -> dict[str, Any]:
         "needed": live.get("needed"),
         "nodes": nodes_of(live),
         "last_round_ended": last.get("time"),
-        "round_seconds": {"last": seconds[-1], "median": median(seconds), "longest": max(seconds)} if seconds else None,
+        "round_seconds": {"last": seconds[-1], "median": median(seconds), "longest": max(seconds)}
+        if seconds
+        else None,
     }
     return {**found, "warnings": warnings}
 
@@ -68,7 +80,11 @@ def nodes_of(live: Mapping[str, Any]) -> list[dict[str, Any]]:
 def status_lines(status: Mapping[str, Any], now: float | None = None) -> list[str]:
     """The status as lines for a terminal."""
     now, live = time.time() if now is None else now, status["live"]
-    lines = _live_lines(live, now) if live is not None else ["server         has not run yet, or not since an update"]
+    lines = (
+        _live_lines(live, now)
+        if live is not None
+        else ["server         has not run yet, or not since an update"]
+    )
     lines += in_lines(dict(status))
     wishes = status["operator"]
     lines += shown_wishes(Wishes(wishes["paused"], wishes["pinned"], tuple(wishes["revoked"])))
@@ -141,7 +157,9 @@ class Figures:
         live = read_live(self._folder)
         warnings = {} if live is None else warnings_of(live, self._now())
         running = live is not None and "silent" not in warnings
-        yield GaugeMetricFamily("fedbandit_up", "Whether the server app is heard of", float(running))
+        yield GaugeMetricFamily(
+            "fedbandit_up", "Whether the server app is heard of", float(running)
+        )
         if live is None:
             return
         last, totals = (live["recent"] or [{}])[-1], live["totals"]
@@ -156,8 +174,14 @@ class Figures:
                 "How long no round has run, 0 while one does",
                 self._now() - live["since"] if live["phase"] in ("waiting", "paused") else 0.0,
             ),
-            "paused": ("Whether the operator has paused the rounds", float(live["phase"] == "paused")),
-            "model_version": ("The model that the last round's devices were to act with", last.get("model_version")),
+            "paused": (
+                "Whether the operator has paused the rounds",
+                float(live["phase"] == "paused"),
+            ),
+            "model_version": (
+                "The model that the last round's devices were to act with",
+                last.get("model_version"),
+            ),
             "epsilon": ("Epsilon spent (RDP)", last.get("epsilon")),
         }
         for name, (what, value) in gauges.items():
@@ -169,7 +193,9 @@ class Figures:
             "events": "Rewarded events reported, since the server started",
             "empty": "Rounds that heard from no device, since the server started",
         }
-        if live.get("private"):  # a count that carries noise may fall, and one without is not reported
+        if live.get(
+            "private"
+        ):  # a count that carries noise may fall, and one without is not reported
             del counters["events"]
         for name, what in counters.items():
             yield CounterMetricFamily(f"fedbandit_{name}", what, totals.get(name, 0))
@@ -179,7 +205,9 @@ class Figures:
         for kind, number in totals.get("refused", {}).items():
             refused.add_metric([kind], number)
         yield refused
-        warning = GaugeMetricFamily("fedbandit_warning", "1 for each warning in force", labels=["kind"])
+        warning = GaugeMetricFamily(
+            "fedbandit_warning", "1 for each warning in force", labels=["kind"]
+        )
         for kind in warnings:
             warning.add_metric([kind], 1.0)
         yield warning
@@ -211,8 +239,18 @@ def monitoring_page(folder: Path, port: int | None) -> Iterator[int | None]:
         if where == "/metrics":
             return metrics(environ, start_response)  # type: ignore[no-any-return]
         fine, reasons = health(folder)
-        code = "404 Not Found" if where != "/healthz" else "200 OK" if fine else "503 Service Unavailable"
-        lines = ["ok" if fine else "not ok", *reasons] if where == "/healthz" else ["/metrics and /healthz"]
+        code = (
+            "404 Not Found"
+            if where != "/healthz"
+            else "200 OK"
+            if fine
+            else "503 Service Unavailable"
+        )
+        lines = (
+            ["ok" if fine else "not ok", *reasons]
+            if where == "/healthz"
+            else ["/metrics and /healthz"]
+        )
         start_response(code, [("Content-Type", "text/plain; charset=utf-8")])
         return ["".join(f"{line}\n" for line in lines).encode()]
 

@@ -14,11 +14,24 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.files import last_lines, object_in, read_lines, read_object, write_bytes, write_json
+from fedbandit.core.files import (
+    last_lines,
+    object_in,
+    read_lines,
+    read_object,
+    write_bytes,
+    write_json,
+)
 from fedbandit.deploy.server import database, ledger, migration
 from fedbandit.deploy.server.database import Database, Generation, Mark
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.generations import facts_of, read_arrays, read_memory, with_facts, write_files
+from fedbandit.deploy.server.generations import (
+    facts_of,
+    read_arrays,
+    read_memory,
+    with_facts,
+    write_files,
+)
 from fedbandit.federated.state import DamagedState, State
 from fedbandit.privacy.reporting import in_one_line
 
@@ -47,7 +60,9 @@ class Store:
         (folder / "models").mkdir(exist_ok=True)
         self._lock: int | None = _locked(folder / "lock")
         self._database: Database | None = None
-        self._newest = self._sound = self._tried = 0  # generations: committed last, read or written whole, tried last
+        self._newest = self._sound = self._tried = (
+            0  # generations: committed last, read or written whole, tried last
+        )
         self._devices = 0
         self._released = 0  # the last private round that anybody may have seen
         self._looked = False  # whether models and metrics have been compared with the state
@@ -60,12 +75,16 @@ class Store:
 
     def marks(self, names: Iterable[str]) -> dict[str, Mark]:
         """What is remembered of these devices, of those that are known."""
-        assert self._database is not None, "nothing is remembered before `load` or the first checkpoint"
+        assert self._database is not None, (
+            "nothing is remembered before `load` or the first checkpoint"
+        )
         return self._database.marks(names)
 
     def devices(self, nodes: Iterable[int]) -> dict[int, str]:
         """Which devices these nodes were when they last took part, of those that have."""
-        assert self._database is not None, "nothing is remembered before `load` or the first checkpoint"
+        assert self._database is not None, (
+            "nothing is remembered before `load` or the first checkpoint"
+        )
         return self._database.devices(nodes)
 
     def load(self) -> Kept | None:
@@ -103,7 +122,9 @@ class Store:
 
         `marks` are the round's new marks of devices, `nodes` the nodes that turned out to be other devices than before.
         """
-        self._tried = number = self._tried + 1  # never the number of a file that may have been committed
+        self._tried = number = (
+            self._tried + 1
+        )  # never the number of a file that may have been committed
         files = write_files(self.folder, number, state, memory)
         generation = Generation(number, files, facts_of(state, self._devices))
         private = _is_private(state.extra)
@@ -112,7 +133,9 @@ class Store:
         if self._database is None:
             self._database = database.create(self.folder / database.NAME, generation)
         else:
-            self._devices = self._database.commit(generation, marks or {}, nodes or {}, self._newest, self._sound)
+            self._devices = self._database.commit(
+                generation, marks or {}, nodes or {}, self._newest, self._sound
+            )
         self._newest = self._sound = number
         if private:
             self._release(state.round)
@@ -129,7 +152,9 @@ class Store:
         reached = self._last_round_in_metrics()
         if reached > state.round:
             problem = f"goes to round {reached}, the state only to round {state.round}"
-            raise DataError(f"{self.folder / 'metrics.jsonl'}: {problem}; restore the newer state, or use a new folder")
+            raise DataError(
+                f"{self.folder / 'metrics.jsonl'}: {problem}; restore the newer state, or use a new folder"
+            )
         if last is not None and reached < last["round"]:
             with open(self.folder / "metrics.jsonl", "ab") as file:
                 file.write((json.dumps(last) + "\n").encode())
@@ -154,10 +179,14 @@ class Store:
     def rollback_done(self) -> None:
         (self.folder / "rollback.json").unlink(missing_ok=True)
 
-    def _fallen_back(self, newest: Generation, earlier: list[Generation], damage: DamagedState) -> State:
+    def _fallen_back(
+        self, newest: Generation, earlier: list[Generation], damage: DamagedState
+    ) -> State:
         """The state before, with all that the newest one says about rounds, rewards and devices: that has happened."""
         if not earlier:
-            raise DataError(f"{damage}; there is no earlier state to fall back to; restore it from a copy") from None
+            raise DataError(
+                f"{damage}; there is no earlier state to fall back to; restore it from a copy"
+            ) from None
         try:
             state = read_arrays(self.folder, earlier[0])
         except DamagedState as other:
@@ -167,7 +196,9 @@ class Store:
             os.replace(self.folder / name, self.folder / f"damaged-{name}")
         self._sound = earlier[0].number
         number = newest.facts["round"]
-        _logger.error("%s; falling back to the state before it: the step of round %d is lost", damage, number)
+        _logger.error(
+            "%s; falling back to the state before it: the step of round %d is lost", damage, number
+        )
         return with_facts(state, newest)
 
     def _migrate(self) -> None:
@@ -177,7 +208,9 @@ class Store:
             ledger.append(self.folder / ledger.NAME, state.round, "migrated")
         generation = Generation(1, write_files(self.folder, 1, state, memory), facts_of(state, 0))
         database.create(self.folder / database.NAME, generation, marks.items())
-        _logger.warning("%s: migrated the state of an older fedbandit after round %d", self.folder, state.round)
+        _logger.warning(
+            "%s: migrated the state of an older fedbandit after round %d", self.folder, state.round
+        )
 
     def _check_ledger(self, newest: Generation) -> None:
         """Refuse a private state that is older than what was released, or that nothing was charged for."""
@@ -186,10 +219,14 @@ class Store:
         path, reached = self.folder / ledger.NAME, newest.facts["round"]
         spent = ledger.read_ledger(path)
         if spent is None and reached:
-            raise DataError(f"{path}: is gone, and with it what {reached} private rounds have spent; restore it")
+            raise DataError(
+                f"{path}: is gone, and with it what {reached} private rounds have spent; restore it"
+            )
         spent = spent or ledger.Spent()
         if spent.charged < reached:
-            raise DataError(f"{path}: ends at round {spent.charged}, the state is of round {reached}; restore it")
+            raise DataError(
+                f"{path}: ends at round {spent.charged}, the state is of round {reached}; restore it"
+            )
         if spent.released > reached:
             problem = f"round {spent.released} was released, and the state is of round {reached}"
             raise DataError(f"{path}: {problem}: an old copy? Restore the newer state")
@@ -210,11 +247,19 @@ class Store:
         """A folder in which rounds have been run is not a new deployment, whatever is missing."""
         names = (migration.OLD, f"{database.NAME}-journal", ledger.NAME, "metrics.jsonl")
         found = [name for name in names if _is_something(self.folder / name)]
-        found += [path.name for path in sorted((self.folder / "models").glob("model-*.safetensors"))]
-        found += [path.name for path in sorted(self.folder.glob("state-*.safetensors")) if path.stem != "state-1"]
+        found += [
+            path.name for path in sorted((self.folder / "models").glob("model-*.safetensors"))
+        ]
+        found += [
+            path.name
+            for path in sorted(self.folder.glob("state-*.safetensors"))
+            if path.stem != "state-1"
+        ]
         if found:
             problem = f"{database.NAME} is missing, but {found[0]} is here: this deployment has run before"
-            raise DataError(f"{self.folder}: {problem}; restore {database.NAME}, or use a new folder")
+            raise DataError(
+                f"{self.folder}: {problem}; restore {database.NAME}, or use a new folder"
+            )
 
     def _tidy(self, state: State) -> None:
         """Remove what the state no longer names, and what writers that were killed have left; damaged files stay."""
@@ -224,13 +269,16 @@ class Store:
         outdated = [
             path
             for path in (*self.folder.iterdir(), *(self.folder / "models").iterdir())
-            if (_OWN_FILE.fullmatch(path.name) and path.name not in named) or _UNFINISHED.fullmatch(path.name)
+            if (_OWN_FILE.fullmatch(path.name) and path.name not in named)
+            or _UNFINISHED.fullmatch(path.name)
         ]
         for path in outdated:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
-                _logger.warning("%s: not needed any more, and cannot be removed: %s", path, error.strerror)
+                _logger.warning(
+                    "%s: not needed any more, and cannot be removed: %s", path, error.strerror
+                )
 
     def _last_round_in_metrics(self) -> int:
         """The round of the last line, once the half line is gone that a crash can leave behind it."""
@@ -244,7 +292,9 @@ class Store:
                 raise ValueError("its round is not a count")
         except (ValueError, KeyError) as error:
             problem = f"its last line is not that of a round ({str(error)[:100]})"
-            raise DataError(f"{path}: {problem}; remove the line, and the server writes it again") from None
+            raise DataError(
+                f"{path}: {problem}; remove the line, and the server writes it again"
+            ) from None
         with open(path, "r+b") as file:
             start = max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE)
             file.seek(start)
@@ -260,7 +310,11 @@ def _figures(extra: Mapping[str, Any]) -> str:
     """What a deployment says of its rewards."""
     if not _is_private(extra):
         return "exact"
-    return "noised" if (extra["promises"].get("private figures") or {}).get("figures_share") else "not reported"
+    return (
+        "noised"
+        if (extra["promises"].get("private figures") or {}).get("figures_share")
+        else "not reported"
+    )
 
 
 def _is_something(path: Path) -> bool:
@@ -288,10 +342,19 @@ def read_summary(folder: Path) -> Summary:
         state, _, marks = migration.old_state(folder)
         facts = facts_of(state, len(marks))
     else:
-        raise DataError(f"{folder}: not the state folder of a deployment (`state` in its TOML file)")
+        raise DataError(
+            f"{folder}: not the state folder of a deployment (`state` in its TOML file)"
+        )
     rounds = facts["rewarded_rounds"]
     reward = facts["reward_total"] / rounds if rounds else None
-    return Summary(facts["round"], facts["clip_norm"], reward, facts["deployed"], facts["devices"], facts["extra"])
+    return Summary(
+        facts["round"],
+        facts["clip_norm"],
+        reward,
+        facts["deployed"],
+        facts["devices"],
+        facts["extra"],
+    )
 
 
 def ask_rollback(folder: Path, version: int) -> None:
@@ -314,7 +377,9 @@ def read_rollback(folder: Path) -> int | None:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except (KeyError, ValueError) as error:
-        raise DataError(f"{path}: damaged ({str(error)[:100]}); ask for the rollback again") from None
+        raise DataError(
+            f"{path}: damaged ({str(error)[:100]}); ask for the rollback again"
+        ) from None
     return version
 
 
@@ -351,7 +416,9 @@ def read_status(folder: Path) -> dict[str, Any]:
             "rounds": len(recent),
             "asked": asked,
             "reported": sum(line["clients"] for line in recent),
-            "idle": sum(line["idle"] for line in recent) if all(line["idle"] is not None for line in recent) else None,
+            "idle": sum(line["idle"] for line in recent)
+            if all(line["idle"] is not None for line in recent)
+            else None,
             "refused": sum(sum(line["refused"].values()) for line in recent),
         },
         "refused": dict(sorted(refused.items())),
@@ -385,7 +452,11 @@ def in_lines(status: dict[str, Any]) -> list[str]:
         f"reward         {_rewards(reward)}",
         f"privacy        {spent if isinstance(spent, str) else in_one_line(spent)}",
         "aggregation    "
-        + ("secure: only sums are seen here" if status["secure_aggregation"] else "plain: each report is seen here"),
+        + (
+            "secure: only sums are seen here"
+            if status["secure_aggregation"]
+            else "plain: each report is seen here"
+        ),
         f"clip norm      {status['clip_norm']:.4g}",
         f"model          version {status['model_version']}; kept: {', '.join(map(str, status['kept_versions']))}",
     ]
@@ -393,11 +464,18 @@ def in_lines(status: dict[str, Any]) -> list[str]:
         lines.append(f"gate           {_judged(status['gate'])}")
     for entry in status["versions"][-_RECENT:]:
         earned = _shown(reward["by_version"].get(entry["version"]))
-        lines.append(f"  version {entry['version']:<4} after round {entry['round']:<5} reward {earned}  {entry['why']}")
+        lines.append(
+            f"  version {entry['version']:<4} after round {entry['round']:<5} reward {earned}  {entry['why']}"
+        )
     if status["refused"]:
-        lines.append("refused        " + ", ".join(f"{kind} {count}" for kind, count in status["refused"].items()))
+        lines.append(
+            "refused        "
+            + ", ".join(f"{kind} {count}" for kind, count in status["refused"].items())
+        )
     if status["rollback_asked"] is not None:
-        lines.append(f"asked for      going back to model {status['rollback_asked']}, at the next round")
+        lines.append(
+            f"asked for      going back to model {status['rollback_asked']}, at the next round"
+        )
     return lines
 
 
@@ -408,17 +486,27 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     try:
         lines = read_lines(path)
     except ValueError as error:
-        raise DataError(f"{path}: a line is not that of a round ({str(error)[:100]}); remove it") from None
+        raise DataError(
+            f"{path}: a line is not that of a round ({str(error)[:100]}); remove it"
+        ) from None
     for number, line in enumerate(lines, start=1):
         counts = [line.get(name) for name in ("round", "asked", "clients", "model_version")]
-        counts += [line.get(name, "missing") for name in ("idle", "events") if line.get(name, 0) is not None]
-        if not (all(type(count) is int for count in counts) and isinstance(line.get("refused"), dict)):
+        counts += [
+            line.get(name, "missing")
+            for name in ("idle", "events")
+            if line.get(name, 0) is not None
+        ]
+        if not (
+            all(type(count) is int for count in counts) and isinstance(line.get("refused"), dict)
+        ):
             raise DataError(f"{path}: line {number} is not that of a round; remove it")
     return lines
 
 
 def _mean_reward(lines: list[dict[str, Any]]) -> float | None:
-    events, rewards = (sum(column) for column in zip(*map(_sums_of, lines), strict=True)) if lines else (0, 0.0)
+    events, rewards = (
+        (sum(column) for column in zip(*map(_sums_of, lines), strict=True)) if lines else (0, 0.0)
+    )
     return rewards / events if events > 0 else None
 
 
@@ -436,7 +524,10 @@ def _by_version(lines: list[dict[str, Any]]) -> dict[int, float | None]:
         for version, (events, rewards) in (line.get("rewards_by_version") or whole).items():
             before = sums.get(int(version), (0, 0.0))
             sums[int(version)] = before[0] + events, before[1] + rewards
-    return {version: rewards / events if events > 0 else None for version, (events, rewards) in sums.items()}
+    return {
+        version: rewards / events if events > 0 else None
+        for version, (events, rewards) in sums.items()
+    }
 
 
 def _gate(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -445,7 +536,12 @@ def _gate(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     if not judged:
         return None
     held_back = sum(not line["gate"]["passes"] for line in judged)
-    return {"round": judged[-1]["round"], **judged[-1]["gate"], "judged": len(judged), "held_back": held_back}
+    return {
+        "round": judged[-1]["round"],
+        **judged[-1]["gate"],
+        "judged": len(judged),
+        "held_back": held_back,
+    }
 
 
 def _judged(gate: dict[str, Any]) -> str:

@@ -11,7 +11,14 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
 from fedbandit.evaluation.ope.estimators import Estimator, Plain, Records, Weighting
 from fedbandit.evaluation.ope.intervals import Interval, IntervalKind, Range, interval_of
-from fedbandit.evaluation.ope.sums import Bootstrap, Sums, by_client, standard_error, sums_of, value_of
+from fedbandit.evaluation.ope.sums import (
+    Bootstrap,
+    Sums,
+    by_client,
+    standard_error,
+    sums_of,
+    value_of,
+)
 from fedbandit.policies import Policy, Prediction, Uniform, make_policy
 
 
@@ -21,7 +28,9 @@ class Constant:
 
     action: int
 
-    def probabilities(self, prediction: Prediction, available: np.ndarray | None = None) -> np.ndarray:
+    def probabilities(
+        self, prediction: Prediction, available: np.ndarray | None = None
+    ) -> np.ndarray:
         chosen = np.zeros(prediction.mean.shape)
         chosen[..., self.action] = 1
         if available is None:
@@ -54,7 +63,9 @@ def _action(parameters: Mapping[str, Any], actions: tuple[str, ...]) -> int:
     return actions.index(named)
 
 
-_FEW_EVENTS = 100  # fewer effective events than this say little about rewards, whatever the interval claims
+_FEW_EVENTS = (
+    100  # fewer effective events than this say little about rewards, whatever the interval claims
+)
 _SMALL_SHARE = 0.01  # of the log's events
 _FEW_CLIENTS = 20  # the bootstrap needs clients to draw from
 
@@ -67,7 +78,9 @@ class Estimate:
     standard_error: float
     interval: Interval
     effective_sample_size: float  # of events as good as the policy's own
-    mean_weight: float  # 1 in expectation, if the propensities are right and the log explores enough
+    mean_weight: (
+        float  # 1 in expectation, if the propensities are right and the log explores enough
+    )
     events: int
     clients: int
     warnings: tuple[str, ...] = ()
@@ -118,13 +131,24 @@ def estimate(
     for name, estimator in estimators.items():
         sums = sums_of(records, estimator, weighting, bootstrap)
         found[name] = combine(
-            sums, estimator, confidence=confidence, weighting=weighting, interval=interval, within=within
+            sums,
+            estimator,
+            confidence=confidence,
+            weighting=weighting,
+            interval=interval,
+            within=within,
         )
     return found
 
 
 _FOLDS = 10
-_PREFERRED = ("dr", "snips", "ips", "switch", "dm")  # those that a wrong reward model cannot mislead come first
+_PREFERRED = (
+    "dr",
+    "snips",
+    "ips",
+    "switch",
+    "dm",
+)  # those that a wrong reward model cannot mislead come first
 
 
 def choose_estimator(
@@ -147,7 +171,9 @@ def choose_estimator(
 
     def folded(estimator: Estimator, given: np.ndarray) -> np.ndarray:
         terms = estimator.terms(records, estimator.used(given))
-        return np.stack([np.bincount(fold, by_client(part, records.bounds), minlength=_FOLDS) for part in terms])
+        return np.stack(
+            [np.bincount(fold, by_client(part, records.bounds), minlength=_FOLDS) for part in terms]
+        )
 
     top, bottom = folded(estimators[judge], importance)  # without clipping: it has to be unbiased
     if not bottom.all():
@@ -171,16 +197,28 @@ def choose_estimator(
 
 def _check_range(records: Records, within: Range) -> None:
     low, high = within.low, within.high
-    room = 1e-9 * (high - low)  # a weighted mean of predictions in the range may leave it by rounding
+    room = 1e-9 * (
+        high - low
+    )  # a weighted mean of predictions in the range may leave it by rounding
     columns = {
         "rewards": records.rewards,
         "predicted rewards": records.predicted,
         "expected rewards": records.expected,
     }
     for name, column in columns.items():
-        if column is not None and len(column) and not (column.min() >= low - room and column.max() <= high + room):
-            raise ConfigError(f"interval: {name} leave the range [{low:g}, {high:g}] that the interval is for")
-    if within.floor is not None and len(records) and records.propensities.min() < within.floor * (1 - 1e-6):
+        if (
+            column is not None
+            and len(column)
+            and not (column.min() >= low - room and column.max() <= high + room)
+        ):
+            raise ConfigError(
+                f"interval: {name} leave the range [{low:g}, {high:g}] that the interval is for"
+            )
+    if (
+        within.floor is not None
+        and len(records)
+        and records.propensities.min() < within.floor * (1 - 1e-6)
+    ):
         raise ConfigError(f"floor: the log has propensities below {within.floor:g}")
 
 
@@ -189,7 +227,9 @@ def _warnings(sums: Sums, effective: float) -> list[str]:
     if not sums.events or not sums.reached:
         return ["the log holds nothing that the policy would do: it says nothing about it"]
     if effective < _FEW_EVENTS or effective < _SMALL_SHARE * sums.events:
-        said.append(f"poor overlap: {sums.events:.0f} events are worth {effective:.0f} of the policy's own")
+        said.append(
+            f"poor overlap: {sums.events:.0f} events are worth {effective:.0f} of the policy's own"
+        )
     mean = sums.importance / sums.events
     error = sqrt(max(0.0, sums.importance_squares / sums.events - mean**2) / sums.events)
     if abs(mean - 1) > max(4 * error, 0.02):
@@ -199,7 +239,9 @@ def _warnings(sums: Sums, effective: float) -> list[str]:
         )
     if sums.altered > _SMALL_SHARE * sums.events:
         share = 100 * sums.altered / sums.events
-        said.append(f"clipping, shrinkage or switching touched {share:.0f}% of the weights: less variance, more bias")
+        said.append(
+            f"clipping, shrinkage or switching touched {share:.0f}% of the weights: less variance, more bias"
+        )
     if sums.clients < _FEW_CLIENTS:
         said.append(f"only {sums.clients:.0f} clients: whoever is missing may be unlike them")
     return said

@@ -16,13 +16,17 @@ class Records:
     `predicted` and `expected` come from a reward model, which the direct method and the doubly robust estimator need.
     """
 
-    clients: np.ndarray  # int64 [clients]: a number that is each client's own, to address its bootstrap draws
+    clients: (
+        np.ndarray
+    )  # int64 [clients]: a number that is each client's own, to address its bootstrap draws
     bounds: np.ndarray  # int64 [clients + 1]
     rewards: np.ndarray  # [n]
     propensities: np.ndarray  # [n]: with which the logging policy took the action
     target: np.ndarray  # [n]: with which the evaluated policy takes it
     predicted: np.ndarray | None = None  # [n]: the modelled reward of the action taken
-    expected: np.ndarray | None = None  # [n]: the modelled reward of the evaluated policy, over its actions
+    expected: np.ndarray | None = (
+        None  # [n]: the modelled reward of the evaluated policy, over its actions
+    )
 
     def __post_init__(self) -> None:
         for name in ("rewards", "propensities", "target", "predicted", "expected"):
@@ -32,8 +36,12 @@ class Records:
             if len(column) != self.bounds[-1]:
                 raise DataError(f"{name}: {len(column)} values for {self.bounds[-1]} events")
             if not np.isfinite(column).all():
-                raise DataError(f"{name}: event {int(np.flatnonzero(~np.isfinite(column))[0])} is not finite")
-        if len(self.propensities) and not (self.propensities.min() > 0 and self.propensities.max() <= 1):
+                raise DataError(
+                    f"{name}: event {int(np.flatnonzero(~np.isfinite(column))[0])} is not finite"
+                )
+        if len(self.propensities) and not (
+            self.propensities.min() > 0 and self.propensities.max() <= 1
+        ):
             raise DataError("propensities: must be above 0 and at most 1")
         if len(self.target) and not (self.target.min() >= 0 and self.target.max() <= 1 + 1e-6):
             raise DataError("target: probabilities must lie between 0 and 1")
@@ -142,7 +150,9 @@ class Estimator(Protocol):
 
     def terms(self, records: Records, weights: np.ndarray) -> Terms: ...
 
-    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+    def limits(
+        self, value: float, weight: float, low: float, high: float
+    ) -> tuple[float, float] | None:
         """Between which an event's residual (first term - value·second) lies, for rewards in [low, high].
 
         None where residuals do not show how wrong the estimate is.
@@ -164,7 +174,9 @@ class IPS:
     def terms(self, records: Records, weights: np.ndarray) -> Terms:
         return weights * records.rewards, np.ones(len(records))
 
-    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+    def limits(
+        self, value: float, weight: float, low: float, high: float
+    ) -> tuple[float, float] | None:
         return weight * min(low, 0.0) - value, weight * max(high, 0.0) - value
 
     def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
@@ -181,7 +193,9 @@ class SelfNormalisedIPS:
     def terms(self, records: Records, weights: np.ndarray) -> Terms:
         return weights * records.rewards, weights
 
-    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+    def limits(
+        self, value: float, weight: float, low: float, high: float
+    ) -> tuple[float, float] | None:
         return weight * (low - value), weight * (high - value)
 
     def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
@@ -199,7 +213,9 @@ class DirectMethod:
         _, expected = _model(records)
         return expected, np.ones(len(records))
 
-    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+    def limits(
+        self, value: float, weight: float, low: float, high: float
+    ) -> tuple[float, float] | None:
         return None
 
     def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:
@@ -217,7 +233,9 @@ class DoublyRobust:
         predicted, expected = _model(records)
         return expected + weights * (records.rewards - predicted), np.ones(len(records))
 
-    def limits(self, value: float, weight: float, low: float, high: float) -> tuple[float, float] | None:
+    def limits(
+        self, value: float, weight: float, low: float, high: float
+    ) -> tuple[float, float] | None:
         return low - weight * (high - low) - value, high + weight * (high - low) - value
 
     def unseen(self, value: float, low: float, high: float) -> tuple[float, float]:

@@ -24,7 +24,9 @@ IntervalKind = Literal["bootstrap", "bernstein"]
 _FEWEST = 3  # clients; a standard error of two says nothing of itself
 _WIDENING = 2.0  # the variance grows by this over the effective number of clients: what few clients show is uncertain
 _STEPS = 60  # halvings, when the end of an interval is searched for
-_SURE = 4.0  # standard errors by which weights fall short of 1, before the log is said to lack actions
+_SURE = (
+    4.0  # standard errors by which weights fall short of 1, before the log is said to lack actions
+)
 _SHORT = 0.02
 
 
@@ -42,7 +44,11 @@ class Interval:
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
-        return f"none: {self.refusal}" if self.refusal else f"{self.low:.4f} to {self.high:.4f}  ({self.method})"
+        return (
+            f"none: {self.refusal}"
+            if self.refusal
+            else f"{self.low:.4f} to {self.high:.4f}  ({self.method})"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,9 @@ class Range:
 
     def __post_init__(self) -> None:
         if not (self.low < self.high and isfinite(self.low) and isfinite(self.high)):
-            raise ConfigError(f"reward_range: must be low,high with low below high, not {self.low:g},{self.high:g}")
+            raise ConfigError(
+                f"reward_range: must be low,high with low below high, not {self.low:g},{self.high:g}"
+            )
         if self.floor is not None and not 0 < self.floor <= 1:
             raise ConfigError(f"floor: a propensity is above 0 and at most 1, not {self.floor:g}")
 
@@ -96,11 +104,15 @@ def interval_of(
         return _refused(known, confidence, "nothing shows how wrong the reward model is")
     if known.constant:
         return _refused(
-            known, confidence, "all rewards of the log are the same; a reward range says how they may differ"
+            known,
+            confidence,
+            "all rewards of the log are the same; a reward range says how they may differ",
         )
     found = _bernstein(sums, estimator, confidence, known) if kind == "bernstein" else None
     if kind == "bootstrap":
-        found = _bootstrap(sums, estimator, confidence, known) or _chernoff(sums, estimator, confidence, known)
+        found = _bootstrap(sums, estimator, confidence, known) or _chernoff(
+            sums, estimator, confidence, known
+        )
     assert found is not None
     found = _with_what_is_unseen(found, sums, estimator, known)
     if found.low <= known.low and found.high >= known.high:
@@ -116,7 +128,9 @@ def _refused(known: _Known, confidence: float, why: str) -> Interval:
 _BOOTSTRAP = "bootstrap over clients"
 
 
-def _bootstrap(sums: Sums, estimator: Estimator, confidence: float, known: _Known) -> Interval | None:
+def _bootstrap(
+    sums: Sums, estimator: Estimator, confidence: float, known: _Known
+) -> Interval | None:
     """Studentised by client sums, never narrower than Student's t; None where the sample may have missed what matters.
 
     It may have, where one more event at the edge of the range would move the estimate by more than a standard error:
@@ -205,7 +219,11 @@ def _chernoff(sums: Sums, estimator: Estimator, confidence: float, known: _Known
     method = "Chernoff bound over clients"
     if sums.clients < 2 or not sums.denominator:
         return Interval(-inf, inf, confidence, method)
-    top, bottom, least = sums.numerator / sums.clients, sums.denominator / sums.clients, log(2 / (1 - confidence))
+    top, bottom, least = (
+        sums.numerator / sums.clients,
+        sums.denominator / sums.clients,
+        log(2 / (1 - confidence)),
+    )
 
     def possible(value: float) -> bool:
         low, high = _limits(estimator, value, known)
@@ -214,7 +232,12 @@ def _chernoff(sums: Sums, estimator: Estimator, confidence: float, known: _Known
         return sums.clients * _divergence(seen, -known.events * low / span) <= least
 
     start = min(max(value_of(sums), known.low), known.high)
-    return Interval(_furthest(start, known.low, possible), _furthest(start, known.high, possible), confidence, method)
+    return Interval(
+        _furthest(start, known.low, possible),
+        _furthest(start, known.high, possible),
+        confidence,
+        method,
+    )
 
 
 def _furthest(near: float, far: float, possible: Callable[[float], bool]) -> float:
@@ -234,7 +257,9 @@ def _divergence(p: float, q: float) -> float:
     return sum(x * log(x / y) if y > 0 else inf for x, y in parts if x > 0)
 
 
-def _with_what_is_unseen(found: Interval, sums: Sums, estimator: Estimator, known: _Known) -> Interval:
+def _with_what_is_unseen(
+    found: Interval, sums: Sums, estimator: Estimator, known: _Known
+) -> Interval:
     """Widened by what the policy does and the estimate leaves out: weights cut, actions that the log never takes."""
     mean = sums.importance / sums.events
     error = sqrt(max(0.0, sums.importance_squares / sums.events - mean**2) / sums.events)
@@ -244,4 +269,9 @@ def _with_what_is_unseen(found: Interval, sums: Sums, estimator: Estimator, know
         return found
     down, up = estimator.unseen(value_of(sums), known.low, known.high)
     method = f"{found.method}, widened for the {100 * min(share, 1.0):.2g}% of its choices left out"
-    return replace(found, low=found.low + share * min(down, 0.0), high=found.high + share * max(up, 0.0), method=method)
+    return replace(
+        found,
+        low=found.low + share * min(down, 0.0),
+        high=found.high + share * max(up, 0.0),
+        method=method,
+    )

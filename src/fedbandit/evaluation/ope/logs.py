@@ -41,8 +41,14 @@ def records_of(
     predicted, expected = (np.zeros(n), np.zeros(n)) if rewards is not None else (None, None)
     for start in range(0, n, _ROWS):
         rows = np.arange(start, min(start + _ROWS, n))
-        given = Prediction(np.zeros((len(rows), num_actions))) if predictions is None else predictions(rows)
-        probabilities = policy.probabilities(given.astype(np.float64), available_at(log, rows, num_actions))
+        given = (
+            Prediction(np.zeros((len(rows), num_actions)))
+            if predictions is None
+            else predictions(rows)
+        )
+        probabilities = policy.probabilities(
+            given.astype(np.float64), available_at(log, rows, num_actions)
+        )
         actions = np.asarray(log.actions[rows])[:, None]
         target[rows] = np.take_along_axis(probabilities, actions, axis=1)[:, 0]
         if rewards is not None:
@@ -54,7 +60,10 @@ def records_of(
 
 
 def records_for(
-    split: Split, target: np.ndarray, predicted: np.ndarray | None = None, expected: np.ndarray | None = None
+    split: Split,
+    target: np.ndarray,
+    predicted: np.ndarray | None = None,
+    expected: np.ndarray | None = None,
 ) -> Records:
     """The records of a logged split, where the evaluated policy's probability of each logged action is known."""
     log = log_of(split)
@@ -82,7 +91,9 @@ def available_at(log: Log, rows: np.ndarray, num_actions: int) -> np.ndarray | N
 def log_of(split: Split) -> Log:
     """The split's log; a split of labels has none."""
     if split.log is None:
-        raise DataError("the data set holds labels, not logged feedback; `fedbandit data import logged` makes one")
+        raise DataError(
+            "the data set holds labels, not logged feedback; `fedbandit data import logged` makes one"
+        )
     return split.log
 
 
@@ -111,8 +122,12 @@ class LogTable:
 def read_log_table(path: Path, columns: LogColumns) -> LogTable:
     """Read a CSV, TSV or Parquet file of logged decisions, grouped by client."""
     table = Table(path)
-    texts = [name for name in (columns.action, columns.client, columns.available) if name is not None]
-    numbers = [name for name in (columns.reward, columns.propensity, columns.target) if name is not None]
+    texts = [
+        name for name in (columns.action, columns.client, columns.available) if name is not None
+    ]
+    numbers = [
+        name for name in (columns.reward, columns.propensity, columns.target) if name is not None
+    ]
     table.require([*texts, *numbers])
     cells: dict[str, list[str]] = {name: [] for name in texts}
     figures: dict[str, list[np.ndarray]] = {name: [] for name in numbers}
@@ -131,39 +146,59 @@ def read_log_table(path: Path, columns: LogColumns) -> LogTable:
     return _grouped(path, columns, cells, values)
 
 
-def _grouped(path: Path, columns: LogColumns, cells: dict[str, list[str]], values: dict[str, np.ndarray]) -> LogTable:
+def _grouped(
+    path: Path, columns: LogColumns, cells: dict[str, list[str]], values: dict[str, np.ndarray]
+) -> LogTable:
     taken = cells[columns.action]
-    sets = [split_labels(cell, columns.separator) for cell in cells[columns.available]] if columns.available else []
+    sets = (
+        [split_labels(cell, columns.separator) for cell in cells[columns.available]]
+        if columns.available
+        else []
+    )
     names = {*taken, *(name for row in sets for name in row)}
     if "" in names:
-        raise DataError(f"{path}: column {columns.action}, row {taken.index('')}: the action is missing")
+        raise DataError(
+            f"{path}: column {columns.action}, row {taken.index('')}: the action is missing"
+        )
     actions = in_natural_order(names)
     code = {name: number for number, name in enumerate(actions)}
     owners = np.array(cells[columns.client] if columns.client else range(len(taken)))
     ids, owner = np.unique(owners, return_inverse=True)
     order = np.argsort(owner, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(ids)))])
-    available = _available(f"{path}: column {columns.available}", taken, sets, code) if columns.available else None
+    available = (
+        _available(f"{path}: column {columns.available}", taken, sets, code)
+        if columns.available
+        else None
+    )
     log = Log(
         actions=np.array([code[name] for name in taken], np.int32)[order],
         rewards=values[columns.reward][order],
-        propensities=np.ones(len(taken)) if columns.propensity is None else values[columns.propensity][order],
+        propensities=np.ones(len(taken))
+        if columns.propensity is None
+        else values[columns.propensity][order],
         available=None if available is None else available.take(order),
     )
     no_labels = Ragged(np.zeros(len(taken) + 1, np.int64), np.empty(0, np.int32))
     names_of_clients = np.array([str(name).encode() for name in ids])
-    split = Split(names_of_clients, offsets, np.empty((len(taken), 0), np.float32), no_labels, log=log)
+    split = Split(
+        names_of_clients, offsets, np.empty((len(taken), 0), np.float32), no_labels, log=log
+    )
     target = None if columns.target is None else values[columns.target][order]
     return LogTable(split, tuple(actions), target)
 
 
-def _available(column: str, taken: list[str], sets: list[list[str]], code: dict[str, int]) -> Ragged:
+def _available(
+    column: str, taken: list[str], sets: list[list[str]], code: dict[str, int]
+) -> Ragged:
     """The sets of available actions; an empty cell means that every action was."""
     everything = list(range(len(code)))
     rows = [sorted({code[name] for name in names}) or everything for names in sets]
     for number, (name, could) in enumerate(zip(taken, rows, strict=True)):
         if code[name] not in could:
-            raise DataError(f"{column}, row {number}: the action that was taken is not among the available ones")
+            raise DataError(
+                f"{column}, row {number}: the action that was taken is not among the available ones"
+            )
     return Ragged.from_rows(rows)
 
 

@@ -26,7 +26,9 @@ def estimated_propensities(split: Split, num_actions: int) -> list[np.ndarray]:
 def _shares(split: Split, num_actions: int, half: np.ndarray) -> np.ndarray:
     """[2, n, K]: each action's share in the log of either half of the clients."""
     actions = np.asarray(log_of(split).actions)
-    counts = np.stack([np.bincount(actions[half == h], minlength=num_actions) + 1.0 for h in (0, 1)])
+    counts = np.stack(
+        [np.bincount(actions[half == h], minlength=num_actions) + 1.0 for h in (0, 1)]
+    )
     shares = counts / counts.sum(axis=1, keepdims=True)
     return np.broadcast_to(shares[:, None], (2, len(actions), num_actions))
 

@@ -37,7 +37,9 @@ def _means(actions: np.ndarray, rewards: np.ndarray, num_actions: int) -> np.nda
     return shrunk
 
 
-_MOST_NUMBERS = 2**21  # in the sums that a client returns; wide contexts are cut to their most telling columns
+_MOST_NUMBERS = (
+    2**21
+)  # in the sums that a client returns; wide contexts are cut to their most telling columns
 _MOST_COLUMNS = 256
 _ROWS = 4096
 
@@ -54,7 +56,9 @@ class Columns:
         """[n, 1 + m]: a one, and the standardised columns."""
         x = np.zeros((len(contexts), len(self.chosen)))
         if isinstance(contexts, Ragged):
-            place = np.full(int(max(contexts.ids.max(initial=-1), self.chosen.max(initial=-1))) + 1, -1)
+            place = np.full(
+                int(max(contexts.ids.max(initial=-1), self.chosen.max(initial=-1))) + 1, -1
+            )
             place[self.chosen] = np.arange(len(self.chosen))
             columns, rows = place[contexts.ids], contexts.row_of_entry()
             kept = columns >= 0
@@ -80,7 +84,9 @@ class LinearSums:
         events = self.gram[:, 0, 0].sum()
         average = self.moments[:, 0].sum() / events if events else 0.0
         ridge = PRIOR_EVENTS * np.eye(self.gram.shape[1])
-        found: np.ndarray = np.linalg.solve(self.gram + ridge, (self.moments - average * self.gram[:, 0])[..., None])
+        found: np.ndarray = np.linalg.solve(
+            self.gram + ridge, (self.moments - average * self.gram[:, 0])[..., None]
+        )
         found = found[..., 0]
         found[:, 0] += average
         return found
@@ -140,7 +146,9 @@ def linear_rewards(split: Split, num_actions: int) -> RowScores | None:
 
     def predict(rows: np.ndarray) -> np.ndarray:
         x = columns.features(split.contexts(rows))
-        predicted: np.ndarray = np.where((half[rows] == 0)[:, None], x @ fitted[0].T, x @ fitted[1].T)
+        predicted: np.ndarray = np.where(
+            (half[rows] == 0)[:, None], x @ fitted[0].T, x @ fitted[1].T
+        )
         return predicted
 
     return predict

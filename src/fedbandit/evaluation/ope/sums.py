@@ -68,12 +68,16 @@ class Sums:
     numerator: float
     denominator: float
     client_squares: np.ndarray  # [3], over clients: numerator², numerator·denominator, denominator²
-    client_fourths: np.ndarray  # [5], over clients: numerator⁴, numerator³·denominator, ... denominator⁴
+    client_fourths: (
+        np.ndarray
+    )  # [5], over clients: numerator⁴, numerator³·denominator, ... denominator⁴
     replicates: np.ndarray  # [5, B]: numerators, denominators, and the three squares
     extremes: Extremes = field(default_factory=Extremes)
 
     def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return Sums(
+            *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
+        )
 
 
 def sums_of(
@@ -138,7 +142,9 @@ def sums_of_terms(
         denominator=float(bottom.sum()),
         client_squares=squares.sum(axis=1),
         client_fourths=fourths(squares),
-        replicates=replicates_of(np.stack([top, bottom, *squares]), lambda block: draws_of(clients[block], bootstrap)),
+        replicates=replicates_of(
+            np.stack([top, bottom, *squares]), lambda block: draws_of(clients[block], bootstrap)
+        ),
         extremes=extremes,
     )
 
@@ -167,7 +173,9 @@ def replicates_of(per_client: np.ndarray, draws: Callable[[slice], np.ndarray]) 
 
 def draws_of(clients: np.ndarray, bootstrap: Bootstrap) -> np.ndarray:
     """How often each client counts in each replicate: Poisson(1), [clients, B]."""
-    uniform = uniforms(bootstrap.seed, Purpose.BOOTSTRAP, clients[:, None], np.arange(bootstrap.replicates))
+    uniform = uniforms(
+        bootstrap.seed, Purpose.BOOTSTRAP, clients[:, None], np.arange(bootstrap.replicates)
+    )
     return np.searchsorted(_POISSON, uniform, side="right").astype(np.float64)
 
 

@@ -18,7 +18,9 @@ from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_fact
 from fedbandit.models import Freezing, Layout, Model
 from fedbandit.objectives import Batch, Objective
 
-_SCORE_ROWS = 256  # contexts scored at a time: enough to keep a core busy, little enough to stay in its cache
+_SCORE_ROWS = (
+    256  # contexts scored at a time: enough to keep a core busy, little enough to stay in its cache
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class AutogradLearner:
         params = self.layout.split(torch.from_numpy(weights))
         with torch.no_grad():
             blocks = [
-                self.model.scores(params, _context_tensor(contexts, start, start + _SCORE_ROWS, weights.dtype)).numpy()
+                self.model.scores(
+                    params, _context_tensor(contexts, start, start + _SCORE_ROWS, weights.dtype)
+                ).numpy()
                 for start in range(0, len(contexts), _SCORE_ROWS)
             ]
         return prediction_of(blocks, self.model.heads, weights.dtype)
@@ -122,24 +126,36 @@ class AutogradLearner:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+        return clipped_sum_of(
+            self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm
+        )
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         torch = single_threaded_torch()
-        start = torch.from_numpy(weights if self.freezing is None else self.freezing.join(weights, self.base))
+        start = torch.from_numpy(
+            weights if self.freezing is None else self.freezing.join(weights, self.base)
+        )
         for client in range(events.num_clients):
             first, last = int(events.bounds[client]), int(events.bounds[client + 1])
             if first == last:
                 yield None
                 continue
             added = None if drift is None else drift(client)
-            delta = self._local_training(start, events, first, last, pull, added).sub_(start).numpy()
+            delta = (
+                self._local_training(start, events, first, last, pull, added).sub_(start).numpy()
+            )
             yield delta if self.freezing is None else self.freezing.pick(delta)
 
     def _local_training(
-        self, start: Any, events: Events, first: int, last: int, pull: float, drift: np.ndarray | None
+        self,
+        start: Any,
+        events: Events,
+        first: int,
+        last: int,
+        pull: float,
+        drift: np.ndarray | None,
     ) -> Any:
         """The client's weights after its epochs, as one flat vector."""
         import torch
@@ -147,18 +163,25 @@ class AutogradLearner:
         local, dtype = start.clone(), start.numpy().dtype
         frozen = () if self.freezing is None else self.freezing.frozen
         params = {
-            name: view if name in frozen else view.requires_grad_() for name, view in self.layout.split(local).items()
+            name: view if name in frozen else view.requires_grad_()
+            for name, view in self.layout.split(local).items()
         }
         names = [name for name in params if name not in frozen]
         views = [params[name] for name in names]
         size, rate = self.settings.batch_size, self.settings.learning_rate
         received = [self.layout.split(start)[name] for name in names] if pull else []
-        drifts = [] if drift is None else [self._trainable_views(torch.from_numpy(drift))[name] for name in names]
+        drifts = (
+            []
+            if drift is None
+            else [self._trainable_views(torch.from_numpy(drift))[name] for name in names]
+        )
         for _ in range(self.settings.epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
                 x = _context_tensor(events.contexts, begin, end, dtype)
-                gradients = torch.autograd.grad(self._loss(self.model.scores(params, x), events, begin, end), views)
+                gradients = torch.autograd.grad(
+                    self._loss(self.model.scores(params, x), events, begin, end), views
+                )
                 with torch.no_grad():
                     if pull:
                         moved = torch._foreach_sub(views, received)
@@ -177,7 +200,10 @@ class AutogradLearner:
             return self.objective.loss(scores, batch)
         weights = batch.weights
         losses = [
-            self.objective.loss(scores[:, head], batch if weights is None else replace(batch, weights=weights[:, head]))
+            self.objective.loss(
+                scores[:, head],
+                batch if weights is None else replace(batch, weights=weights[:, head]),
+            )
             for head in range(self.model.heads)
         ]
         return sum(losses)

@@ -39,12 +39,22 @@ def make_learner(
         from fedbandit.federated.learners.cnn import CnnLearner
 
         return CnnLearner(layout, objective, settings)
-    if model.kernel in ("dense-linear", "mlp", "sparse-mlp") and isinstance(objective, Pointwise) and not model.heads:
-        from fedbandit.federated.learners.dense import ChosenLinearLearner, ChosenMlpLearner, DenseLearner
+    if (
+        model.kernel in ("dense-linear", "mlp", "sparse-mlp")
+        and isinstance(objective, Pointwise)
+        and not model.heads
+    ):
+        from fedbandit.federated.learners.dense import (
+            ChosenLinearLearner,
+            ChosenMlpLearner,
+            DenseLearner,
+        )
 
         linear = model.kernel == "dense-linear"
         chosen = ChosenLinearLearner if linear else ChosenMlpLearner
-        return (DenseLearner if objective.supervised else chosen)(layout, objective, settings, normalised=linear)
+        return (DenseLearner if objective.supervised else chosen)(
+            layout, objective, settings, normalised=linear
+        )
     return AutogradLearner(model, layout, objective, settings)
 
 
@@ -67,7 +77,11 @@ class Trainable:
         return self.layout.flatten(self.model.init(seed), dtype)
 
     def learner(
-        self, objective: Objective, settings: ClientSettings, device: str = "cpu", freezing: Freezing | None = None
+        self,
+        objective: Objective,
+        settings: ClientSettings,
+        device: str = "cpu",
+        freezing: Freezing | None = None,
     ) -> Learner:
         """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
         return make_learner(self.model, self.layout, objective, settings, device, freezing)

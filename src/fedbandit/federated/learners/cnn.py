@@ -17,7 +17,12 @@ from torch import Tensor
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
+from fedbandit.federated.learners.base import (
+    ClientSettings,
+    Drift,
+    clipped_sum_of,
+    single_threaded_torch,
+)
 from fedbandit.federated.learners.convolutions import BLOCK, Convolutions, Room
 from fedbandit.federated.learners.dense import Errors, trained_by_hand
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
@@ -57,16 +62,22 @@ class CnnLearner:
     ) -> tuple[UpdateSum, np.ndarray]:
         largest = self.settings.epochs * np.diff(events.bounds).max(initial=0)
         if pull or largest > _MOST_STEPS:
-            return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+            return clipped_sum_of(
+                self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm
+            )
         return self._train_abreast(weights, events, clip_norm)
 
     @torch.no_grad()
-    def _train_abreast(self, weights: np.ndarray, events: Events, clip_norm: float) -> tuple[UpdateSum, np.ndarray]:
+    def _train_abreast(
+        self, weights: np.ndarray, events: Events, clip_norm: float
+    ) -> tuple[UpdateSum, np.ndarray]:
         """As the updates are summed elsewhere, but the large layer's are never made one by one."""
         assert isinstance(events.contexts, np.ndarray)
         single_threaded_torch()
         images = _images(events.contexts, weights.dtype)
-        group = _Abreast(self.layout, images, torch.from_numpy(weights), events, self.objective, self.settings)
+        group = _Abreast(
+            self.layout, images, torch.from_numpy(weights), events, self.objective, self.settings
+        )
         norms = np.zeros(events.num_clients)
         for member in group.finished():
             norms[member.client] = norm = member.norm()
@@ -158,14 +169,18 @@ class _Abreast:
     ) -> None:
         large = [name for name, _ in layout.shapes].index(_LARGE)
         sizes = [prod(shape) for _, shape in layout.shapes]
-        self._at = slice(sum(sizes[:large]), sum(sizes[: large + 1]))  # of the large layer in the weights
+        self._at = slice(
+            sum(sizes[:large]), sum(sizes[: large + 1])
+        )  # of the large layer in the weights
         self._received = received
         self._dense = layout.split(received)[_LARGE]
         self._small = torch.cat([received[: self._at.start], received[self._at.stop :]])
         self._small_total = torch.zeros_like(self._small)
 
         def room_for(rows: int) -> _Factors:
-            return _Factors(*(torch.empty((rows, side), dtype=received.dtype) for side in self._dense.shape))
+            return _Factors(
+                *(torch.empty((rows, side), dtype=received.dtype) for side in self._dense.shape)
+            )
 
         self._kept, self._bounds = room_for(settings.epochs * len(events)), events.bounds
         clients, batch = np.flatnonzero(np.diff(events.bounds)), settings.batch_size
@@ -173,7 +188,9 @@ class _Abreast:
         small = Layout(tuple(part for part in layout.shapes if part[0] != _LARGE))
         errors = Errors(objective, events, images.dtype, dict(layout.shapes)["dense2_bias"][0])
         room = Room(images, batch)
-        self._members = [_Member(small, self._kept, room, errors, settings) for _ in clients[:_ABREAST]]
+        self._members = [
+            _Member(small, self._kept, room, errors, settings) for _ in clients[:_ABREAST]
+        ]
         self._batches = room_for(len(self._members) * batch)
 
     def finished(self) -> Iterator["_Member"]:
@@ -238,13 +255,17 @@ class _Member:
     the steps so far do to a batch follows from products with their factors, and so does the norm of the update.
     """
 
-    def __init__(self, small: Layout, kept: _Factors, room: Room, errors: Errors, settings: ClientSettings) -> None:
+    def __init__(
+        self, small: Layout, kept: _Factors, room: Room, errors: Errors, settings: ClientSettings
+    ) -> None:
         self.client = -1
         self.weights = room.zeros(small.size)  # all layers but the large one
         self._kept, self._errors, self._settings = kept, errors, settings
         self._params = small.split(self.weights)
         self._convolutions = Convolutions(self._params, room, settings.batch_size)
-        self._first = self._last = self._epoch = 0  # the client's events, and the epochs it has finished
+        self._first = self._last = self._epoch = (
+            0  # the client's events, and the epochs it has finished
+        )
         self._kept_from = self._kept_to = 0  # its rows among the factors
         self._begin = self._end = 0  # its batch, among the chunk's events
         self._square = 0.0  # of the norm of what it has added to the large layer
@@ -288,7 +309,9 @@ class _Member:
             hidden.addmm_(self._by_inputs, added.moves, alpha=-1)
         hidden.relu_()
         scores = torch.addmm(p["dense2_bias"], hidden, p["dense2"])
-        return _descend_output(p, hidden, self._errors(scores, self._begin, self._end), self._settings.learning_rate)
+        return _descend_output(
+            p, hidden, self._errors(scores, self._begin, self._end), self._settings.learning_rate
+        )
 
     def descend(self, features: Tensor, gradient: Tensor, hidden_gradient: Tensor) -> None:
         """The step of all that is below the hidden units; `gradient` is what the received layer makes of theirs."""

@@ -71,7 +71,11 @@ class Convolutions:
     def changed(self) -> None:
         p = self._params
         winograd.spread_kernel(p["conv1"].numpy(), self._spread.view(6, 6, -1, 4, NARROW).numpy())
-        torch.mm(self._room.kernel_to_tile, p["conv2"].view(25, -1), out=self._kernel_tiles.view(TILE, -1))
+        torch.mm(
+            self._room.kernel_to_tile,
+            p["conv2"].view(25, -1),
+            out=self._kernel_tiles.view(TILE, -1),
+        )
 
     def forward(self, begin: int, features: Tensor) -> None:
         """Fill `features` [b, ...] with those of the chunk's images from `begin` on."""
@@ -81,15 +85,23 @@ class Convolutions:
             images = room.images[begin + block.start : begin + block.stop]
             place = first % len(self._chosen)
             at = slice(place, place + len(images))
-            patches, windows, pooled = self._patches[at], room.windows[: len(images)], self._pooled[at]
+            patches, windows, pooled = (
+                self._patches[at],
+                room.windows[: len(images)],
+                self._pooled[at],
+            )
             winograd.patches(images, room.border, patches.numpy())
             torch.mm(patches.flatten(0, 2), self._spread, out=windows.flatten(0, 2))
-            winograd.pool_windows(windows.numpy(), self._biases["conv1_bias"], pooled, self._chosen[at])
+            winograd.pool_windows(
+                windows.numpy(), self._biases["conv1_bias"], pooled, self._chosen[at]
+            )
             inputs, outputs = room.tiles(len(images))
             winograd.inputs_to_tiles(pooled, inputs.numpy())
             torch.bmm(inputs, self._kernel_tiles, out=outputs)
             chosen = self._chosen_windows[at]
-            winograd.pool_tiles(outputs.numpy(), self._biases["conv2_bias"], in_windows[block], chosen)
+            winograd.pool_tiles(
+                outputs.numpy(), self._biases["conv2_bias"], in_windows[block], chosen
+            )
 
     def descend(self, features: Tensor, gradient: Tensor, rate: float) -> None:
         """One step from the gradient of the features that the last `forward` gave."""
@@ -102,17 +114,28 @@ class Convolutions:
             pooled, windows, below = self._pooled[block], room.windows[:here], room.gradient[:here]
             inputs, outputs = room.tiles(here)
             chosen = self._chosen_windows[block]
-            winograd.unpool_tiles(gradient_in[block], features_in[block], chosen, outputs.numpy(), biases["conv2_bias"])
+            winograd.unpool_tiles(
+                gradient_in[block],
+                features_in[block],
+                chosen,
+                outputs.numpy(),
+                biases["conv2_bias"],
+            )
             winograd.inputs_to_tiles(pooled, inputs.numpy())  # cheaper to make again than to keep
             so_far = 0 if first == 0 else 1
             room.kernel_tiles_gradient.baddbmm_(inputs.mT, outputs, beta=so_far)
             torch.bmm(outputs, self._kernel_tiles.mT, out=inputs)
             winograd.tiles_to_inputs(inputs.numpy(), below)
-            winograd.unpool_windows(below, pooled, self._chosen[block], windows.numpy(), biases["conv1_bias"])
-            room.spread_gradient.addmm_(self._patches[block].flatten(0, 2).T, windows.flatten(0, 2), beta=so_far)
+            winograd.unpool_windows(
+                below, pooled, self._chosen[block], windows.numpy(), biases["conv1_bias"]
+            )
+            room.spread_gradient.addmm_(
+                self._patches[block].flatten(0, 2).T, windows.flatten(0, 2), beta=so_far
+            )
         kernel_gradient = torch.empty_like(p["conv1"])
         winograd.gather_kernel(
-            room.spread_gradient.view(6, 6, room.channels, 4, NARROW).numpy(), kernel_gradient.numpy()
+            room.spread_gradient.view(6, 6, room.channels, 4, NARROW).numpy(),
+            kernel_gradient.numpy(),
         )
         p["conv1"].sub_(kernel_gradient, alpha=rate)
         tiles_gradient = room.kernel_tiles_gradient.view(TILE, -1)

@@ -20,7 +20,12 @@ from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners import dense_kernels as kernels
 from fedbandit.federated.learners import sparse_kernels
-from fedbandit.federated.learners.base import ClientSettings, Drift, clipped_sum_of, single_threaded_torch
+from fedbandit.federated.learners.base import (
+    ClientSettings,
+    Drift,
+    clipped_sum_of,
+    single_threaded_torch,
+)
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
@@ -92,9 +97,13 @@ def trained_by_hand(
 class Errors:
     """The derivative of the loss with respect to the scores of a mini-batch."""
 
-    def __init__(self, objective: Pointwise, events: Events, dtype: np.dtype, num_actions: int) -> None:
+    def __init__(
+        self, objective: Pointwise, events: Events, dtype: np.dtype, num_actions: int
+    ) -> None:
         self._objective = objective
-        self._weights = torch.from_numpy(objective.weights(events.propensities.astype(dtype), events.weights))
+        self._weights = torch.from_numpy(
+            objective.weights(events.propensities.astype(dtype), events.weights)
+        )
         self._actions = torch.from_numpy(events.actions)[:, None]
         if objective.supervised:
             assert events.targets is not None
@@ -110,7 +119,11 @@ class Errors:
             answers = torch.sigmoid(answers)
         errors = (answers - self._rewards[begin:end]) * self._weights[begin:end, None]
         errors *= objective.factor(end - begin, self._num_actions)
-        return errors if objective.supervised else torch.zeros_like(scores).scatter_(1, actions, errors)
+        return (
+            errors
+            if objective.supervised
+            else torch.zeros_like(scores).scatter_(1, actions, errors)
+        )
 
 
 class Rows(Protocol):
@@ -140,7 +153,9 @@ class _DenseRows:
         weight.addmm_(self.x[begin:end].T, errors, alpha=rate)
 
     def pairs(self, begin: int, end: int) -> Tensor:
-        return torch.addmm(torch.ones((), dtype=self.x.dtype), self.x[begin:end], self.x[begin:end].T)
+        return torch.addmm(
+            torch.ones((), dtype=self.x.dtype), self.x[begin:end], self.x[begin:end].T
+        )
 
 
 @dataclass(frozen=True)
@@ -151,17 +166,23 @@ class _SparseRows:
     def times(self, weight: Tensor, bias: Tensor, begin: int, end: int) -> Tensor:
         found = torch.empty((end - begin, len(bias)), dtype=weight.dtype)
         offsets = self.x.offsets[begin : end + 1]
-        sparse_kernels.scores(weight.numpy(), bias.numpy(), offsets, self.x.ids, self.x.values, found.numpy())
+        sparse_kernels.scores(
+            weight.numpy(), bias.numpy(), offsets, self.x.ids, self.x.values, found.numpy()
+        )
         return found
 
     def add_outer(self, weight: Tensor, errors: Tensor, begin: int, end: int, rate: float) -> None:
         offsets, factor = self.x.offsets[begin : end + 1], errors.numpy().dtype.type(rate)
-        sparse_kernels.add_rows(offsets, self.x.ids, self.x.values, errors.numpy(), factor, weight.numpy())
+        sparse_kernels.add_rows(
+            offsets, self.x.ids, self.x.values, errors.numpy(), factor, weight.numpy()
+        )
 
     def pairs(self, begin: int, end: int) -> Tensor:
         assert self.x.values is not None
         found = np.empty((end - begin, end - begin), self.x.values.dtype)
-        sparse_kernels.pairs(self.x.offsets[begin : end + 1], self.x.ids, self.x.values, self.features, found)
+        sparse_kernels.pairs(
+            self.x.offsets[begin : end + 1], self.x.ids, self.x.values, self.features, found
+        )
         return torch.from_numpy(found)
 
 
@@ -239,7 +260,9 @@ class DenseLearner:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        return clipped_sum_of(self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm)
+        return clipped_sum_of(
+            self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm
+        )
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
@@ -262,7 +285,11 @@ class DenseLearner:
         assert isinstance(contexts, np.ndarray)
         width = prod(contexts.shape[1:])
         x = torch.from_numpy(np.ascontiguousarray(contexts.reshape(len(contexts), width), dtype))
-        return x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_(min=_LEAST) if self.normalised else x
+        return (
+            x / torch.linalg.vector_norm(x, dim=1, keepdim=True).clamp_(min=_LEAST)
+            if self.normalised
+            else x
+        )
 
 
 @dataclass(frozen=True)
@@ -276,13 +303,21 @@ class ChosenLearner(DenseLearner):
 
     def _how(self, dtype: np.dtype) -> tuple[bool, np.ndarray, int, int]:
         """What the kernels have to know of objective and settings."""
-        return self.objective.logistic, self._steps.astype(dtype), self.settings.batch_size, self.settings.epochs
+        return (
+            self.objective.logistic,
+            self._steps.astype(dtype),
+            self.settings.batch_size,
+            self.settings.epochs,
+        )
 
     @cached_property
     def _steps(self) -> np.ndarray:
         """For each number of events in a batch: the learning rate times the constant in front of weight · error."""
         num_actions = self.layout.shapes[-1][1][0]
-        factors = [self.objective.factor(events, num_actions) for events in range(1, self.settings.batch_size + 1)]
+        factors = [
+            self.objective.factor(events, num_actions)
+            for events in range(1, self.settings.batch_size + 1)
+        ]
         return self.settings.learning_rate * np.array([0.0, *factors])
 
 
@@ -316,16 +351,23 @@ class ChosenMlpLearner(ChosenLearner):
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
         _, hidden = self.layout.shapes[0][1]
-        if np.diff(events.bounds).max(initial=0) > 2 * hidden:  # all pairs of events would be the larger part
+        if (
+            np.diff(events.bounds).max(initial=0) > 2 * hidden
+        ):  # all pairs of events would be the larger part
             return super().train(weights, events, clip_norm, pull)
         single_threaded_torch()
         x = self._rows(events.contexts, weights.dtype)
         params = self.layout.split(torch.from_numpy(weights))
         received = x.times(params["dense1"], params["dense1_bias"], 0, len(events))
-        moved = torch.zeros_like(received)  # the first layer is now its weights - x' moved; its bias likewise
+        moved = torch.zeros_like(
+            received
+        )  # the first layer is now its weights - x' moved; its bias likewise
         top = _Top(self.layout, weights)
         norms = np.zeros(events.num_clients)
-        (actions, rewards, importance), how = self._logged(events, weights.dtype), self._how(weights.dtype)
+        (actions, rewards, importance), how = (
+            self._logged(events, weights.dtype),
+            self._how(weights.dtype),
+        )
         pulled = weights.dtype.type(self.settings.learning_rate * pull)
         for client in range(events.num_clients):
             rows = slice(int(events.bounds[client]), int(events.bounds[client + 1]))
@@ -337,7 +379,9 @@ class ChosenMlpLearner(ChosenLearner):
             used, square = kernels.train_hidden(
                 pairs.numpy(), received[rows].numpy(), own.numpy(), *log, *how, pulled, *top.arrays
             )
-            norms[client] = norm = float((torch.mm(pairs, own).mul_(own).sum() + square).clamp_(min=0).sqrt())
+            norms[client] = norm = float(
+                (torch.mm(pairs, own).mul_(own).sum() + square).clamp_(min=0).sqrt()
+            )
             if not np.isfinite(norm):
                 own.zero_()
                 continue

@@ -87,7 +87,15 @@ def train_linear(  # type: ignore[no-untyped-def]
                 end = min(begin + batch_size, last)
                 own, step = actions[begin:end], steps[end - begin]
                 _moves(
-                    x[begin:end], own, rewards[begin:end], importance[begin:end], logistic, step, work, slot_of, moves
+                    x[begin:end],
+                    own,
+                    rewards[begin:end],
+                    importance[begin:end],
+                    logistic,
+                    step,
+                    work,
+                    slot_of,
+                    moves,
                 )
                 _step(x[begin:end], own, moves, pull, rows, used, work, columns, slot_of)
         norms[client] = norm = np.sqrt(_finish(rows, used, work, columns, slot_of))
@@ -107,7 +115,10 @@ def train_hidden(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One client's epochs: how many actions it reached, and the squared norm of what moved above the hidden layer."""
     units = received.shape[1]
-    hidden, moves = np.empty((batch_size, units), received.dtype), np.empty(batch_size, received.dtype)
+    hidden, moves = (
+        np.empty((batch_size, units), received.dtype),
+        np.empty(batch_size, received.dtype),
+    )
     used, seen = _gather(actions, rows, work, columns, slot_of), 0
     for _ in range(epochs):
         for begin in range(0, len(actions), batch_size):
@@ -116,11 +127,26 @@ def train_hidden(  # type: ignore[no-untyped-def]
                 _units(received[i], pairs[i], moved, seen, hidden[i - begin])
             own, batch = actions[begin:end], hidden[: end - begin]
             step = steps[end - begin]
-            _moves(batch, own, rewards[begin:end], importance[begin:end], logistic, step, work, slot_of, moves)
+            _moves(
+                batch,
+                own,
+                rewards[begin:end],
+                importance[begin:end],
+                logistic,
+                step,
+                work,
+                slot_of,
+                moves,
+            )
             if pull:
                 moved[:seen] *= 1 - pull
             for i in range(begin, end):
-                above, move, unit, row = work[slot_of[actions[i]]], moves[i - begin], hidden[i - begin], moved[i]
+                above, move, unit, row = (
+                    work[slot_of[actions[i]]],
+                    moves[i - begin],
+                    hidden[i - begin],
+                    moved[i],
+                )
                 for u in range(units):
                     if unit[u] > 0:
                         row[u] += move * above[u]

@@ -21,7 +21,9 @@ from fedbandit.federated.pipeline import EntrySum, JoinedSum, RowSum, UpdateSum
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
 
-loops = Loops("fedbandit.federated.learners.sparse_plain", "fedbandit.federated.learners.sparse_kernels")
+loops = Loops(
+    "fedbandit.federated.learners.sparse_plain", "fedbandit.federated.learners.sparse_kernels"
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,12 @@ class SparseLinearLearner:
             yield total if np.isfinite(norm) else np.full_like(total, np.nan)
 
     def _train(
-        self, weights: np.ndarray, events: Events, clip_norm: float | np.ndarray, pull: float, drift: np.ndarray | None
+        self,
+        weights: np.ndarray,
+        events: Events,
+        clip_norm: float | np.ndarray,
+        pull: float,
+        drift: np.ndarray | None,
     ) -> tuple[UpdateSum, np.ndarray]:
         norms = np.zeros(events.num_clients)
         clip_norms = np.full(norms.shape, clip_norm, np.float64)
@@ -121,7 +128,9 @@ class SparseLinearLearner:
         )  # fmt: skip
         return RowSum(rows, total, total_bias)
 
-    def _untouched(self, update: UpdateSum, drift: np.ndarray, events: int, pull: float) -> np.ndarray:
+    def _untouched(
+        self, update: UpdateSum, drift: np.ndarray, events: int, pull: float
+    ) -> np.ndarray:
         """Where the drift alone has moved the entries that no word of the client reaches, after all its steps."""
         moved: np.ndarray = drift * drift.dtype.type(self.settings.drifted(events, pull))
         views = self.layout.split(moved)
@@ -133,7 +142,9 @@ class SparseLinearLearner:
             views["weight"][update.rows] = 0
         return moved
 
-    def _how(self, events: Events, dtype: np.dtype) -> tuple[np.ndarray, bool, np.ndarray, int, int]:
+    def _how(
+        self, events: Events, dtype: np.dtype
+    ) -> tuple[np.ndarray, bool, np.ndarray, int, int]:
         """What the kernels have to know of objective and settings."""
         weights = self.objective.weights(np.asarray(events.propensities, dtype), events.weights)
         return (
@@ -151,7 +162,10 @@ class SparseLinearLearner:
     def _steps(self) -> np.ndarray:
         """For each number of events in a batch: the learning rate times the constant in front of weight · error."""
         num_actions = dict(self.layout.shapes)["bias"][0]
-        factors = [self.objective.factor(events, num_actions) for events in range(1, self.settings.batch_size + 1)]
+        factors = [
+            self.objective.factor(events, num_actions)
+            for events in range(1, self.settings.batch_size + 1)
+        ]
         return self.settings.learning_rate * np.array([0.0, *factors])
 
 
@@ -169,10 +183,14 @@ class SparseHeadsLearner:
     def _head(self) -> SparseLinearLearner:
         """One head: the parameters of all of them have the same shapes, one head behind the other."""
         (_, weight), (_, bias) = self.layout.shapes[:2]
-        return SparseLinearLearner(Layout((("weight", weight), ("bias", bias))), self.objective, self.settings)
+        return SparseLinearLearner(
+            Layout((("weight", weight), ("bias", bias))), self.objective, self.settings
+        )
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        heads = np.stack([self._head.predict(part, contexts).mean for part in self._parts(weights)], axis=1)
+        heads = np.stack(
+            [self._head.predict(part, contexts).mean for part in self._parts(weights)], axis=1
+        )
         return Prediction(heads.mean(axis=1), heads=heads)
 
     def train(
@@ -181,7 +199,9 @@ class SparseHeadsLearner:
         parts = self._parts(weights)
         logs = [self._of_head(events, head) for head in range(self.heads)]
         # All heads are clipped together, so their norms have to be known before any of them is.
-        found = [self._head.train(part, log, inf, pull) for part, log in zip(parts, logs, strict=True)]
+        found = [
+            self._head.train(part, log, inf, pull) for part, log in zip(parts, logs, strict=True)
+        ]
         norms = np.stack([own for _, own in found])
         joint = np.sqrt((norms**2).sum(axis=0))
         if (joint > clip_norm).any() or not np.isfinite(joint).all():
@@ -216,4 +236,6 @@ class SparseHeadsLearner:
         return np.split(vector, self.heads)
 
     def _of_head(self, events: Events, head: int) -> Events:
-        return events if events.weights is None else replace(events, weights=events.weights[:, head])
+        return (
+            events if events.weights is None else replace(events, weights=events.weights[:, head])
+        )

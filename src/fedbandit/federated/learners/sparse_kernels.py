@@ -25,7 +25,12 @@ def scores(weight, bias, offsets, ids, values, out):  # type: ignore[no-untyped-
             prefetch(flat, first)
             prefetch(flat, first + k // 2)
         if j + 4 <= end:
-            w0, w1, w2, w3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
+            w0, w1, w2, w3 = (
+                weight[ids[j]],
+                weight[ids[j + 1]],
+                weight[ids[j + 2]],
+                weight[ids[j + 3]],
+            )
             v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
             for a in range(k):
                 row[a] = (((bias[a] + v0 * w0[a]) + v1 * w1[a]) + v2 * w2[a]) + v3 * w3[a]
@@ -34,7 +39,12 @@ def scores(weight, bias, offsets, ids, values, out):  # type: ignore[no-untyped-
             for a in range(k):
                 row[a] = bias[a]
         while j + 4 <= end:
-            w0, w1, w2, w3 = weight[ids[j]], weight[ids[j + 1]], weight[ids[j + 2]], weight[ids[j + 3]]
+            w0, w1, w2, w3 = (
+                weight[ids[j]],
+                weight[ids[j + 1]],
+                weight[ids[j + 2]],
+                weight[ids[j + 3]],
+            )
             v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
             for a in range(k):
                 row[a] = (((row[a] + v0 * w0[a]) + v1 * w1[a]) + v2 * w2[a]) + v3 * w3[a]
@@ -155,7 +165,14 @@ def train_chosen(  # type: ignore[no-untyped-def]
         first, last = bounds[client], bounds[client + 1]
         mine = entries[found:]
         used = _number_entries(
-            offsets[first : last + 1], ids, actions[first:last], len(base_bias), table, slots, mine, weight
+            offsets[first : last + 1],
+            ids,
+            actions[first:last],
+            len(base_bias),
+            table,
+            slots,
+            mine,
+            weight,
         )
         for slot in range(used):
             base[slot] = work[slot] = weight[mine[slot]]
@@ -196,7 +213,9 @@ def train_chosen(  # type: ignore[no-untyped-def]
             for i in range(found, found + used):
                 moves[i] *= factor
             found += used
-        for a in range(len(bias)):  # an assignment of slices would be compiled with a message about their shapes
+        for a in range(
+            len(bias)
+        ):  # an assignment of slices would be compiled with a message about their shapes
             bias[a] = base_bias[a]
     return found
 
@@ -257,7 +276,9 @@ def train_all(  # type: ignore[no-untyped-def]
                         slot, value = slots[j], values[j]
                         for a in range(k):
                             work[slot, a] -= error[a] * value
-        norms[client] = _collect_rows(touched, clip_norms[client], work, bias, base, base_bias, total, total_bias)
+        norms[client] = _collect_rows(
+            touched, clip_norms[client], work, bias, base, base_bias, total, total_bias
+        )
 
 
 @numba.njit(nogil=True, cache=True)

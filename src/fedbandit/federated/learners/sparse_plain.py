@@ -4,7 +4,12 @@ import numpy as np
 
 
 def scores(
-    weight: np.ndarray, bias: np.ndarray, offsets: np.ndarray, ids: np.ndarray, values: np.ndarray, out: np.ndarray
+    weight: np.ndarray,
+    bias: np.ndarray,
+    offsets: np.ndarray,
+    ids: np.ndarray,
+    values: np.ndarray,
+    out: np.ndarray,
 ) -> None:
     """Bias and values-weighted rows of the words, in the order of the words."""
     out[:] = bias
@@ -34,22 +39,30 @@ def train_chosen(  # type: ignore[no-untyped-def]
         for begin in list(range(first, last, size)) * epochs:
             end = min(begin + size, last)
             batch, own = slice(begin, end), slice(offsets[begin], offsets[end])
-            at, row = slots[own.start - start : own.stop - start], event[own.start - start : own.stop - start] - begin
+            at, row = (
+                slots[own.start - start : own.stop - start],
+                event[own.start - start : own.stop - start] - begin,
+            )
             score = bias[actions[batch]]
             np.add.at(score, row, values[own] * work[at])
             # single precision is left for the error alone, as the compiled form does it
-            errors = ((steps[end - begin] * weights[batch]) * (score.astype(np.float64) - rewards[batch])).astype(
-                score.dtype
-            )
+            errors = (
+                (steps[end - begin] * weights[batch]) * (score.astype(np.float64) - rewards[batch])
+            ).astype(score.dtype)
             np.subtract.at(bias, actions[batch], errors)
             np.subtract.at(work, at, errors[row] * values[own])
         moved, moved_bias = work - base, bias - base_bias
         squares = np.concatenate([moved, moved_bias]) ** 2
-        norms[client] = norm = np.sqrt(np.cumsum(squares, dtype=np.float64)[-1])  # one after the other
+        norms[client] = norm = np.sqrt(
+            np.cumsum(squares, dtype=np.float64)[-1]
+        )  # one after the other
         if np.isfinite(norm):
             factor = weight.dtype.type(min(1.0, clip_norms[client] / norm) if norm > 0 else 1.0)
             total_bias += factor * moved_bias
-            entries[found : found + len(mine)], moves[found : found + len(mine)] = mine, factor * moved
+            entries[found : found + len(mine)], moves[found : found + len(mine)] = (
+                mine,
+                factor * moved,
+            )
             found += len(mine)
     return found
 

@@ -40,7 +40,9 @@ def make_vectorised_learner(
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device: {device} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ConfigError(
+            f"device: {device} cannot be used here: {str(error).splitlines()[0]}"
+        ) from None
     return VectorisedLearner(model, layout, objective, settings, device, freezing)
 
 
@@ -53,10 +55,16 @@ class _Step:
     active: np.ndarray  # bool [clients]: who has a mini-batch left
 
 
-def _steps(events: Events, objective: Pointwise, settings: ClientSettings, num_actions: int) -> Iterator[_Step]:
+def _steps(
+    events: Events, objective: Pointwise, settings: ClientSettings, num_actions: int
+) -> Iterator[_Step]:
     """The mini-batches in order, for all clients side by side."""
     starts, stops = events.bounds[:-1, None], events.bounds[1:, None]
-    counts = events.weights[:, None] if events.weights is not None and events.weights.ndim == 1 else events.weights
+    counts = (
+        events.weights[:, None]
+        if events.weights is not None and events.weights.ndim == 1
+        else events.weights
+    )
     weights = objective.weights(events.propensities.astype(np.float64)[:, None], counts)
     for _ in range(settings.epochs):
         for begin in range(0, int((stops - starts).max(initial=0)), settings.batch_size):
@@ -81,7 +89,10 @@ class _Words:
         clients, keys, most = len(bounds) - 1, np.zeros(0, np.int64), 1
         if isinstance(contexts, Ragged):
             most = int(contexts.ids.max(initial=0)) + 1
-            keys = most * np.repeat(np.arange(clients), np.diff(contexts.offsets[bounds])) + contexts.ids
+            keys = (
+                most * np.repeat(np.arange(clients), np.diff(contexts.offsets[bounds]))
+                + contexts.ids
+            )
         found, places = np.unique(keys, return_inverse=True)
         owners, words = np.divmod(found, most)
         counts = np.bincount(owners, minlength=clients)
@@ -119,7 +130,9 @@ class VectorisedLearner:
             block = contexts_between(contexts, start, min(start + _SCORE_ROWS, len(contexts)))
             words = _Words.of(block, np.array([0, len(block)]))
             own = self._reached(params, _tensor(words.ids[0], self.device))
-            blocks.append(self.model.scores(own, self._features(block, words, weights.dtype)).cpu().numpy())
+            blocks.append(
+                self.model.scores(own, self._features(block, words, weights.dtype)).cpu().numpy()
+            )
         return prediction_of(blocks, self.model.heads, weights.dtype)
 
     def train(
@@ -127,7 +140,9 @@ class VectorisedLearner:
     ) -> tuple[UpdateSum, np.ndarray]:
         words = _Words.of(events.contexts, events.bounds)
         deltas = self._deltas(weights, events, words, pull, None)
-        each = torch.stack([torch.linalg.vector_norm(delta.flatten(1), dim=1) for delta in deltas.values()])
+        each = torch.stack(
+            [torch.linalg.vector_norm(delta.flatten(1), dim=1) for delta in deltas.values()]
+        )
         norms = torch.linalg.vector_norm(each, dim=0)
         finite = torch.isfinite(norms)
         factors = torch.where(finite, (clip_norm / norms.clamp_min(1e-38)).clamp_max(1.0), 0.0)
@@ -147,14 +162,17 @@ class VectorisedLearner:
         words = _Words.of(events.contexts, events.bounds)
         drifts = None if drift is None else [drift(client) for client in range(events.num_clients)]
         deltas = {
-            name: delta.cpu().numpy() for name, delta in self._deltas(weights, events, words, pull, drifts).items()
+            name: delta.cpu().numpy()
+            for name, delta in self._deltas(weights, events, words, pull, drifts).items()
         }
         for client, size in enumerate(np.diff(events.bounds)):
             if not size:
                 yield None
                 continue
             update, count = np.zeros_like(weights), words.counts[client]
-            if drifts is not None and (added := drifts[client]) is not None:  # it moves words that the client lacks
+            if (
+                drifts is not None and (added := drifts[client]) is not None
+            ):  # it moves words that the client lacks
                 update += added * added.dtype.type(self.settings.drifted(int(size), pull))
             for name, view in self._trained.split(update).items():
                 if name in self._by_word:
@@ -164,13 +182,24 @@ class VectorisedLearner:
             yield update
 
     def _deltas(
-        self, weights: np.ndarray, events: Events, words: _Words, pull: float, drifts: list[np.ndarray | None] | None
+        self,
+        weights: np.ndarray,
+        events: Events,
+        words: _Words,
+        pull: float,
+        drifts: list[np.ndarray | None] | None,
     ) -> dict[str, Tensor]:
         """Every client's update of each parameter [clients, ...]; of words, that of its own [clients, most, units]."""
         whole = weights if self.freezing is None else self.freezing.join(weights, self.base)
-        start = self._reached(self.layout.split(_tensor(whole, self.device)), _tensor(words.ids, self.device))
+        start = self._reached(
+            self.layout.split(_tensor(whole, self.device)), _tensor(words.ids, self.device)
+        )
         local = {
-            name: (start[name] if name in self._by_word else start[name].expand(events.num_clients, *shape)).clone()
+            name: (
+                start[name]
+                if name in self._by_word
+                else start[name].expand(events.num_clients, *shape)
+            ).clone()
             for name, shape in self._trained.shapes
         }
         fixed = {name: own for name, own in start.items() if name not in local}
@@ -179,7 +208,9 @@ class VectorisedLearner:
         actions = _tensor(events.actions, self.device)
         rewards = events.targets if self.objective.supervised else events.rewards[:, None]
         targets = _tensor(rewards, self.device, weights.dtype)
-        axes = {name: 0 if name in self._by_word else None for name in fixed}  # the others are the same for all clients
+        axes = {
+            name: 0 if name in self._by_word else None for name in fixed
+        }  # the others are the same for all clients
         gradient = torch.func.vmap(torch.func.grad(self._loss), in_dims=(0, axes, 0, 0, 0, 0))
         for step in _steps(events, self.objective, self.settings, targets.shape[1]):
             rows, active = _tensor(step.rows, self.device), _tensor(step.active, self.device)
@@ -191,7 +222,9 @@ class VectorisedLearner:
                     move = move + pull * (own - start[name])
                 if added is not None:
                     move = move + added[name]
-                own.sub_(torch.where(_beside(active, move), move, 0.0), alpha=self.settings.learning_rate)
+                own.sub_(
+                    torch.where(_beside(active, move), move, 0.0), alpha=self.settings.learning_rate
+                )
         return {name: own - start[name] for name, own in local.items()}
 
     def _loss(
@@ -224,30 +257,44 @@ class VectorisedLearner:
     def _by_word(self) -> tuple[str, ...]:
         """The parameters that have a row for each word of sparse contexts."""
         matrices = tuple(name for name, shape in self.layout.shapes if len(shape) == 2)
-        return {"sparse-linear": matrices, "sparse-mlp": matrices[:1]}.get(self.model.kernel or "", ())
+        return {"sparse-linear": matrices, "sparse-mlp": matrices[:1]}.get(
+            self.model.kernel or "", ()
+        )
 
     def _reached(self, params: dict[str, Any], words: Any) -> dict[str, Any]:
         """Of parameters by word the rows of some words; the others as they are."""
-        return {name: values[words] if name in self._by_word else values for name, values in params.items()}
+        return {
+            name: values[words] if name in self._by_word else values
+            for name, values in params.items()
+        }
 
     def _features(self, contexts: Contexts, words: _Words, dtype: np.dtype) -> Tensor:
         """Dense contexts as they are, sparse ones [n, most] by the words of their client."""
         if not isinstance(contexts, Ragged):
             return _tensor(contexts, self.device, dtype)
         if not self._by_word:
-            raise ConfigError(f"model.name: on device {self.device} only the built-in models take sparse features")
+            raise ConfigError(
+                f"model.name: on device {self.device} only the built-in models take sparse features"
+            )
         values = _tensor(contexts.values, self.device, dtype)
         where = (_tensor(contexts.row_of_entry(), self.device), _tensor(words.places, self.device))
-        return values.new_zeros(len(contexts), words.ids.shape[1]).index_put_(where, values, accumulate=True)
+        return values.new_zeros(len(contexts), words.ids.shape[1]).index_put_(
+            where, values, accumulate=True
+        )
 
-    def _drifts(self, drifts: list[np.ndarray | None], words: _Words, like: np.ndarray) -> dict[str, Tensor]:
+    def _drifts(
+        self, drifts: list[np.ndarray | None], words: _Words, like: np.ndarray
+    ) -> dict[str, Tensor]:
         """What is added to the gradients of each parameter: [clients, ...]."""
         none = np.zeros_like(like)
         each = [
             self._reached(self._trained.split(none if drift is None else drift), ids)
             for drift, ids in zip(drifts, words.ids, strict=True)
         ]
-        return {name: _tensor(np.stack([own[name] for own in each]), self.device) for name, _ in self._trained.shapes}
+        return {
+            name: _tensor(np.stack([own[name] for own in each]), self.device)
+            for name, _ in self._trained.shapes
+        }
 
 
 def _beside(values: Tensor, other: Tensor) -> Tensor:

@@ -9,7 +9,10 @@ losses or batches.
 import numba
 import numpy as np
 
-NARROW, WIDE = 32, 64  # channels of the two convolutions; fixed, so that the loops over them become vector code
+NARROW, WIDE = (
+    32,
+    64,
+)  # channels of the two convolutions; fixed, so that the loops over them become vector code
 BORDER = 2  # 'same' padding of a 5x5 kernel
 PATCH_SIDE, PATCH = 6, 36  # inputs for the 2x2 outputs under one pooling window
 SIDE, TILE = 8, 64  # inputs of a tile
@@ -32,7 +35,9 @@ _KERNEL_SIDE = np.array(
 )
 KERNEL_TO_TILE = np.kron(_KERNEL_SIDE, _KERNEL_SIDE)  # [64, 25]
 _compiled = numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
-_inlined = numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy", inline="always")
+_inlined = numba.njit(
+    nogil=True, cache=True, fastmath={"contract"}, error_model="numpy", inline="always"
+)
 
 
 def tiles_over(windows: int) -> tuple[int, int]:
@@ -84,7 +89,9 @@ def gather_kernel(spread, out):  # type: ignore[no-untyped-def]
             for i in range(channels):
                 for c in range(NARROW):
                     total = spread[y, x, i, 0, c] + spread[y, x + 1, i, 1, c]
-                    out[y, x, i, c] = total + spread[y + 1, x, i, 2, c] + spread[y + 1, x + 1, i, 3, c]
+                    out[y, x, i, c] = (
+                        total + spread[y + 1, x, i, 2, c] + spread[y + 1, x + 1, i, 3, c]
+                    )
 
 
 @_compiled
@@ -98,7 +105,11 @@ def pool_windows(windows, bias, out, chosen):  # type: ignore[no-untyped-def]
     for i in range(n):
         for y in range(height):
             for x in range(width):
-                window, pooled, place = windows[i, y, x], out[i, y + BORDER, x + BORDER], chosen[i, y, x]
+                window, pooled, place = (
+                    windows[i, y, x],
+                    out[i, y + BORDER, x + BORDER],
+                    chosen[i, y, x],
+                )
                 for c in range(NARROW):
                     best, at = window[c], np.int32(0)
                     for s in range(1, 4):
@@ -117,7 +128,10 @@ def unpool_windows(gradient, pooled, chosen, windows, bias_gradient):  # type: i
     for i in range(n):
         for y in range(height):
             for x in range(width):
-                above, below = gradient[i, y + BORDER, x + BORDER], pooled[i, y + BORDER, x + BORDER]
+                above, below = (
+                    gradient[i, y + BORDER, x + BORDER],
+                    pooled[i, y + BORDER, x + BORDER],
+                )
                 window, place = windows[i, y, x], chosen[i, y, x]
                 for c in range(NARROW):
                     value = above[c] if below[c] > 0 else zero
@@ -133,7 +147,12 @@ def _inputs_to_side(source, step, target, target_step):  # type: ignore[no-untyp
     quarter, half, two, four, five = kind(0.25), kind(0.5), kind(2), kind(4), kind(5)
     for c in range(NARROW):
         d0, d1, d2, d3 = source[c], source[step + c], source[2 * step + c], source[3 * step + c]
-        d4, d5, d6, d7 = source[4 * step + c], source[5 * step + c], source[6 * step + c], source[7 * step + c]
+        d4, d5, d6, d7 = (
+            source[4 * step + c],
+            source[5 * step + c],
+            source[6 * step + c],
+            source[7 * step + c],
+        )
         target[c] = (d6 - d0) + kind(5.25) * (d2 - d4)
         even, odd = (d2 + d6) - kind(4.25) * d4, (d1 + d5) - kind(4.25) * d3
         target[target_step + c] = even + odd
@@ -154,9 +173,18 @@ def _side_to_inputs(source, step, target, target_step, start):  # type: ignore[n
     quarter, half, two, four, five = kind(0.25), kind(0.5), kind(2), kind(4), kind(5)
     for c in range(NARROW):
         v0, v7 = kind(5.25) * source[c], source[7 * step + c]
-        plus, minus = source[step + c] + source[2 * step + c], source[step + c] - source[2 * step + c]
-        plus_2, minus_2 = source[3 * step + c] + source[4 * step + c], source[3 * step + c] - source[4 * step + c]
-        plus_h, minus_h = source[5 * step + c] + source[6 * step + c], source[5 * step + c] - source[6 * step + c]
+        plus, minus = (
+            source[step + c] + source[2 * step + c],
+            source[step + c] - source[2 * step + c],
+        )
+        plus_2, minus_2 = (
+            source[3 * step + c] + source[4 * step + c],
+            source[3 * step + c] - source[4 * step + c],
+        )
+        plus_h, minus_h = (
+            source[5 * step + c] + source[6 * step + c],
+            source[5 * step + c] - source[6 * step + c],
+        )
         target[c] = start * target[c] - source[c]
         i1 = minus + half * minus_2 + two * minus_h - v7
         i2 = v0 + plus + quarter * plus_2 + four * plus_h
@@ -189,7 +217,9 @@ def inputs_to_tiles(padded, out):  # type: ignore[no-untyped-def]
             y, x = divmod(place, across)
             for r in range(SIDE):
                 start = ((image * rows + STEP * y + r) * columns + STEP * x) * NARROW
-                _inputs_to_side(source[start : start + SIDE * NARROW], NARROW, half[r * NARROW :], SIDE * NARROW)
+                _inputs_to_side(
+                    source[start : start + SIDE * NARROW], NARROW, half[r * NARROW :], SIDE * NARROW
+                )
             for s in range(SIDE):
                 to = group[(s * GROUP + j) * NARROW :]
                 _inputs_to_side(half[s * SIDE * NARROW :], NARROW, to, SIDE * GROUP * NARROW)
@@ -235,13 +265,24 @@ def _side_to_outputs(source, step, target, target_step, run):  # type: ignore[no
     """Eight rows of the tiles' basis to the four outputs of a side."""
     kind = source.dtype.type
     for c in range(run):
-        plus, minus = source[step + c] + source[2 * step + c], source[step + c] - source[2 * step + c]
-        plus_2, minus_2 = source[3 * step + c] + source[4 * step + c], source[3 * step + c] - source[4 * step + c]
-        plus_h, minus_h = source[5 * step + c] + source[6 * step + c], source[5 * step + c] - source[6 * step + c]
+        plus, minus = (
+            source[step + c] + source[2 * step + c],
+            source[step + c] - source[2 * step + c],
+        )
+        plus_2, minus_2 = (
+            source[3 * step + c] + source[4 * step + c],
+            source[3 * step + c] - source[4 * step + c],
+        )
+        plus_h, minus_h = (
+            source[5 * step + c] + source[6 * step + c],
+            source[5 * step + c] - source[6 * step + c],
+        )
         target[c] = source[c] + plus + plus_2 + plus_h
         target[target_step + c] = minus + kind(2) * minus_2 + kind(0.5) * minus_h
         target[2 * target_step + c] = plus + kind(4) * plus_2 + kind(0.25) * plus_h
-        target[3 * target_step + c] = minus + kind(8) * minus_2 + kind(0.125) * minus_h + source[7 * step + c]
+        target[3 * target_step + c] = (
+            minus + kind(8) * minus_2 + kind(0.125) * minus_h + source[7 * step + c]
+        )
 
 
 @_compiled
@@ -322,7 +363,11 @@ def unpool_tiles(gradient, pooled, chosen, tiles, bias_gradient):  # type: ignor
             for v in range(2 * y, min(2 * y + 2, height)):
                 for u in range(2 * x, min(2 * x + 2, width)):
                     window = outputs[((v % 2) * STEP + u % 2) * 2 * RUN + j * WIDE :]
-                    above, below, at = gradient[image, v, u], pooled[image, v, u], chosen[image, v, u]
+                    above, below, at = (
+                        gradient[image, v, u],
+                        pooled[image, v, u],
+                        chosen[image, v, u],
+                    )
                     for c in range(WIDE):
                         value = above[c] if below[c] > zero else zero
                         window[c] = value if at[c] == 0 else zero
