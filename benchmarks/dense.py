@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
+from fedbandit.acting import Predictor, make_predictor
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
@@ -116,12 +117,15 @@ def measure(turns: int = 25) -> dict[str, dict[str, float]]:
         model = build_model(name, DataSpec(kind, (FEATURES[kind],), ACTIONS))
         layout = Layout.of(model.init(0))
         weights = layout.flatten(model.init(0), np.dtype("float32"))
-        settings = ClientSettings(RATE, BATCH)
+        settings, predictor = ClientSettings(RATE, BATCH), make_predictor(model, layout)
 
         def round_of(
-            learner: Learner, weights: np.ndarray = weights, log: Events = log
+            learner: Learner,
+            weights: np.ndarray = weights,
+            log: Events = log,
+            predictor: Predictor = predictor,
         ) -> np.ndarray:
-            learner.predict(weights, log.contexts)
+            predictor.predict(weights, log.contexts)
             update, _ = learner.train(weights, log, CLIP)
             total = np.zeros_like(weights)
             update.add_to(total)

@@ -3,10 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from learner_agreement import ACTIONS, OBJECTIVES, assert_same_training, events_of, learners
+from learner_agreement import (
+    ACTIONS,
+    OBJECTIVES,
+    assert_same_training,
+    events_of,
+    learners,
+    predictors,
+)
 
-from fedbandit.federated.learners import winograd
 from fedbandit.federated.learners.cnn import CnnLearner
+from fedbandit.models.kernels import winograd
 from fedbandit.objectives import Regression
 
 
@@ -32,7 +39,7 @@ def test_any_batch_size(settings):
 @pytest.mark.parametrize("shape", [(28, 28), (9, 10, 3)], ids=str)
 @pytest.mark.parametrize("count", [0, 1, 300])
 def test_scores_like_the_model(shape, count, dtype, tolerance):
-    fast, autograd, weights_as = learners("cnn", shape, Regression())
+    fast, plain, weights_as = predictors("cnn", shape)
     weights, contexts = (
         weights_as(dtype),
         np.random.default_rng(2).random((count, *shape)).astype(np.float32),
@@ -42,7 +49,7 @@ def test_scores_like_the_model(shape, count, dtype, tolerance):
     assert scores.dtype == weights.dtype
     if count:
         np.testing.assert_allclose(
-            scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, contexts).mean, rtol=0, atol=tolerance
         )
 
 

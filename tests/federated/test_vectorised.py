@@ -88,6 +88,7 @@ class Pair:
         self.learners = [
             trainable.learner(objective, settings, device, freezing) for device in ("cpu", DEVICE)
         ]
+        self.predictors = [trainable.predictor(device) for device in ("cpu", DEVICE)]
         if freezing is not None:
             self.trained = freezing.pick(self.whole)
             self.learners = [learner.over(self.whole) for learner in self.learners]
@@ -99,7 +100,7 @@ class Pair:
 
     def check_predictions(self):
         expected, found = (
-            learner.predict(self.whole, self.events.contexts) for learner in self.learners
+            predictor.predict(self.whole, self.events.contexts) for predictor in self.predictors
         )
         np.testing.assert_allclose(found.mean, expected.mean, rtol=0, atol=1e-12)
         assert (found.heads is None) == (expected.heads is None)
@@ -211,8 +212,8 @@ def test_contexts_without_words_and_logs_without_events(name):
     pair.check_updates()
     empty = pair.events.of_client(2)
     assert not len(empty)
-    for learner in pair.learners:
-        assert len(learner.predict(pair.whole, empty.contexts)) == 0
+    for learner, predictor in zip(pair.learners, pair.predictors, strict=True):
+        assert len(predictor.predict(pair.whole, empty.contexts)) == 0
         assert list(learner.updates(pair.trained, empty)) == [None]
         total = np.zeros_like(pair.trained)
         found, norms = learner.train(pair.trained, empty, 1.0)

@@ -7,6 +7,8 @@ import pytest
 import torch
 from core_samples import config, images, played, text, weights_of
 
+from fedbandit.acting import make_predictor
+from fedbandit.acting.predictors import TorchPredictor
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
@@ -177,8 +179,8 @@ def test_the_sparse_kernel_equals_automatic_differentiation(name, reduction, cli
     np.testing.assert_allclose(totals[0], totals[1], rtol=0, atol=1e-12)
     assert np.abs(totals[0]).max() > 1e-3
     scores = [
-        learner.predict(weights, events.contexts).mean
-        for learner in (kernel, AutogradLearner(model, *parts))
+        predictor.predict(weights, events.contexts).mean
+        for predictor in (make_predictor(model, layout), TorchPredictor(model, layout))
     ]
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-12)
 

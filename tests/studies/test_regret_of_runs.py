@@ -36,7 +36,7 @@ def test_full_information_training_finds_nearly_the_best():
     best = best_in_class(experiment, engine, rounds=60, client_learning_rate=0.5)
 
     def scores(rows):
-        return experiment.bandit.work.learner.predict(best, WORLD.dataset.train.contexts(rows))
+        return experiment.bandit.work.predictor.predict(best, WORLD.dataset.train.contexts(rows))
 
     chance = exact_regret(WORLD, range(30), Uniform(), scores).value
     # Not nearer: 1,200 examples carry noise of their own, and the best is chosen by what they paid.

@@ -37,9 +37,8 @@ class Prediction:
 
     def like(self, n: int) -> "Prediction":
         """A prediction of the same kind for n contexts, all zero."""
-        return Prediction(
-            *(None if a is None else np.zeros((n, *a.shape[1:]), a.dtype) for a in self._arrays())
-        )  # type: ignore[arg-type]
+        blank = (a if a is None else np.zeros((n, *a.shape[1:]), a.dtype) for a in self._arrays())
+        return Prediction(*blank)  # type: ignore[arg-type]
 
     def finite(self) -> np.ndarray:
         """Which rows hold finite numbers only: bool [n]."""

@@ -6,11 +6,12 @@ This is the unit of work of every engine. Its result depends on the chunk alone,
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from fedbandit.acting import Actor, Chosen, NotFinite, Predictor, WrongProbabilities
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.loops import loops
 from fedbandit.core.parts import resolve
@@ -28,7 +29,7 @@ from fedbandit.federated.pipeline import Stage as PipelineStage
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import DoublyRobust
-from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
+from fedbandit.policies import Policy, importance_scale, rule_at
 from fedbandit.rewards import Rewards
 from fedbandit.rewards.scenarios import Stage as RewardStage
 
@@ -93,6 +94,7 @@ class ClientWork:
     split: Split
     plan: VisitPlan
     policy: Policy
+    predictor: Predictor
     learner: Learner
     algorithm: Algorithm
     seed: int
@@ -184,15 +186,26 @@ class ClientWork:
         """The rule that ships with a deployed version."""
         return rule_at(self.policy, version.progress)
 
+    def predictions(self, weights: np.ndarray) -> Callable[[np.ndarray], Prediction]:
+        """From rows of the split to what the model of these weights says about them."""
+        return lambda rows: self.predictor.predict(weights, self.split.contexts(rows))
+
+    def actor(self, version: Version) -> Actor:
+        """A deployed version, ready to act."""
+        return Actor(self.predictor, version.weights, self.rule(version))
+
     def _chosen(
         self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
     ) -> Events:
         """What the clients log when they meet these contexts."""
-        predicted, actions, propensities = self._drawn(visits, contexts, broadcast)
+        chosen = self._drawn(visits, contexts, broadcast)
+        actions, propensities = chosen.actions, chosen.propensities
         rewards = broadcast.rewards.of(labels, actions, visits.clients)
         targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
         if self.doubly_robust is not None:
-            targets = self.doubly_robust.targets(predicted.mean, actions, rewards, propensities)
+            targets = self.doubly_robust.targets(
+                chosen.prediction.mean, actions, rewards, propensities
+            )
         return Events(
             bounds=visits.bounds,
             contexts=contexts,
@@ -205,59 +218,44 @@ class ClientWork:
             weights=self._counts(visits, broadcast),
         )
 
-    def _drawn(
-        self, visits: Visits, contexts: Contexts, broadcast: Broadcast
-    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
-        """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
+    def _drawn(self, visits: Visits, contexts: Contexts, broadcast: Broadcast) -> Chosen:
+        """Each row by the version that its client held at the time."""
         draws = loops.uniforms(
             self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions
         )
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
-            return self._by_version(
-                broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast
-            )
+            return self._by_version(int(versions[0]), contexts, draws, visits.clients, broadcast)
         dtype = next(iter(broadcast.received.values())).dtype
-        whole, actions = (
-            Prediction(np.zeros((0, self.num_actions), dtype)),
-            np.zeros(len(versions), np.int64),
-        )
-        propensities: np.ndarray | None = None
+        none = Prediction(np.zeros((0, self.num_actions), dtype))
+        whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
-            some, deployed = contexts_at(contexts, rows), broadcast.deployed[int(version)]
-            found, chosen, chances = self._by_version(
-                deployed, some, draws[rows], visits.clients[rows], broadcast
-            )
-            if propensities is None:
-                whole, propensities = (
-                    found.like(len(versions)),
-                    np.zeros(len(versions), chances.dtype),
-                )
+            some, clients = contexts_at(contexts, rows), visits.clients[rows]
+            found = self._by_version(int(version), some, draws[rows], clients, broadcast)
+            if not len(whole.actions):
+                whole = found.like(len(versions))
             whole.put(rows, found)
-            actions[rows], propensities[rows] = chosen, chances
-        return whole, actions, np.zeros(0, dtype) if propensities is None else propensities
+        return whole
 
     def _by_version(
         self,
-        version: Version,
+        version: int,
         contexts: Contexts,
         draws: np.ndarray,
         clients: np.ndarray,
         broadcast: Broadcast,
-    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
-        prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
+    ) -> Chosen:
+        actor = self.actor(broadcast.deployed[version])
         try:
-            drawn = _drawn_at_once(rule, prediction, draws) if broadcast.available is None else None
-            if drawn is not None:
-                return prediction, *drawn
-            probabilities = rule.probabilities(prediction, broadcast.available)
-        except ValueError:
-            self._check_finite(prediction, clients, broadcast.round)
-            raise
-        if not is_built_in(rule):  # what comes from outside is looked at, every time
-            self._check_probabilities(probabilities, prediction, rule, broadcast)
-        return prediction, *loops.draw_actions(probabilities, draws)
+            return actor.choose(contexts, draws, broadcast.available)
+        except WrongProbabilities as error:
+            raise ConfigError(f"policy.name: {error}, in round {broadcast.round}") from None
+        except NotFinite as error:
+            client = self.split.client_id(int(clients[error.row]))
+            raise Diverged(
+                f"diverged at round {broadcast.round}: the scores of client {client} are not finite"
+            ) from None
 
     def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
@@ -272,33 +270,3 @@ class ClientWork:
         address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
         counts = poisson(uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
         return counts if scales is None else counts * scales[:, None]
-
-    def _check_probabilities(
-        self, probabilities: np.ndarray, prediction: Prediction, rule: Policy, broadcast: Broadcast
-    ) -> None:
-        try:
-            check_probabilities(probabilities, prediction, broadcast.available)
-        except ValueError as error:
-            raise ConfigError(
-                f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}"
-            ) from None
-
-    def _check_finite(self, prediction: Prediction, clients: np.ndarray, round_number: int) -> None:
-        """Weights can be finite and still give scores that are not: that is divergence, too."""
-        bad = np.flatnonzero(~prediction.finite())
-        if len(bad):
-            name = self.split.client_id(int(clients[bad[0]]))
-            raise Diverged(
-                f"diverged at round {round_number}: the scores of client {name} are not finite"
-            )
-
-
-def _drawn_at_once(
-    rule: Policy, prediction: Prediction, draws: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Actions and their probabilities by compiled loops; None where there is only the plain way."""
-    if not loops.compiling:
-        return None
-    from fedbandit.federated.exploring import drawn_at_once
-
-    return drawn_at_once(rule, prediction, draws)

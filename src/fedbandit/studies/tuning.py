@@ -184,7 +184,7 @@ def tune(
             )
         except Diverged:
             continue
-        scorer = Scorer(trained.experiment.bandit.work.learner, trained.weights)
+        scorer = Scorer(trained.experiment.bandit.work.predictor, trained.weights)
         predictions, modelled = scorer.on(held_out.train), scorer.rewards_on(held_out.train)
         for value in exploration:
             settings = {**rates, f"policy.{name}": value}

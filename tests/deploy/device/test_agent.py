@@ -17,7 +17,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import BagOfWords, tokenise
 from fedbandit.deploy import Agent, DeviceModel, Outcome, Retention, SimulatedDraws
-from fedbandit.deploy.device.acting import bag_of_words
+from fedbandit.deploy.device.model_in_use import bag_of_words
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.state import Version
 from fedbandit.policies import Greedy

@@ -300,8 +300,8 @@ def test_a_users_text_model_acts_on_a_device(tmp_path, monkeypatch, dtype):
         agent.install(model)
         assert agent.choose("cat mat").logged
         assert agent.choose("").logged
-        actor = agent._actor()
-        scores = actor.predict(actor.encode("cat mat")).mean
+        used = agent._used()
+        (scores,) = used.actor.predict(used.encode("cat mat")).mean
     words = (weights["words"][1] + weights["words"][5]) * 2**-0.5
     np.testing.assert_allclose(scores, words @ weights["actions"], rtol=1e-5)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedbandit import objectives
+from fedbandit.acting import make_predictor
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.training import LinearLearner, client_moves, device_learner
@@ -84,18 +85,12 @@ def test_numpy_and_the_simulators_learners_agree(kind, reduction, objective, cli
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
 def test_scores_are_those_of_the_simulators_learners(kind):
     model, layout, weights = a_model(kind)
-    events, settings = some_events(kind), ClientSettings(0.1)
-    learners = [f(layout, settings, model) for f in (_in_numpy, _as_simulated)]
-    found, expected = (learner.predict(weights, events.contexts).mean for learner in learners)
+    contexts = some_events(kind).contexts
+    found, expected = (
+        make_predictor(model, layout, light=light).predict(weights, contexts).mean
+        for light in (True, False)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-12, rtol=0)
-
-
-def _in_numpy(layout, settings, model):
-    return device_learner("linear", Trainable(model, layout), objectives.Regression(), settings)
-
-
-def _as_simulated(layout, settings, model):
-    return make_learner(model, layout, objectives.Regression(), settings)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])

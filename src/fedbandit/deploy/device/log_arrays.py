@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbandit.core.ragged import Ragged
-from fedbandit.deploy.device.acting import Context
 from fedbandit.deploy.device.log import LogRow, Record
 from fedbandit.deploy.device.model_files import DeviceModel
 
@@ -45,20 +44,21 @@ class Logged:
 
 def record(
     model: DeviceModel,
-    context: Context,
+    context: np.ndarray | Ragged,
     action: int,
     propensity: float,
     available: np.ndarray | None,
 ) -> Record:
-    """A decision as bytes; the numbers in the byte order of every machine that this runs on."""
+    """A decision about one context as bytes, in the byte order of every machine that this runs on."""
+    values = np.asarray(context.values if isinstance(context, Ragged) else context[0])
     return Record(
         version=model.version,
         space=model.space,
         action=action,
         propensity=propensity,
         available=None if available is None else np.packbits(available).tobytes(),
-        ids=None if context.ids is None else context.ids.astype("<i4").tobytes(),
-        values=context.values.astype("<f4").tobytes(),
+        ids=context.ids.astype("<i4").tobytes() if isinstance(context, Ragged) else None,
+        values=values.astype("<f4").tobytes(),
     )
 
 

@@ -14,16 +14,13 @@ import torch
 from torch import Tensor
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts, contexts_between
+from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift, prediction_of
+from fedbandit.federated.learners.base import ClientSettings, Drift
 from fedbandit.federated.pipeline import DenseSum, UpdateSum
 from fedbandit.models.base import Freezing, Layout, Model
 from fedbandit.objectives import Objective, Pointwise
-
-_SCORE_ROWS = 1024
 
 
 def make_vectorised_learner(
@@ -122,18 +119,6 @@ class VectorisedLearner:
     def over(self, base: np.ndarray) -> "VectorisedLearner":
         """The same learner for the trainable part of a whole model."""
         return replace(self, base=base)
-
-    @torch.no_grad()
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        params, blocks = self.layout.split(_tensor(weights, self.device)), []
-        for start in range(0, len(contexts), _SCORE_ROWS):
-            block = contexts_between(contexts, start, min(start + _SCORE_ROWS, len(contexts)))
-            words = _Words.of(block, np.array([0, len(block)]))
-            own = self._reached(params, _tensor(words.ids[0], self.device))
-            blocks.append(
-                self.model.scores(own, self._features(block, words, weights.dtype)).cpu().numpy()
-            )
-        return prediction_of(blocks, self.model.heads, weights.dtype)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -272,10 +257,6 @@ class VectorisedLearner:
         """Dense contexts as they are, sparse ones [n, most] by the words of their client."""
         if not isinstance(contexts, Ragged):
             return _tensor(contexts, self.device, dtype)
-        if not self._by_word:
-            raise ConfigError(
-                f"model.name: on device {self.device} only the built-in models take sparse features"
-            )
         values = _tensor(contexts.values, self.device, dtype)
         where = (_tensor(contexts.row_of_entry(), self.device), _tensor(words.places, self.device))
         return values.new_zeros(len(contexts), words.ids.shape[1]).index_put_(

@@ -1,41 +1,39 @@
-"""From a model file to actions: contexts as an app has them, scores, probabilities.
+"""The model that a device acts with: from its file, and from contexts as an app has them.
 
 Linear models need numpy alone.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from fedbandit import policies
+from fedbandit.acting import Actor, Predictor, make_predictor
 from fedbandit.core.errors import DataError, FedbanditError, needing
-from fedbandit.core.prediction import Prediction
+from fedbandit.core.loops import plain_loops
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.text import tokenise
 from fedbandit.deploy.device.model_files import DeviceModel, shapes_of
-from fedbandit.policies import Policy, check_probabilities, make_policy
+from fedbandit.models import BUILT_IN, DataSpec, Layout, build_model
+from fedbandit.policies import Policy, make_policy
+
+Features = np.ndarray | Ragged
+"""One decision: float32 [1, *shape], or one sparse row."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """One row: float32 [*shape] where dense; for text the values [n] of the words `ids` int32 [n], ascending."""
-
-    values: np.ndarray
-    ids: np.ndarray | None = None
-
-
-def bag_of_words(words: Sequence[str], index: Mapping[str, int]) -> Context:
+def bag_of_words(words: Sequence[str], index: Mapping[str, int]) -> Ragged:
     """Counts of the known words divided by their L2 norm: what the importers make of a sentence, without numba."""
     known = [index[word] for word in words if word in index]
     ids, counts = np.unique(np.array(known, np.int32), return_counts=True)
     squares = float((counts.astype(np.float64) ** 2).sum())
-    return Context((counts / np.sqrt(max(squares, 1.0))).astype(np.float32), ids)
+    return _row(ids, (counts / np.sqrt(max(squares, 1.0))).astype(np.float32))
 
 
-def text(context: object, index: Mapping[str, int] | None, words: int) -> Context:
+def text(context: object, index: Mapping[str, int] | None, words: int) -> Ragged:
     """A raw text, a list of its words, or a pair of (word ids, values)."""
     if isinstance(context, tuple) and len(context) == 2 and not isinstance(context[0], str):
         return _sparse_row(context[0], context[1], words)
@@ -54,32 +52,26 @@ def text(context: object, index: Mapping[str, int] | None, words: int) -> Contex
 
 def columns(
     context: Mapping[str, object], encoder: Encoder, index: Mapping[str, int] | None
-) -> Context:
+) -> Features:
     """What an app knows of one row of a table, by column; what it leaves out is missing."""
     words, cells = encoder.cells(context)
     if encoder.dense:
-        return Context(encoder.matrix(cells)[0])
-    bags = None
-    if index is not None:
-        bag = bag_of_words(tokenise(words), index)
-        assert bag.ids is not None
-        bags = Ragged(np.array([0, len(bag.ids)], np.int64), bag.ids, bag.values)
-    row = encoder.sparse(bags, cells)
-    assert row.values is not None
-    return Context(row.values, row.ids)
+        return encoder.matrix(cells)
+    bags = None if index is None else bag_of_words(tokenise(words), index)
+    return encoder.sparse(bags, cells)
 
 
-def dense(context: object, shape: tuple[int, ...]) -> Context:
+def dense(context: object, shape: tuple[int, ...]) -> np.ndarray:
     """Features of the model's shape, or the same number of them in a flat list."""
     values = np.asarray(context, np.float32)
     if values.shape != shape and values.shape != (int(np.prod(shape)),):
         raise ValueError(f"context: expected shape {shape}, got {values.shape}")
     if not np.isfinite(values).all():
         raise ValueError("context: not all features are finite")
-    return Context(values.reshape(shape))
+    return values.reshape(1, *shape)
 
 
-def _sparse_row(ids: object, values: object, words: int) -> Context:
+def _sparse_row(ids: object, values: object, words: int) -> Ragged:
     id_array, value_array = np.asarray(ids, np.int64), np.asarray(values, np.float32)
     if id_array.ndim != 1 or id_array.shape != value_array.shape:
         raise ValueError(
@@ -91,41 +83,22 @@ def _sparse_row(ids: object, values: object, words: int) -> Context:
         raise ValueError(f"context: word ids must ascend, each once, from 0 to {words - 1}")
     if not np.isfinite(value_array).all():
         raise ValueError("context: not all values are finite")
-    return Context(value_array, id_array.astype(np.int32))
+    return _row(id_array.astype(np.int32), value_array)
 
 
-Predictor = Callable[[Context], Prediction]
-"""What a model says about one context: the mean of its prediction is [K]."""
-_SMALLEST_NORM = 1e-12  # what torch's normalize divides by at least
-
-
-def unit_rows(x: np.ndarray) -> np.ndarray:
-    """Each row of `x` [n, features] divided by its L2 norm; a row of zeros stays one."""
-    return np.asarray(
-        x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), x.dtype.type(_SMALLEST_NORM))
-    )
-
-
-def linear_scores(context: Context, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """[K], by `weight` [features, K] and `bias` [K]; dense features are L2-normalised, as in training."""
-    if context.ids is None:
-        return np.asarray(
-            unit_rows(context.values.reshape(1, -1).astype(weight.dtype))[0] @ weight + bias
-        )
-    terms = context.values.astype(weight.dtype)[:, None] * weight[context.ids]
-    # A sum over the first axis adds row by row, from the bias on: the order in which the simulator's kernel adds.
-    return np.asarray(np.add.reduce(np.concatenate([bias[None], terms]), axis=0))
+def _row(ids: np.ndarray, values: np.ndarray) -> Ragged:
+    """One decision's sparse context."""
+    return Ragged(np.array([0, len(ids)], np.int64), ids, values)
 
 
 @dataclass(frozen=True)
-class Actor:
-    """One version of the model, in memory."""
+class ModelInUse:
+    """One version of the model in memory, with what turns an app's words into its contexts."""
 
     model: DeviceModel
-    policy: Policy
-    predict: Predictor
+    actor: Actor
 
-    def encode(self, context: object) -> Context:
+    def encode(self, context: object) -> Features:
         """The context as the model's features; what does not fit raises `ValueError`."""
         encoder = self.model.encoder
         if encoder is not None and isinstance(context, Mapping):
@@ -135,10 +108,6 @@ class Actor:
         if self.model.kind == "sparse":
             return text(context, self.model.word_index, self.model.shape[0])
         return dense(context, self.model.shape)
-
-    def probabilities(self, context: Context, available: np.ndarray | None) -> np.ndarray:
-        """The probability of every action: [K]."""
-        return self.policy.probabilities(self.predict(context), available)
 
     def available(self, chosen: Any) -> np.ndarray | None:
         """Actions by number or by name, or True and False for each, as a mask bool [K]."""
@@ -167,49 +136,34 @@ class Actor:
         raise ValueError(f"available: {action!r} is not an action of this model")
 
 
-def make_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[str]) -> Actor:
-    """Build what the model names; `policy` replaces the model's own."""
+def open_model(model: DeviceModel, policy: Policy | None, trusted: Collection[str]) -> ModelInUse:
+    """Build what the model names and let it act once; what would break a choice is a `DataError`.
+
+    `policy` replaces the model's own.
+    """
     if policy is None:
         policy = make_rule(model.policy, trusted, f"model {model.version}")
-    w = model.weights
-    if model.model["name"] == "linear":
-        return Actor(
-            model,
-            policy,
-            lambda context: Prediction(linear_scores(context, w["weight"], w["bias"])),
-        )
-    if model.model["name"] == "linear-heads":
-        return Actor(model, policy, lambda context: _linear_heads(context, w))
-    return Actor(model, policy, _torch_predictor(model, trusted))
-
-
-def working_actor(model: DeviceModel, policy: Policy | None, trusted: Collection[str]) -> Actor:
-    """The actor of a model, after it has acted once: what would break every choice is refused with `DataError`."""
-    actor = make_actor(model, policy, trusted)
+    predictor, layout = _predictor(model, trusted)
+    weights = dict(model.weights)
+    flat = layout.flatten(weights, next(iter(weights.values())).dtype)
+    actor = Actor(predictor, flat, policy, plain_loops)
+    blank: list[Features]
     if model.kind == "sparse":
-        contexts = [Context(np.ones(n, np.float32), np.arange(n, dtype=np.int32)) for n in (0, 1)]
+        blank = [_row(np.arange(n, dtype=np.int32), np.ones(n, np.float32)) for n in (0, 1)]
     else:
-        contexts = [Context(np.full(model.shape, value, np.float32)) for value in (0, 1)]
+        blank = [np.full((1, *model.shape), value, np.float32) for value in (0, 1)]
     try:
-        for context in contexts:
-            prediction = actor.predict(context)
-            if prediction.mean.shape != (model.num_actions,):
+        for contexts in blank:
+            prediction, _ = actor.distribution(contexts)
+            if prediction.mean.shape != (1, model.num_actions):
                 raise ValueError(
-                    f"scores of shape {prediction.mean.shape} for {model.num_actions} actions"
+                    f"scores of shape {prediction.mean.shape[1:]} for {model.num_actions} actions"
                 )
-            if not all(
-                np.isfinite(found).all()
-                for found in (prediction.mean, prediction.heads)
-                if found is not None
-            ):
-                raise ValueError("scores are not finite")
-            probabilities = np.asarray(actor.policy.probabilities(prediction, None))
-            check_probabilities(probabilities[None], Prediction(prediction.mean[None]))
     except Exception as error:  # whatever a model or a rule of the user's does
         raise DataError(
             f"model {model.version}: cannot act: {type(error).__name__}: {error}"[:300]
         ) from None
-    return actor
+    return ModelInUse(model, actor)
 
 
 def make_rule(described: Mapping[str, Any], trusted: Collection[str], where: str) -> Policy:
@@ -223,14 +177,6 @@ def make_rule(described: Mapping[str, Any], trusted: Collection[str], where: str
         raise DataError(f"{where}: {error}") from None
 
 
-def _linear_heads(context: Context, weights: Mapping[str, np.ndarray]) -> Prediction:
-    heads = [
-        linear_scores(context, weights[f"weight{h}"], weights[f"bias{h}"])
-        for h in range(len(weights) // 2)
-    ]
-    return Prediction(np.mean(heads, axis=0), heads=np.stack(heads))
-
-
 def _refuse_strangers(
     name: str, built_in: Mapping[str, Any], trusted: Collection[str], where: str
 ) -> None:
@@ -240,48 +186,29 @@ def _refuse_strangers(
         )
 
 
-def _torch_predictor(model: DeviceModel, trusted: Collection[str]) -> Predictor:
-    """Any other model, by the very functions that trained it."""
-    with needing(f"the model {model.model['name']}"):
-        import torch
-
-    from fedbandit.models import BUILT_IN, DataSpec, build_model
-
+def _predictor(model: DeviceModel, trusted: Collection[str]) -> tuple[Predictor, Layout]:
+    """Scores with the model that the file names, and how its weights lie one after the other."""
     name = model.model["name"]
     _refuse_strangers(name, BUILT_IN, trusted, f"model {model.version}")
     parameters = {key: value for key, value in model.model.items() if key != "name"}
+    # Shapes of built-in models are known before anything of that size is made.
+    expected = shapes_of(model.model, model.shape, model.num_actions)
     try:
         network = build_model(
             name, DataSpec(model.kind, model.shape, model.num_actions), parameters
         )
-        expected = shapes_of(
-            model.model, model.shape, model.num_actions
-        )  # before anything of that size is made
         if expected is None:
-            expected = {name: tuple(array.shape) for name, array in network.init(0).items()}
+            expected = {key: tuple(array.shape) for key, array in network.init(0).items()}
     except FedbanditError as error:
         raise DataError(f"model {model.version}: {error}") from None
-    except (
-        Exception
-    ) as error:  # a user's model may do anything with the parameters that a file names
+    except Exception as error:  # a user's model may do anything with what a file names
         raise DataError(
             f"model {model.version}: {name} cannot be made: {type(error).__name__}: {error}"
         ) from None
-    if expected != {name: tuple(array.shape) for name, array in model.weights.items()}:
-        raise DataError(f"model {model.version}: the weights do not fit {model.model['name']}")
-    params = {name: torch.tensor(array) for name, array in model.weights.items()}
-    dtype = next(iter(params.values())).dtype
-
-    def predict(context: Context) -> Prediction:
-        x: Any
-        if context.ids is None:
-            x = torch.from_numpy(context.values)[None].to(dtype)
-        else:
-            x = Ragged(np.array([0, len(context.ids)], np.int64), context.ids, context.values)
-        with torch.no_grad():
-            scores = network.scores(params, x)[0].numpy()
-        return (
-            Prediction(scores.mean(axis=0), heads=scores) if network.heads else Prediction(scores)
-        )
-
-    return predict
+    if expected != {key: tuple(array.shape) for key, array in model.weights.items()}:
+        raise DataError(f"model {model.version}: the weights do not fit {name}")
+    layout = Layout(tuple(expected.items()))
+    if network.kernel not in ("sparse-linear", "dense-linear") and network.predict is None:
+        with needing(f"the model {name}"):
+            import_module("torch")
+    return make_predictor(network, layout, light=True), layout
