@@ -18,6 +18,7 @@ import numpy as np
 from fedbandit import algorithms, compression, objectives
 from fedbandit.acting import Predictor
 from fedbandit.algorithms import Algorithm, Clients, Pipeline
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Learner
@@ -67,7 +68,7 @@ def log(kind: str, clients: int, examples: int) -> Events:
         )
     return Events(
         bounds=np.concatenate([[0], np.cumsum(sizes)]),
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbandit.data.dataset import Contexts, contexts_between
+from fedbandit.core.contexts import Contexts
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Events:
         rows = slice(first, last)
         return Events(
             bounds=np.array([0, last - first]),
-            contexts=contexts_between(self.contexts, first, last),
+            contexts=self.contexts.slice(first, last),
             actions=self.actions[rows],
             rewards=self.rewards[rows],
             propensities=self.propensities[rows],

@@ -83,7 +83,7 @@ def test_linear_models_on_text(kind, objective, drifting, pull):
     start = trainable.initial(1, np.dtype("float64"))
     rng = np.random.default_rng(0)
     drifts = rng.normal(scale=0.05, size=(events.num_clients, len(start))) * drifting
-    x = dense(events.contexts, dataset.header.shape[0])
+    x = dense(events.contexts.shared, dataset.header.shape[0])
     found = list(
         learner.updates(start, events, pull, (lambda client: drifts[client]) if drifting else None)
     )
@@ -183,7 +183,7 @@ def test_frozen_parameters_are_not_trained_and_not_sent():
     assert all(len(update) == len(part) for update in updates)
     # Training the last layer alone is training a linear model on the hidden features.
     views = trainable.layout.split(start)
-    x = events.contexts.reshape(len(events), -1).astype(np.float64)
+    x = events.contexts.shared.reshape(len(events), -1).astype(np.float64)
     hidden = np.maximum(x @ views["dense1"] + views["dense1_bias"], 0)
     clients = [
         client

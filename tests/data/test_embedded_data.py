@@ -100,7 +100,7 @@ class TestMadeFromASeed:
         rows = np.arange(small.num_examples)
         np.testing.assert_array_equal(small.offsets, large.offsets[: small.num_clients + 1])
         np.testing.assert_array_equal(small.labels.ids, large.labels.take(rows).ids)
-        one, other = small.contexts(rows), large.contexts(rows)
+        one, other = small.shared(rows), large.shared(rows)
         if isinstance(one, np.ndarray):
             np.testing.assert_array_equal(one, other)
         else:
@@ -150,7 +150,7 @@ class TestGlyphs:
         assert shapes.points.max() < 1.5
 
     def test_paper_is_one_and_ink_is_dark(self, drawn):
-        images = drawn.train.contexts(np.arange(2000))
+        images = drawn.train.shared(np.arange(2000))
         assert images.dtype == np.float32
         assert np.median(images) == 1.0
         assert (images[:, 0, 0] == 1.0).mean() > 0.99
@@ -179,9 +179,9 @@ class TestGlyphs:
     def test_characters_are_legible(self, drawn):
         """The mean image of a class recognises far more than chance, and far less than everything."""
         train, test = drawn.train, drawn.test
-        pixels = train.contexts(np.arange(train.num_examples)).reshape(train.num_examples, -1)
+        pixels = train.shared(np.arange(train.num_examples)).reshape(train.num_examples, -1)
         means = np.stack([pixels[labels_of(train) == label].mean(axis=0) for label in range(62)])
-        asked = test.contexts(np.arange(test.num_examples)).reshape(test.num_examples, -1)
+        asked = test.shared(np.arange(test.num_examples)).reshape(test.num_examples, -1)
         answers = ((means**2).sum(axis=1) - 2 * asked @ means.T).argmin(axis=1)
         assert 0.3 < (answers == labels_of(test)).mean() < 0.75
 

@@ -68,7 +68,8 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
     monkeypatch.setattr(
         datasets, "read_rows", lambda *given: read.append(given) or paging.read_rows(*given)
     )
-    for one, other in zip(split.examples(clients, bounds, rows), mapped, strict=True):
+    (x, labels), (mapped_x, mapped_labels) = split.examples(clients, bounds, rows), mapped
+    for one, other in ((x.shared, mapped_x.shared), (labels, mapped_labels)):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert len(read) == 2
@@ -103,7 +104,7 @@ def test_rows_in_one_piece_are_those_that_are_taken(dataset):
     split = dataset.train
     contexts, labels = split.between(3, 9)
     rows = np.arange(3, 9)
-    for one, other in ((contexts, split.contexts(rows)), (labels, split.labels.take(rows))):
+    for one, other in ((contexts.shared, split.shared(rows)), (labels, split.labels.take(rows))):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 

@@ -40,7 +40,7 @@ def test_emnist_keeps_pixels_labels_writers_and_split(tmp_path, emnist_file):
     assert (dataset.test.num_clients, dataset.test.num_examples) == (3, 3)
     assert [dataset.train.client_id(c) for c in range(3)] == ["f0000_00", "f0001_01", "f0002_02"]
     expected = [image(client, number) for client in range(3) for number in range(3)]
-    contexts = dataset.train.contexts(np.arange(9)).reshape(9, 784)
+    contexts = dataset.train.shared(np.arange(9)).reshape(9, 784)
     np.testing.assert_allclose(contexts, np.array(expected, np.float32), atol=1e-6)
     assert dataset.train.labels.ids.tolist() == [
         (c * 4 + n * 7) % 62 for c in range(3) for n in range(3)

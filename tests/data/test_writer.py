@@ -86,7 +86,7 @@ def test_many_batches_of_dense_features_come_back(tmp_path):
     order = np.argsort(clients, kind="stable")
     np.testing.assert_array_equal(train.features, pixels[order])
     np.testing.assert_array_equal(train.labels.ids, labels[order])
-    np.testing.assert_allclose(train.contexts(np.arange(5)), pixels[order][:5] / 255, atol=1e-7)
+    np.testing.assert_allclose(train.shared(np.arange(5)), pixels[order][:5] / 255, atol=1e-7)
 
 
 def test_logged_feedback_comes_back_with_availability_that_appears_late(tmp_path):

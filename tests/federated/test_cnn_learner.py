@@ -12,6 +12,7 @@ from learner_agreement import (
     predictors,
 )
 
+from fedbandit.core.contexts import Contexts
 from fedbandit.federated.learners.cnn import CnnLearner
 from fedbandit.models.kernels import winograd
 from fedbandit.objectives import Regression
@@ -44,12 +45,12 @@ def test_scores_like_the_model(shape, count, dtype, tolerance):
         weights_as(dtype),
         np.random.default_rng(2).random((count, *shape)).astype(np.float32),
     )
-    scores = fast.predict(weights, contexts).mean
+    scores = fast.predict(weights, Contexts(contexts)).mean
     assert scores.shape == (count, ACTIONS)
     assert scores.dtype == weights.dtype
     if count:
         np.testing.assert_allclose(
-            scores, plain.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, Contexts(contexts)).mean, rtol=0, atol=tolerance
         )
 
 
@@ -67,8 +68,8 @@ def test_a_flat_background_does_not_matter():
     """Where pooled values tie, any choice gives the same update; images with constant regions have many ties."""
     fast, autograd, weights_as = learners("cnn", (28, 28), Regression())
     weights, events = weights_as("float64"), events_of((28, 28))
-    events.contexts[:, :14] = 1.0
-    events.contexts[:, 20:] = 0.0
+    events.contexts.shared[:, :14] = 1.0
+    events.contexts.shared[:, 20:] = 0.0
     expected, _ = autograd.train(weights, events, np.inf)
     found, _ = fast.train(weights, events, np.inf)
     np.testing.assert_allclose(found.vector, expected.vector, rtol=0, atol=1e-10)

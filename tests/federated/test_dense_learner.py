@@ -12,6 +12,7 @@ from learner_agreement import (
     sparse,
 )
 
+from fedbandit.core.contexts import Contexts
 from fedbandit.federated.learners.dense import ChosenLinearLearner, ChosenMlpLearner, DenseLearner
 from fedbandit.objectives import Regression
 
@@ -44,12 +45,12 @@ def test_scores_like_the_model(model, count, dtype, tolerance):
         np.random.default_rng(2).random((count, 4, 3)).astype(np.float32),
     )
     contexts[:1] = 0  # has no direction
-    scores = fast.predict(weights, contexts).mean
+    scores = fast.predict(weights, Contexts(contexts)).mean
     assert scores.dtype == weights.dtype
     if count:
         assert scores.shape == (count, ACTIONS)
         np.testing.assert_allclose(
-            scores, plain.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, Contexts(contexts)).mean, rtol=0, atol=tolerance
         )
 
 
@@ -84,12 +85,12 @@ def test_an_mlp_scores_sparse_features_as_dense_ones(count, dtype, tolerance):
         np.random.default_rng(2).random((count, 12)).astype(np.float32),
     )
     contexts[:1], contexts[contexts < 0.7] = 0, 0  # rows without any feature, too
-    scores = fast.predict(weights, sparse(contexts)).mean
+    scores = fast.predict(weights, Contexts(sparse(contexts))).mean
     if count:
         same, *_ = predictors("mlp", (12,))
         np.testing.assert_allclose(
-            scores, same.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, same.predict(weights, Contexts(contexts)).mean, rtol=0, atol=tolerance
         )
         np.testing.assert_allclose(
-            scores, plain.predict(weights, sparse(contexts)).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, Contexts(sparse(contexts))).mean, rtol=0, atol=tolerance
         )

@@ -10,6 +10,7 @@ from builders import random_images, random_text
 from core_samples import config, images, played, text
 
 from fedbandit.building.experiment import build_experiment
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
@@ -194,9 +195,11 @@ def test_events_count_as_the_log_says(counted):
 @pytest.mark.parametrize("name", ["text-linear", "text-linear-heads", "text-mlp"])
 def test_a_word_twice_in_a_context_counts_twice(name):
     pair = Pair(name, Regression())
-    ids = pair.events.contexts.ids.copy()
+    ids = pair.events.contexts.shared.ids.copy()
     ids[1::2] = ids[: len(ids) // 2 * 2 : 2]
-    pair.events = replace(pair.events, contexts=replace(pair.events.contexts, ids=ids))
+    pair.events = replace(
+        pair.events, contexts=Contexts(replace(pair.events.contexts.shared, ids=ids))
+    )
     pair.check_predictions()
     pair.check_sums()
 
@@ -206,7 +209,8 @@ def test_contexts_without_words_and_logs_without_events(name):
     pair = Pair(name, Regression())
     n = len(pair.events)
     pair.events = replace(
-        pair.events, contexts=Ragged(np.zeros(n + 1, np.int64), *(np.zeros(0, t) for t in "if"))
+        pair.events,
+        contexts=Contexts(Ragged(np.zeros(n + 1, np.int64), *(np.zeros(0, t) for t in "if"))),
     )
     pair.check_predictions()
     pair.check_updates()

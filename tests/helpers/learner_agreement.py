@@ -4,6 +4,7 @@ import numpy as np
 
 from fedbandit.acting import make_predictor
 from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
@@ -36,7 +37,9 @@ def events_of(shape, sizes=(19, 0, 3, 16), seed=0, kind="dense"):
     contexts = rng.random((n, *shape)).astype(np.float32)
     return Events(
         bounds=np.cumsum([0, *sizes]),
-        contexts=contexts if kind == "dense" else sparse(np.where(contexts < 0.3, contexts, 0)),
+        contexts=Contexts(
+            contexts if kind == "dense" else sparse(np.where(contexts < 0.3, contexts, 0))
+        ),
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),

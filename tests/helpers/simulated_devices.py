@@ -79,7 +79,7 @@ def live_a_period(agent: Agent, client: int, simulated) -> None:
     visits = work.plan.visits(work.split, np.array([client]), first_round)
     rewards = simulated.bandit.scenario.stage(first_round).rewards
     for row in visits.rows[visits.fresh]:
-        contexts = work.split.contexts(np.array([row]))
+        contexts = work.split.shared(np.array([row]))
         assert isinstance(contexts, Ragged)
         decision = agent.choose((contexts.ids, contexts.values))
         reward = rewards.of(work.split.labels.take(np.array([row])), np.array([decision.action]))

@@ -9,6 +9,7 @@ from core_samples import config, images, played, text, weights_of
 
 from fedbandit.acting import make_predictor
 from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
@@ -147,7 +148,7 @@ def sparse_events(seed=0, clients=(9, 0, 1, 16), words=30, k=5):
     )
     return Events(
         bounds=np.concatenate([[0], np.cumsum(clients)]),
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, k, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),

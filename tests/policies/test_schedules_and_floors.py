@@ -175,7 +175,7 @@ def test_heads_explore_by_their_disagreement_on_devices_as_in_simulations(kind, 
     assert expected.heads.std(axis=1).max() > 1e-4
     used = open_model(DeviceModel.of_experiment(simulation.experiment, weights, 1), None, ())
     for row in rows:
-        context = data.train.contexts(np.array([row]))
+        context = data.train.shared(np.array([row]))
         given = (context.ids, context.values) if kind == "text" else context[0]
         np.testing.assert_allclose(
             used.actor.predict(used.encode(given)).heads[0], expected.heads[row], atol=1e-6

@@ -96,7 +96,7 @@ def test_a_messy_log_goes_from_file_to_a_model_that_has_learned(tmp_path):
         log.header.encoder.features().index(f"User.major={name}")
         for name in ("engineering", "arts", "law")
     ]
-    contexts = log.test.contexts(rows)
+    contexts = log.test.shared(rows)
     best = {0: "sports", 1: "music", 2: "news"}
     right = 0
     for row in rows.tolist():

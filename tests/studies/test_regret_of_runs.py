@@ -115,7 +115,7 @@ def test_deploying_more_often_loses_less():
 
 def test_the_least_squares_fit_has_no_excess_and_the_truth_little():
     rng = np.random.default_rng(0)
-    x = features_of(WORLD.dataset.train.contexts(np.arange(600)))
+    x = features_of(WORLD.dataset.train.shared(np.arange(600)))
     actions = rng.integers(0, 3, 600)
     rewards = rng.random(600)
     experiment = build_experiment(_config(), WORLD.dataset)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbandit.acting.predictors import Predictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.loops import Loops, loops
 from fedbandit.core.prediction import Prediction
-from fedbandit.data.dataset import Contexts
 from fedbandit.policies import Policy, ask, check_probabilities, fused_form, is_built_in
 
 
@@ -47,7 +47,7 @@ class Actor:
         >>> model = build_model("linear", DataSpec("dense", (3,), 2))
         >>> layout = Layout.of(model.init(0))
         >>> actor = Actor(make_predictor(model, layout, light=True), np.zeros(8), Softmax(0.1))
-        >>> chosen = actor.choose(np.ones((4, 3)), uniforms=np.array([0.1, 0.4, 0.6, 0.9]))
+        >>> chosen = actor.choose(Contexts(np.ones((4, 3))), uniforms=np.array([0.1, 0.4, 0.6, 0.9]))
         >>> chosen.actions, chosen.propensities
         (array([0, 0, 1, 1]), array([0.5, 0.5, 0.5, 0.5]))
     """

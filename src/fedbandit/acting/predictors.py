@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, Features, rows_between
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import Loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts, contexts_between
 from fedbandit.models.base import Layout, Model
 
 sparse_loops = Loops(
@@ -73,11 +73,12 @@ class SparseLinear:
     layout: Layout
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        assert isinstance(contexts, Ragged)
+        x = contexts.shared
+        assert isinstance(x, Ragged)
         weight, bias = _linear(self.layout, weights)
-        out = np.empty((len(contexts), len(bias)), weights.dtype)
-        values = np.asarray(contexts.values, weights.dtype)
-        sparse_loops.scores(weight, bias, contexts.offsets, contexts.ids, values, out)
+        out = np.empty((len(x), len(bias)), weights.dtype)
+        values = np.asarray(x.values, weights.dtype)
+        sparse_loops.scores(weight, bias, x.offsets, x.ids, values, out)
         return Prediction(out)
 
 
@@ -95,13 +96,13 @@ class PlainLinear:
         out = np.empty((len(contexts), len(bias)), weights.dtype)
         with np.errstate(over="ignore", invalid="ignore"):  # callers look whether scores are finite
             for i in range(len(contexts)):
-                if isinstance(contexts, Ragged):
-                    row = contexts.slice(i, i + 1)
+                if isinstance(contexts.shared, Ragged):
+                    row = contexts.shared.slice(i, i + 1)
                     terms = np.asarray(row.values, weight.dtype)[:, None] * weight[row.ids]
                     # Adds row by row from the bias on: the order in which the compiled loop adds.
                     np.add.reduce(np.concatenate([bias[None], terms]), axis=0, out=out[i])
                 else:
-                    x = np.asarray(contexts[i], weight.dtype).reshape(1, -1)
+                    x = np.asarray(contexts.shared[i], weight.dtype).reshape(1, -1)
                     out[i] = unit_rows(x)[0] @ weight + bias
         return Prediction(out)
 
@@ -132,7 +133,7 @@ class LayersPredictor:
 
         features, blocks = self.layout.shapes[0][1][0], []
         with torch.no_grad():
-            for block in _blocks(contexts, self.rows):
+            for block in _blocks(contexts.shared, self.rows):
                 rows = rows_of(block, features, self.normalised, weights.dtype)
                 network = Layers(self.layout, rows, weights.dtype)
                 network.load(torch.from_numpy(weights))
@@ -152,9 +153,9 @@ class CnnPredictor:
         from fedbandit.models.kernels.cnn import CnnNetwork, images_of
         from fedbandit.models.kernels.convolutions import BLOCK
 
-        assert isinstance(contexts, np.ndarray)
+        assert isinstance(contexts.shared, np.ndarray)
         rows = min(len(contexts), self.rows)
-        images = images_of(contexts, weights.dtype)
+        images = images_of(contexts.shared, weights.dtype)
         with torch.no_grad():
             network = CnnNetwork(self.layout, images, rows, min(rows, BLOCK))
             network.load(torch.from_numpy(weights))
@@ -175,7 +176,11 @@ class TorchPredictor:
     rows: int = 256  # scored at a time: enough to keep a core busy, few enough for its cache
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        if self.device != "cpu" and isinstance(contexts, Ragged) and self.model.kernel is None:
+        if (
+            self.device != "cpu"
+            and isinstance(contexts.shared, Ragged)
+            and self.model.kernel is None
+        ):
             raise ConfigError(
                 f"model.name: on device {self.device} only the built-in models take sparse features"
             )
@@ -186,7 +191,7 @@ class TorchPredictor:
                 self.model.scores(params, context_tensor(block, weights.dtype, self.device))
                 .cpu()
                 .numpy()
-                for block in _blocks(contexts, self.rows)
+                for block in _blocks(contexts.shared, self.rows)
             ]
         none = np.zeros((0, 1, 1) if self.model.heads else (0, 1), weights.dtype)
         scores = np.concatenate(blocks) if blocks else none
@@ -210,7 +215,7 @@ def single_threaded_torch() -> Any:
     return torch
 
 
-def context_tensor(contexts: Contexts, dtype: np.dtype, device: str = "cpu") -> Any:
+def context_tensor(contexts: Features, dtype: np.dtype, device: str = "cpu") -> Any:
     """Contexts as a model's `scores` takes them: a tensor, or sparse rows."""
     import torch
 
@@ -231,6 +236,6 @@ def _linear(layout: Layout, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return weights[:-actions].reshape(shape), weights[-actions:]
 
 
-def _blocks(contexts: Contexts, rows: int) -> Iterator[Contexts]:
-    for start in range(0, len(contexts), rows):
-        yield contexts_between(contexts, start, min(start + rows, len(contexts)))
+def _blocks(features: Features, rows: int) -> Iterator[Features]:
+    for start in range(0, len(features), rows):
+        yield rows_between(features, start, min(start + rows, len(features)))

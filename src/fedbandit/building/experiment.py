@@ -28,6 +28,7 @@ from fedbandit.building.parts import (
 )
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
 from fedbandit.core.ragged import Ragged
@@ -412,7 +413,7 @@ def _check_scores(predictor: Predictor, weights: np.ndarray, header: Header) -> 
     if header.kind == "sparse":
         blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
     try:
-        shape = predictor.predict(weights, blank).mean.shape
+        shape = predictor.predict(weights, Contexts(blank)).mean.shape
     except (
         RuntimeError,
         ValueError,

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, Features
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import Progress
 from fedbandit.core.ragged import Ragged
@@ -36,18 +37,6 @@ from fedbandit.data.verification import CHECKSUMS, ensure_verified
 FORMAT = "fedbandit-dataset"
 VERSION = 2
 WITHOUT_CHECKSUMS = 1  # the version that 0.1 wrote
-Contexts = np.ndarray | Ragged
-"""What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other feature, value) for sparse."""
-
-
-def contexts_at(contexts: Contexts, rows: np.ndarray) -> Contexts:
-    """Some of the contexts, in the given order."""
-    return contexts.take(rows) if isinstance(contexts, Ragged) else contexts[rows]
-
-
-def contexts_between(contexts: Contexts, start: int, stop: int) -> Contexts:
-    """Contexts start to stop; shares memory with the whole."""
-    return contexts.slice(start, stop) if isinstance(contexts, Ragged) else contexts[start:stop]
 
 
 @dataclass(frozen=True)
@@ -138,7 +127,11 @@ class Split:
         return np.diff(self.offsets)
 
     def contexts(self, rows: np.ndarray) -> Contexts:
-        """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
+        """The decisions of the given rows."""
+        return Contexts(self.shared(rows))
+
+    def shared(self, rows: np.ndarray) -> Features:
+        """What is known of user and moment in the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
         return self._scaled(self.features[rows])
@@ -153,14 +146,14 @@ class Split:
         ):
             return self.contexts(rows), self.labels.take(rows)
         asked = (starts, stops, bounds, rows)
-        return read_rows(features, *asked), read_rows(self.labels, *asked)
+        return Contexts(read_rows(features, *asked)), read_rows(self.labels, *asked)
 
     def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
         """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""
         labels = self.labels.slice(start, stop).copy()
         if isinstance(self.features, Ragged):
-            return self.features.slice(start, stop).copy(), labels
-        return self._scaled(self.features[start:stop]), labels
+            return Contexts(self.features.slice(start, stop).copy()), labels
+        return Contexts(self._scaled(self.features[start:stop])), labels
 
     def _scaled(self, features: np.ndarray) -> np.ndarray:
         if features.dtype != np.uint8:

@@ -145,7 +145,7 @@ def _rows(
     with progress.task("Writing decisions", part.num_examples) as advance:
         for start in range(0, part.num_examples, _ROWS):
             rows = np.arange(start, min(start + _ROWS, part.num_examples))
-            contexts = part.contexts(rows)
+            contexts = part.shared(rows)
             for place, at in enumerate(rows.tolist()):
                 if isinstance(contexts, Ragged):
                     one = contexts.slice(place, place + 1)

@@ -147,7 +147,7 @@ def write_contact_sheet(
             axis.set_xticks([])
             axis.set_yticks([])
             if int(label) in examples:
-                image = np.asarray(split.contexts(np.array([examples[int(label)]])))[0]
+                image = np.asarray(split.shared(np.array([examples[int(label)]])))[0]
                 axis.imshow(np.squeeze(image), cmap="gray", vmin=0, vmax=1)
             else:
                 axis.set_frame_on(False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from fedbandit.acting import Actor, Chosen, NotFinite, Predictor, WrongProbabilities
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.loops import loops
 from fedbandit.core.parts import resolve
@@ -19,7 +20,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, poisson, uniforms
-from fedbandit.data.dataset import Contexts, Split, contexts_at
+from fedbandit.data.dataset import Split
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
@@ -231,7 +232,7 @@ class ClientWork:
         whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
-            some, clients = contexts_at(contexts, rows), visits.clients[rows]
+            some, clients = contexts.take(rows), visits.clients[rows]
             found = self._by_version(int(version), some, draws[rows], clients, broadcast)
             if not len(whole.actions):
                 whole = found.like(len(versions))

@@ -62,7 +62,7 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
             if state.round:
                 errors.append(fit.excess(layout, deployed.weights))
         logged = RoundEvents(phase, state)()  # the very events that the round will train on
-        fit = fit.with_events(features_of(logged.contexts), logged.actions, logged.rewards)
+        fit = fit.with_events(features_of(logged.contexts.shared), logged.actions, logged.rewards)
         lost, events = lost + regret * len(logged), events + len(logged)
         next(iter(simulation))
     if not errors:  # one single period: the model that would have been deployed next

@@ -9,10 +9,11 @@ import numpy as np
 
 from fedbandit.acting import Predictor
 from fedbandit.config import Config, read_toml
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json
 from fedbandit.core.prediction import Prediction
-from fedbandit.data.dataset import Contexts, FederatedDataset, Header, Split
+from fedbandit.data.dataset import FederatedDataset, Header, Split
 from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.state import State, load_state

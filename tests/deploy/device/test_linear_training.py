@@ -7,6 +7,7 @@ import pytest
 
 from fedbandit import objectives
 from fedbandit.acting import make_predictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.training import LinearLearner, client_moves, device_learner
@@ -41,7 +42,7 @@ def some_events(kind: str, clients: tuple[int, ...] = (23, 0, 7)) -> Events:
         )
     return Events(
         bounds=np.cumsum([0, *clients]),
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, K - 1, n),  # the last action is never chosen
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.1, 1, n),
@@ -103,10 +104,11 @@ def test_every_step_follows_the_gradient_and_the_pull(kind, pull):
         ClientSettings(learning_rate=0.2, batch_size=4, epochs=2),
     )
     rows = np.zeros((11, WORDS))
-    if isinstance(events.contexts, Ragged):
-        rows[events.contexts.row_of_entry(), events.contexts.ids] = events.contexts.values
+    x = events.contexts.shared
+    if isinstance(x, Ragged):
+        rows[x.row_of_entry(), x.ids] = x.values
     else:
-        flat = events.contexts.reshape(11, -1).astype(np.float64)
+        flat = x.reshape(11, -1).astype(np.float64)
         rows = flat / np.linalg.norm(flat, axis=1, keepdims=True)
     start = layout.split(received)
     weight, bias = start["weight"].copy(), start["bias"].copy()

@@ -15,6 +15,7 @@ from device_builders import dense_model, text_model
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent, DeviceModel
 from fedbandit.deploy.device.model_files import ModelFiles
@@ -244,7 +245,7 @@ def test_text_is_scored_bit_for_bit_like_in_the_simulation(tmp_path):
             sentence = features.slice(row, row + 1)
             ours = used.actor.predict(used.encode((sentence.ids, sentence.values))).mean
             assert np.array_equal(
-                ours, experiment.bandit.work.predictor.predict(weights, sentence).mean
+                ours, experiment.bandit.work.predictor.predict(weights, Contexts(sentence)).mean
             )
 
 

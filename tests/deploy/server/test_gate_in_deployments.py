@@ -164,7 +164,7 @@ def direct_sums(agent, deployed, candidate, estimator, limit, most, newest):
     logged = agent.events()
     found = []
     for i in range(max(0, len(logged) - newest), len(logged)):
-        x = logged.events.contexts[i].astype(np.float64)
+        x = logged.events.contexts.shared[i].astype(np.float64)
         x = x / np.linalg.norm(x)
         possible = np.ones(K, bool) if logged.available is None else logged.available[i]
         scores = [x @ w[:-K].reshape(-1, K) + w[-K:] for w in (deployed, candidate)]
@@ -240,7 +240,7 @@ def test_the_verdict_is_that_of_a_simulations_gate_on_the_same_events(tmp_path, 
     terms, weights = [], []
     for participant in network.participants.values():
         logged = participant.agent.events()
-        x = logged.events.contexts.astype(np.float64)
+        x = logged.events.contexts.shared.astype(np.float64)
         x /= np.linalg.norm(x, axis=1, keepdims=True)
         old, new = (
             Prediction(x @ w[:-K].reshape(-1, K) + w[-K:]) for w in (deployment.initial, candidate)

@@ -126,12 +126,12 @@ def _targets(split: Split, rows: np.ndarray, actions: int) -> np.ndarray:
 
 
 def _mean(split: Split, rows: np.ndarray) -> np.ndarray:
-    mean: np.ndarray = np.asarray(split.contexts(rows[:: 1 + len(rows) // 5000])).mean(axis=0)
+    mean: np.ndarray = np.asarray(split.shared(rows[:: 1 + len(rows) // 5000])).mean(axis=0)
     return mean
 
 
 def _contexts(split: Split, rows: np.ndarray, centre: np.ndarray | float) -> Ragged | torch.Tensor:
-    contexts = split.contexts(rows)
+    contexts = split.shared(rows)
     return contexts if isinstance(contexts, Ragged) else torch.from_numpy(contexts - centre)
 
 
@@ -224,7 +224,7 @@ def writer_effect(split: Split, pairs: int = 20_000, seed: int = 0) -> float:
     def distance(first: np.ndarray, second: np.ndarray) -> float:
         chosen = rng.permutation(len(first))[:pairs]
         x, y = (
-            np.asarray(split.contexts(rows[chosen])).reshape(len(chosen), -1)
+            np.asarray(split.shared(rows[chosen])).reshape(len(chosen), -1)
             for rows in (first, second)
         )
         return float(((x - y) ** 2).sum(axis=1).mean())
@@ -277,7 +277,7 @@ def describe(dataset: FederatedDataset, difficulty: bool = True) -> Iterator[str
     elif not header.multilabel and len(header.shape) >= 2:
         yield f"writer effect on images      {writer_effect(train):.3f}"
         sample = np.asarray(
-            train.contexts(np.arange(0, train.num_examples, 1 + train.num_examples // 5000))
+            train.shared(np.arange(0, train.num_examples, 1 + train.num_examples // 5000))
         )
         yield f"mean pixel, share above 1/2  {sample.mean():.3f}, {(sample > 0.5).mean():.3f}"
 

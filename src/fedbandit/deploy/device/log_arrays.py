@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, Features
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.log import LogRow, Record
 from fedbandit.deploy.device.model_files import DeviceModel
@@ -44,20 +45,21 @@ class Logged:
 
 def record(
     model: DeviceModel,
-    context: np.ndarray | Ragged,
+    context: Contexts,
     action: int,
     propensity: float,
     available: np.ndarray | None,
 ) -> Record:
     """A decision about one context as bytes, in the byte order of every machine that this runs on."""
-    values = np.asarray(context.values if isinstance(context, Ragged) else context[0])
+    shared = context.shared
+    values = np.asarray(shared.values if isinstance(shared, Ragged) else shared[0])
     return Record(
         version=model.version,
         space=model.space,
         action=action,
         propensity=propensity,
         available=None if available is None else np.packbits(available).tobytes(),
-        ids=context.ids.astype("<i4").tobytes() if isinstance(context, Ragged) else None,
+        ids=shared.ids.astype("<i4").tobytes() if isinstance(shared, Ragged) else None,
         values=values.astype("<f4").tobytes(),
     )
 
@@ -75,16 +77,16 @@ def logged_events(
     sound, damaged = _sound(fitting, model, last)
     settled = np.array([row.settled for row in sound], np.int64)
     values = _joined([row.values for row in sound], "<f4").astype(np.float32)
-    contexts: np.ndarray | Ragged
+    shared: Features
     if model.kind == "sparse":
         lengths = [len(row.values) // 4 for row in sound]
         ids = _joined([row.ids or b"" for row in sound], "<i4").astype(np.int32)
-        contexts = Ragged(np.cumsum([0, *lengths]).astype(np.int64), ids, values)
+        shared = Ragged(np.cumsum([0, *lengths]).astype(np.int64), ids, values)
     else:
-        contexts = values.reshape(len(sound), *model.shape)
+        shared = values.reshape(len(sound), *model.shape)
     events = Events(
         bounds=np.array([0, len(sound)], np.int64),
-        contexts=contexts,
+        contexts=Contexts(shared),
         actions=np.array([row.action for row in sound], np.int64),
         rewards=np.array([row.reward for row in sound], np.float32),
         propensities=np.array([row.propensity for row in sound], np.float64),

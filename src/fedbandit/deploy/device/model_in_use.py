@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbandit import policies
 from fedbandit.acting import Actor, Predictor, make_predictor
+from fedbandit.core.contexts import Contexts, Features
 from fedbandit.core.errors import DataError, FedbanditError, needing
 from fedbandit.core.loops import plain_loops
 from fedbandit.core.ragged import Ragged
@@ -20,9 +21,6 @@ from fedbandit.data.text import tokenise
 from fedbandit.deploy.device.model_files import DeviceModel, shapes_of
 from fedbandit.models import BUILT_IN, DataSpec, Layout, build_model
 from fedbandit.policies import Policy, make_policy
-
-Features = np.ndarray | Ragged
-"""One decision: float32 [1, *shape], or one sparse row."""
 
 
 def bag_of_words(words: Sequence[str], index: Mapping[str, int]) -> Ragged:
@@ -98,16 +96,19 @@ class ModelInUse:
     model: DeviceModel
     actor: Actor
 
-    def encode(self, context: object) -> Features:
-        """The context as the model's features; what does not fit raises `ValueError`."""
-        encoder = self.model.encoder
+    def encode(self, context: object) -> Contexts:
+        """One decision as the model's contexts; what does not fit raises `ValueError`."""
+        return Contexts(self._features(context))
+
+    def _features(self, context: object) -> Features:
+        model, encoder = self.model, self.model.encoder
         if encoder is not None and isinstance(context, Mapping):
-            return columns(context, encoder, self.model.word_index)
-        if encoder is not None and not isinstance(context, tuple) and self.model.kind == "sparse":
+            return columns(context, encoder, model.word_index)
+        if encoder is not None and not isinstance(context, tuple) and model.kind == "sparse":
             raise ValueError(f"context: expected its columns by name, got {type(context).__name__}")
-        if self.model.kind == "sparse":
-            return text(context, self.model.word_index, self.model.shape[0])
-        return dense(context, self.model.shape)
+        if model.kind == "sparse":
+            return text(context, model.word_index, model.shape[0])
+        return dense(context, model.shape)
 
     def available(self, chosen: Any) -> np.ndarray | None:
         """Actions by number or by name, or True and False for each, as a mask bool [K]."""
@@ -153,8 +154,8 @@ def open_model(model: DeviceModel, policy: Policy | None, trusted: Collection[st
     else:
         blank = [np.full((1, *model.shape), value, np.float32) for value in (0, 1)]
     try:
-        for contexts in blank:
-            prediction, _ = actor.distribution(contexts)
+        for features in blank:
+            prediction, _ = actor.distribution(Contexts(features))
             if prediction.mean.shape != (1, model.num_actions):
                 raise ValueError(
                     f"scores of shape {prediction.mean.shape[1:]} for {model.num_actions} actions"

@@ -124,10 +124,11 @@ def client_moves(
     counts = None if events.weights is None else events.weights[rows]
     importance = objective.weights(np.asarray(events.propensities[rows], dtype), counts)
     reached: _Reached
-    if isinstance(events.contexts, Ragged):
-        reached = _words(params["weight"], events.contexts.slice(rows.start, rows.stop), chosen)
+    shared = events.contexts.shared
+    if isinstance(shared, Ragged):
+        reached = _words(params["weight"], shared.slice(rows.start, rows.stop), chosen)
     else:
-        reached = _features(params["weight"], events.contexts[rows], chosen)
+        reached = _features(params["weight"], shared[rows], chosen)
     base, bias = reached.work.copy(), params["bias"].copy()
     size, rate = settings.batch_size, settings.learning_rate
     with np.errstate(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from fedbandit.acting.predictors import context_tensor, single_threaded_torch
-from fedbandit.data.dataset import contexts_between
+from fedbandit.core.contexts import rows_between
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
@@ -146,7 +146,7 @@ class AutogradLearner:
         for _ in range(self.settings.epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
-                x = context_tensor(contexts_between(events.contexts, begin, end), dtype)
+                x = context_tensor(rows_between(events.contexts.shared, begin, end), dtype)
                 gradients = torch.autograd.grad(
                     self._loss(self.model.scores(params, x), events, begin, end), views
                 )

@@ -56,9 +56,9 @@ class CnnLearner:
         self, weights: np.ndarray, events: Events, clip_norm: float
     ) -> tuple[UpdateSum, np.ndarray]:
         """As the updates are summed elsewhere, but the large layer's are never made one by one."""
-        assert isinstance(events.contexts, np.ndarray)
+        assert isinstance(events.contexts.shared, np.ndarray)
         single_threaded_torch()
-        images = images_of(events.contexts, weights.dtype)
+        images = images_of(events.contexts.shared, weights.dtype)
         group = _Abreast(
             self.layout, images, torch.from_numpy(weights), events, self.objective, self.settings
         )
@@ -72,8 +72,8 @@ class CnnLearner:
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         """Each client's update; it lies in the working copy, and is gone when the next one is asked for."""
-        assert isinstance(events.contexts, np.ndarray)
-        images = images_of(events.contexts, weights.dtype)
+        assert isinstance(events.contexts.shared, np.ndarray)
+        images = images_of(events.contexts.shared, weights.dtype)
 
         def network(batch: int) -> CnnNetwork:
             return CnnNetwork(self.layout, images, batch, batch)

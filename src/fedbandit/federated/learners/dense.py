@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedbandit.acting.predictors import single_threaded_torch
-from fedbandit.data.dataset import Contexts
+from fedbandit.core.contexts import Features
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import (
     ClientSettings,
@@ -118,11 +118,13 @@ class DenseLearner:
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         def network(_: int) -> Network:
-            return Layers(self.layout, self._rows(events.contexts, weights.dtype), weights.dtype)
+            return Layers(
+                self.layout, self._rows(events.contexts.shared, weights.dtype), weights.dtype
+            )
 
         return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
 
-    def _rows(self, contexts: Contexts, dtype: np.dtype) -> Rows:
+    def _rows(self, contexts: Features, dtype: np.dtype) -> Rows:
         return rows_of(contexts, self.layout.shapes[0][1][0], self.normalised, dtype)
 
 
@@ -163,8 +165,8 @@ class ChosenLinearLearner(ChosenLearner):
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
         single_threaded_torch()
-        assert isinstance(events.contexts, np.ndarray)
-        x = dense_features(events.contexts, self.normalised, weights.dtype).numpy()
+        assert isinstance(events.contexts.shared, np.ndarray)
+        x = dense_features(events.contexts.shared, self.normalised, weights.dtype).numpy()
         top = _Top(self.layout, weights)
         norms = np.zeros(events.num_clients)
         pulled = weights.dtype.type(self.settings.learning_rate * pull)
@@ -191,7 +193,7 @@ class ChosenMlpLearner(ChosenLearner):
         ):  # all pairs of events would be the larger part
             return super().train(weights, events, clip_norm, pull)
         single_threaded_torch()
-        x = self._rows(events.contexts, weights.dtype)
+        x = self._rows(events.contexts.shared, weights.dtype)
         params = self.layout.split(torch.from_numpy(weights))
         received = x.times(params["dense1"], params["dense1_bias"], 0, len(events))
         moved = torch.zeros_like(

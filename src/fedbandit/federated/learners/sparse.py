@@ -74,7 +74,7 @@ class SparseLinearLearner:
         norms: np.ndarray,
     ) -> UpdateSum:
         """A loss on the chosen action reaches one entry of each word's row: work on those entries alone."""
-        params, contexts, dtype = self.layout.split(weights), events.contexts, weights.dtype
+        params, contexts, dtype = self.layout.split(weights), events.contexts.shared, weights.dtype
         assert isinstance(contexts, Ragged)
         entries, moves = np.empty(len(contexts.ids), np.int64), np.empty(len(contexts.ids), dtype)
         total_bias = np.zeros_like(params["bias"])
@@ -96,7 +96,7 @@ class SparseLinearLearner:
         norms: np.ndarray,
     ) -> UpdateSum:
         """A loss on all actions reaches whole rows: the chunk's are gathered once, and clients take turns on them."""
-        params, contexts, dtype = self.layout.split(weights), events.contexts, weights.dtype
+        params, contexts, dtype = self.layout.split(weights), events.contexts.shared, weights.dtype
         assert isinstance(contexts, Ragged)
         assert events.targets is not None
         slots, rows = sparse_loops.number_rows(contexts.ids, len(params["weight"]))

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Drift
 from fedbandit.federated.pipeline import DenseSum, UpdateSum
@@ -82,7 +82,7 @@ class _Words:
     places: np.ndarray  # int64 [entries]: where an entry's word stands among those of its client
 
     @classmethod
-    def of(cls, contexts: Contexts, bounds: np.ndarray) -> "_Words":
+    def of(cls, contexts: Features, bounds: np.ndarray) -> "_Words":
         clients, keys, most = len(bounds) - 1, np.zeros(0, np.int64), 1
         if isinstance(contexts, Ragged):
             most = int(contexts.ids.max(initial=0)) + 1
@@ -123,7 +123,7 @@ class VectorisedLearner:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        words = _Words.of(events.contexts, events.bounds)
+        words = _Words.of(events.contexts.shared, events.bounds)
         deltas = self._deltas(weights, events, words, pull, None)
         each = torch.stack(
             [torch.linalg.vector_norm(delta.flatten(1), dim=1) for delta in deltas.values()]
@@ -144,7 +144,7 @@ class VectorisedLearner:
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
-        words = _Words.of(events.contexts, events.bounds)
+        words = _Words.of(events.contexts.shared, events.bounds)
         drifts = None if drift is None else [drift(client) for client in range(events.num_clients)]
         deltas = {
             name: delta.cpu().numpy()
@@ -189,7 +189,7 @@ class VectorisedLearner:
         }
         fixed = {name: own for name, own in start.items() if name not in local}
         added = None if drifts is None else self._drifts(drifts, words, weights)
-        x = self._features(events.contexts, words, weights.dtype)
+        x = self._features(events.contexts.shared, words, weights.dtype)
         actions = _tensor(events.actions, self.device)
         rewards = events.targets if self.objective.supervised else events.rewards[:, None]
         targets = _tensor(rewards, self.device, weights.dtype)
@@ -253,7 +253,7 @@ class VectorisedLearner:
             for name, values in params.items()
         }
 
-    def _features(self, contexts: Contexts, words: _Words, dtype: np.dtype) -> Tensor:
+    def _features(self, contexts: Features, words: _Words, dtype: np.dtype) -> Tensor:
         """Dense contexts as they are, sparse ones [n, most] by the words of their client."""
         if not isinstance(contexts, Ragged):
             return _tensor(contexts, self.device, dtype)

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.ragged import Ragged
 from fedbandit.models.base import Layout
 from fedbandit.models.kernels import sparse_kernels
 
 _LEAST = 1e-12  # a shorter context is not stretched to length one; torch's `normalize` has the same
-Features = np.ndarray | Ragged
 
 
 class Network(Protocol):
