@@ -15,6 +15,7 @@ from fedbandit.core.contexts import Contexts
 from fedbandit.core.loops import Loops, loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.policies import Policy, ask, check_probabilities, fused_form, is_built_in
+from fedbandit.policies.rules import takes_contexts
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,11 @@ class Chosen:
     actions: np.ndarray
     propensities: np.ndarray
 
-    def like(self, n: int) -> "Chosen":
-        """Room for n decisions of the same kind, all zero."""
-        propensities = np.zeros(n, self.propensities.dtype)
-        return Chosen(self.prediction.like(n), np.zeros(n, np.int64), propensities)
+    def like(self, contexts: Contexts) -> "Chosen":
+        """Room for choices of the same kind about these decisions, all zero."""
+        n, shown = len(contexts), contexts.candidates
+        prediction = self.prediction.like(n, None if shown is None else shown.bounds)
+        return Chosen(prediction, np.zeros(n, np.int64), np.zeros(n, self.propensities.dtype))
 
     def put(self, rows: np.ndarray, other: "Chosen") -> None:
         """Overwrite some rows with those of another choice of the same kind."""
@@ -66,21 +68,41 @@ class Actor:
     ) -> Chosen:
         """Draw an action for each decision by its uniform number in [0, 1).
 
-        `available` bool [K] or [n, K] says which actions exist; None: all.
+        `available` says which actions exist: bool [K], [n, K], over candidates [m]; None: all.
         """
         prediction = self.predict(contexts)
+        if prediction.bounds is None:
+            return Chosen(prediction, *self._drawn(prediction, contexts, uniforms, available))
+        actions = np.zeros(len(contexts), np.int64)
+        propensities = np.zeros(len(contexts), prediction.mean.dtype)
+        for rows, at, block in prediction.blocks():
+            allowed = None if available is None else available[at]
+            own = contexts.take(rows) if takes_contexts(type(self.rule)) else contexts
+            drawn = self._drawn(block, own, uniforms[rows], allowed)
+            actions[rows], propensities[rows] = drawn
+        return Chosen(prediction, actions, propensities)
+
+    def _drawn(
+        self,
+        prediction: Prediction,
+        contexts: Contexts,
+        uniforms: np.ndarray,
+        available: np.ndarray | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Actions and propensities for decisions with equally many actions."""
         fused = fused_form(self.rule) if available is None and self.loops.compiling else None
         with _finite(prediction):
             drawn = None if fused is None else fused(prediction, uniforms)
             if drawn is None:
                 probabilities = explore(self.rule, prediction, available, contexts)
                 drawn = self.loops.draw_actions(probabilities, uniforms)
-        return Chosen(prediction, *drawn)
+        actions, propensities = drawn
+        return actions, propensities
 
     def distribution(
         self, contexts: Contexts, available: np.ndarray | None = None
     ) -> tuple[Prediction, np.ndarray]:
-        """The prediction, and in float64 the probability of every action: [n, K]."""
+        """The prediction, and in float64 the probability of every action: [n, K] or [m]."""
         prediction = self.predict(contexts)
         with _finite(prediction):
             exact = prediction.astype(np.float64)
@@ -117,10 +139,18 @@ def explore(
     available: np.ndarray | None = None,
     contexts: Contexts | None = None,
 ) -> np.ndarray:
-    """The rule's probabilities [n, K]; a rule whose `probabilities` takes `contexts` is given them.
+    """The rule's probabilities [n, K], over candidates [m]; a rule whose `probabilities` takes `contexts` is given them.
 
     What comes from outside is checked every time: `WrongProbabilities` says what is wrong.
     """
+    if prediction.bounds is not None:
+        probabilities = np.zeros_like(prediction.mean)
+        for rows, at, block in prediction.blocks():
+            allowed = None if available is None else available[at]
+            whole = contexts is None or not takes_contexts(type(rule))
+            own = contexts if contexts is None or whole else contexts.take(rows)
+            probabilities[at] = explore(rule, block, allowed, own)
+        return probabilities
     probabilities = ask(rule, prediction, available, contexts)
     if not is_built_in(rule):
         try:

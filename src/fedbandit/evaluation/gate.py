@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbandit.acting import Actor, NotFinite
 from fedbandit.core.errors import Diverged
+from fedbandit.core.prediction import at_actions, over_actions
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.evaluation.ope.sums import Bootstrap, Sums, standard_error, sums_of_terms, value_of
 from fedbandit.events import Events
@@ -49,11 +50,13 @@ class GainEstimator:
             if self.limit is None
             else np.minimum(1 / events.propensities, self.limit)
         )
-        weights = _taken(change, events.actions) * inverse
-        surprise = self._cut(events.rewards) - _taken(predicted, events.actions)
-        return (change * predicted).sum(axis=1) + weights * surprise, _taken(
-            new, events.actions
-        ) / events.propensities
+
+        def taken(values: np.ndarray) -> np.ndarray:
+            return at_actions(values, events.actions, believed.bounds).astype(np.float64)
+
+        surprise = self._cut(events.rewards) - taken(predicted)
+        modelled = over_actions(change * predicted, believed.bounds)
+        return modelled + taken(change) * inverse * surprise, taken(new) / events.propensities
 
     @property
     def largest(self) -> float:
@@ -67,10 +70,6 @@ class GainEstimator:
         return (
             rewards if self.most is None else np.clip(rewards, -self.most, self.most, dtype=float)
         )
-
-
-def _taken(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values, actions[:, None], axis=1)[:, 0].astype(np.float64)
 
 
 _NO_BOOTSTRAP = Bootstrap(replicates=0)

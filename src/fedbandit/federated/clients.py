@@ -235,7 +235,7 @@ class ClientWork:
             some, clients = contexts.take(rows), visits.clients[rows]
             found = self._by_version(int(version), some, draws[rows], clients, broadcast)
             if not len(whole.actions):
-                whole = found.like(len(versions))
+                whole = found.like(contexts)
             whole.put(rows, found)
         return whole
 

@@ -41,13 +41,14 @@ def ask(
     policy: Policy, prediction: Prediction, available: np.ndarray | None, contexts: object = None
 ) -> np.ndarray:
     """A policy's probabilities; one whose `probabilities` takes `contexts` is given them."""
-    if _takes_contexts(type(policy)):
+    if takes_contexts(type(policy)):
         return policy.probabilities(prediction, available, contexts=contexts)  # type: ignore[call-arg]
     return policy.probabilities(prediction, available)
 
 
 @lru_cache(maxsize=64)
-def _takes_contexts(kind: type[Policy]) -> bool:
+def takes_contexts(kind: type[Policy]) -> bool:
+    """Whether policies of this class want to see the decisions' contexts."""
     return "contexts" in signature(kind.probabilities).parameters
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fedbandit import policies
 from fedbandit.acting import Actor, Predictor, make_predictor
 from fedbandit.core.contexts import Contexts, Features
-from fedbandit.core.errors import DataError, FedbanditError, needing
+from fedbandit.core.errors import DataError, FedbanditError, MissingExtra, needing
 from fedbandit.core.loops import plain_loops
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.encoder import Encoder
@@ -198,8 +198,13 @@ def _predictor(model: DeviceModel, trusted: Collection[str]) -> tuple[Predictor,
         network = build_model(
             name, DataSpec(model.kind, model.shape, model.num_actions), parameters
         )
+        if network.kernel not in ("sparse-linear", "dense-linear") and network.predict is None:
+            with needing(f"the model {name}"):
+                import_module("torch")
         if expected is None:
             expected = {key: tuple(array.shape) for key, array in network.init(0).items()}
+    except MissingExtra:
+        raise
     except FedbanditError as error:
         raise DataError(f"model {model.version}: {error}") from None
     except Exception as error:  # a user's model may do anything with what a file names
@@ -209,7 +214,4 @@ def _predictor(model: DeviceModel, trusted: Collection[str]) -> tuple[Predictor,
     if expected != {key: tuple(array.shape) for key, array in model.weights.items()}:
         raise DataError(f"model {model.version}: the weights do not fit {name}")
     layout = Layout(tuple(expected.items()))
-    if network.kernel not in ("sparse-linear", "dense-linear") and network.predict is None:
-        with needing(f"the model {name}"):
-            import_module("torch")
     return make_predictor(network, layout, light=True), layout
