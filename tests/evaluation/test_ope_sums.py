@@ -5,6 +5,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
+from benchmarks.coverage import KINDS, Kind, _sums, covered
 from known_worlds import world
 
 from fedbandit.core.errors import DataError
@@ -25,7 +26,6 @@ from fedbandit.ope import (
     estimate,
     sums_of,
 )
-from fedbandit.studies.coverage import KINDS, Kind, _sums, covered
 
 WORLD = world()
 MODEL = WORLD.means + 0.1
