@@ -1,12 +1,26 @@
-"""Small data sets in memory for tests."""
+"""Small data sets in memory for tests, and folders whose checksums are right whatever was done to them."""
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Header, Split
+from fedbandit.data.verification import write_checksums
+
+
+def with_checksums(folder: Path) -> Path:
+    """The folder with the checksums of its files as they are now, so that types, shapes and ranges speak."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "checksums.json"]
+    sums = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+    write_checksums(folder, sums)
+    return folder
 
 
 def dataset_in_memory(

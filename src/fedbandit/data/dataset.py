@@ -35,7 +35,6 @@ from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
 VERSION = 2
-WITHOUT_CHECKSUMS = 1  # the version that 0.1 wrote
 Contexts = np.ndarray | Ragged
 """What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other feature, value) for sparse."""
 
@@ -211,11 +210,6 @@ class FederatedDataset:
         ensure_verified(door, again=verify, progress=progress)
         return cls(header, train, test, path, door.states)
 
-    @property
-    def has_checksums(self) -> bool:
-        """Whether the folder holds checksums; those of 0.1 do not."""
-        return CHECKSUMS in self.files
-
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
         for path, state in self._expected:
@@ -304,11 +298,11 @@ def _read_header(door: Door) -> Header:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
     found = fields.get("version")
-    if found not in (WITHOUT_CHECKSUMS, VERSION):
+    if found != VERSION:
         raise DataError(
             f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again"
         )
-    if found == VERSION and not door.look_at(CHECKSUMS):
+    if not door.look_at(CHECKSUMS):
         raise DataError(f"{path}: {CHECKSUMS} is missing; {AGAIN}")
     try:
         return Header.from_json(fields)

@@ -35,15 +35,9 @@ _TYPES: dict[str, type] = {
 _LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
 
 
-_LATER: dict[str, Any] = {
-    "published_counts": [],
-    "encoder": None,
-}  # fields that the first headers did not have
-
-
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a `Header`; `ValueError` names the field that is wrong."""
-    found = {**_LATER, **fields}
+    found = {"encoder": None, **fields}
     needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder"}
     if wrong := sorted(needed ^ found.keys()):
         raise ValueError(

@@ -74,7 +74,7 @@ def ensure_verified(door: Door, *, again: bool = False, progress: Progress | Non
 
 def verify(door: Door, progress: Progress = SILENT) -> None:
     """Read all files that the door has opened; `DataError` names the first that is wrong, and where."""
-    sums = _checksums(door) if CHECKSUMS in door.states else {}
+    sums = _checksums(door)
     parts = {part.name: part for part in door.parts}
     names = sorted(door.states.keys() - {CHECKSUMS}, key=lambda name: -door.states[name].size)
     stop, lock = threading.Event(), threading.Lock()
@@ -88,7 +88,7 @@ def verify(door: Door, progress: Progress = SILENT) -> None:
                 advance(amount)
 
         def read(name: str) -> None:
-            _read(door, name, parts.get(name), sums.get(name), advanced)
+            _read(door, name, parts.get(name), sums[name], advanced)
 
         with ThreadPoolExecutor(_THREADS) as threads:
             try:
@@ -98,7 +98,7 @@ def verify(door: Door, progress: Progress = SILENT) -> None:
 
 
 def _read(
-    door: Door, name: str, part: Part | None, expected: str | None, advance: Callable[[int], None]
+    door: Door, name: str, part: Part | None, expected: str, advance: Callable[[int], None]
 ) -> None:
     """Read one file by plain reads: a file that is cut meanwhile is an error then, not a signal."""
     path, state = door.folder / name, door.states[name]
@@ -119,8 +119,7 @@ def _read(
                 block = buffer[: min(len(buffer), left)]
                 if file.readinto(block.data) != len(block):
                     raise DataError(f"{path}: was truncated while it was being read")
-                if expected is not None:
-                    digest.update(block.data)
+                digest.update(block.data)
                 if part is not None and part.rule is not None:
                     before = _follow(path, part, block.view(part.dtype), before, position)
                 position += len(block) // item
@@ -132,7 +131,7 @@ def _read(
         return
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if expected is not None and digest.hexdigest() != expected:
+    if digest.hexdigest() != expected:
         raise DataError(
             f"{path}: its checksum is not the one that was written: it was damaged or changed; {AGAIN}"
         )
