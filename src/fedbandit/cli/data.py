@@ -528,20 +528,17 @@ def info(
         typer.echo(f"contact sheet: {write_contact_sheet(dataset, target)}")
 
 
-@app.command()
-def statistics(
+@app.command("statistics")
+def measure_statistics(
     source: Annotated[
         str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")
     ],
-    no_difficulty: Annotated[
-        bool, typer.Option("--no-difficulty", help="Skip the supervised models.")
-    ] = False,
 ) -> None:
-    """Measure sizes, skew, differences between clients, difficulty."""
+    """Measure sizes, skew and differences between clients."""
     from fedbandit.data import open_dataset
-    from fedbandit.data.embedded.statistics import describe
+    from fedbandit.data.info import statistics
 
-    for line in describe(open_dataset(source), difficulty=not no_difficulty):
+    for line in statistics(open_dataset(source)):
         typer.echo(line)
 
 
