@@ -86,24 +86,16 @@ def gallery(
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
         "gallery.html"
     ),
-    into: Annotated[
-        list[Path],
-        typer.Option(
-            help="Markdown with begin and end marks for cards, details or table; repeatable."
-        ),
-    ] = [],  # noqa: B006
 ) -> None:
     """Put figures that were made on one page, with their verdicts.
 
     Prints a table of settings and rules with the winner and its margin.
     """
     from fedbandit.core.files import write_text
-    from fedbandit.paper.page import comparison_table, comparisons, fill, page, read_figures
+    from fedbandit.paper.page import comparison_table, comparisons, page, read_figures
 
     figures = read_figures(folders)
     write_text(out, page(figures, out.parent))
-    for markdown in into:
-        fill(markdown, figures)
     typer.echo(comparison_table(comparisons(figures)))
     typer.echo(f"gallery: {out}")
 
