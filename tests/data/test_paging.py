@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from builders import random_text
+from builders import add_example, random_text
 
 from fedbandit.core.errors import DataError
 from fedbandit.data import FederatedDataset, paging
@@ -21,7 +21,8 @@ def dataset(tmp_path):
         for client in range(20):
             for _ in range(1 + client % 7):
                 words = np.sort(rng.choice(50, rng.integers(0, 5), replace=False))
-                out.add(
+                add_example(
+                    out,
                     f"c{client:02d}",
                     (words, rng.random(len(words))),
                     list(range(rng.integers(0, 3))),

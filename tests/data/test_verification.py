@@ -9,6 +9,7 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from builders import add_example
 from test_wrong_bytes import make
 
 from fedbandit import Config
@@ -88,7 +89,7 @@ def test_a_file_that_is_gone_is_missed(tmp_path, name):
 
     with DatasetWriter(tmp_path / "d", name="d", kind="dense", shape=(1,), actions="abc") as writer:
         for client, labels, split in rows:
-            writer.add(client, np.ones(1), labels, split=split)
+            add_example(writer, client, np.ones(1), labels, split=split)
         folder = writer.finish()
     (folder / name).unlink()
     with pytest.raises(DataError, match=rf"{name.rpartition('/')[2]} is missing"):

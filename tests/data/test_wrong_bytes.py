@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from builders import with_checksums
+from builders import add_example, with_checksums
 from forked_runs import outcomes
 
 from fedbandit.core.errors import DataError
@@ -29,9 +29,11 @@ def make(folder, kind, clients=12, each=4):
                 x = (words, rng.random(5)) if kind == "sparse" else rng.random((3, 2))
                 if kind == "logged":
                     log = {"action": int(rng.integers(ACTIONS)), "reward": 1.0, "propensity": 0.5}
-                    writer.add(f"c{client:02d}", x, available=range(ACTIONS), **log)
+                    add_example(writer, f"c{client:02d}", x, available=range(ACTIONS), **log)
                 else:
-                    writer.add(f"c{client:02d}", x, rng.choice(ACTIONS, 1 + row % 2, replace=False))
+                    add_example(
+                        writer, f"c{client:02d}", x, rng.choice(ACTIONS, 1 + row % 2, replace=False)
+                    )
         return writer.finish()
 
 
@@ -412,7 +414,7 @@ def test_a_vocabulary_of_another_length_is_refused(tmp_path):
     with DatasetWriter(
         tmp_path / "d", name="d", kind="sparse", shape=(2,), actions="ab", vocabulary=["x", "y"]
     ) as writer:
-        writer.add("a", (np.array([1]), np.array([1.0])), [0])
+        add_example(writer, "a", (np.array([1]), np.array([1.0])), [0])
         folder = writer.finish()
     assert FederatedDataset.open(folder).vocabulary() == ["x", "y"]
     (folder / "vocabulary.txt").write_text("x\n")

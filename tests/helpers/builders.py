@@ -1,15 +1,41 @@
 """Small data sets in memory for tests, and folders whose checksums are right whatever was done to them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
-from fedbandit.data.dataset import Header, Split
+from fedbandit.data.dataset import Header, Log, Split
 from fedbandit.data.verification import write_checksums
+from fedbandit.data.writer import DatasetWriter
+
+
+def add_example(
+    writer: DatasetWriter,
+    client: str,
+    features: np.ndarray | tuple[np.ndarray, np.ndarray],
+    labels: Iterable[int] = (),
+    *,
+    split: str = "train",
+    action: int | None = None,
+    reward: float = 0.0,
+    propensity: float = 1.0,
+    available: Iterable[int] | None = None,
+) -> None:
+    """Add one example: dense features, or ids and values; with an action it is a logged one."""
+    if isinstance(features, tuple):
+        ids, values = np.asarray(features[0], np.int32), np.asarray(features[1], np.float32)
+        rows = Ragged(np.array([0, len(ids)]), ids, values)
+    else:
+        rows = np.asarray(features)[None]
+    log = None
+    if action is not None:
+        sets = None if available is None else Ragged.from_rows([list(available)])
+        log = Log(np.int32([action]), np.float32([reward]), np.float32([propensity]), sets)
+    writer.add_many([client], rows, Ragged.from_rows([list(labels)]), split=split, log=log)
 
 
 def with_checksums(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from builders import with_checksums
+from builders import add_example, with_checksums
 from fuzz_mutations import signed_anew, spoiled, to_npy
 from network_builders import Network, a_deployment, coordinator, devices, live, settle, values
 from published import emnist_rows, pack, sentence, write_counts, write_sqlite
@@ -91,10 +91,11 @@ def write_dataset(folder: Path, kind: str) -> Path:
                 x = (words, rng.random(5)) if kind == "sparse" else rng.random((3, 2))
                 if kind == "logged":
                     log = {"action": int(rng.integers(ACTIONS)), "reward": 1.0, "propensity": 0.5}
-                    writer.add(f"c{client:02d}", x, available=range(ACTIONS), **log)
+                    add_example(writer, f"c{client:02d}", x, available=range(ACTIONS), **log)
                 else:
                     labels = rng.choice(ACTIONS, 1 + row % 2, replace=False)
-                    writer.add(
+                    add_example(
+                        writer,
                         f"c{client:02d}",
                         x,
                         labels,

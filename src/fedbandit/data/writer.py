@@ -39,9 +39,6 @@ def claim(path: Path, flags: int, out: Path) -> int:
     return lock
 
 
-_FLUSH_EVERY = 4096  # examples added one by one before they go to disk
-
-
 def check_target(out: Path | str) -> Path:
     """Refuse a target that already holds something, before any work is done for it."""
     out = Path(out)
@@ -54,7 +51,10 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order, then `finish()`. As a context manager it cleans up unless finished."""
+    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up unless finished.
+
+    Memory holds one batch and a few bytes for every client, however many examples there are.
+    """
 
     def __init__(
         self,
@@ -100,7 +100,6 @@ class DatasetWriter:
             )
         self._folder = self.out.parent / f".{self.out.name}.partial"
         self._spools: dict[str, Spool] = {}
-        self._pending: dict[str, list[tuple[Any, ...]]] = {}
         self._made_parents = [
             p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()
         ]
@@ -124,24 +123,6 @@ class DatasetWriter:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
 
-    def add(
-        self,
-        client: str,
-        features: np.ndarray | tuple[np.ndarray, np.ndarray],
-        labels: Iterable[int] = (),
-        *,
-        split: str = "train",
-        action: int = 0,
-        reward: float = 0.0,
-        propensity: float = 1.0,
-        available: Iterable[int] | None = None,
-    ) -> None:
-        """Add one example: dense features [*shape], or (word ids, values) for sparse text."""
-        pending = self._pending.setdefault(split, [])
-        pending.append((client, features, list(labels), action, reward, propensity, available))
-        if len(pending) >= _FLUSH_EVERY:
-            self._flush(split)
-
     def add_many(
         self,
         clients: Iterable[str] | np.ndarray,
@@ -151,8 +132,10 @@ class DatasetWriter:
         split: str = "train",
         log: Log | None = None,
     ) -> None:
-        """Add many examples at once; `clients` holds one id per example."""
-        self._flush(split)
+        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows, labels are rows.
+
+        A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
+        """
         self._spool(split).add_many(clients, features, labels, log)
 
     def num_clients(self, split: str = "train") -> int:
@@ -165,8 +148,6 @@ class DatasetWriter:
 
     def finish(self, progress: Progress = SILENT) -> Path:
         """Group the examples by client, write header and arrays, and give the folder its name."""
-        for split in list(self._pending):
-            self._flush(split)
         train = self._spools.get("train")
         if train is None or train.examples == 0:
             raise DataError(
@@ -227,38 +208,6 @@ class DatasetWriter:
                 logged=h["logged"],
             )
         return self._spools[split]
-
-    def _flush(self, split: str) -> None:
-        pending = self._pending.pop(split, [])
-        if not pending:
-            return
-        clients, contexts, labels, actions, rewards, propensities, available = zip(
-            *pending, strict=True
-        )
-        features: np.ndarray | Ragged
-        if self._header["kind"] == "sparse":
-            features = Ragged(
-                np.cumsum([0, *(len(ids) for ids, _ in contexts)]),
-                np.concatenate([np.asarray(ids, np.int32) for ids, _ in contexts]),
-                np.concatenate([np.asarray(values, np.float32) for _, values in contexts]),
-            )
-        else:
-            features = np.stack([np.asarray(context, self._dtype) for context in contexts])
-        log = None
-        if self._header["logged"]:
-            sets = None
-            if any(choice is not None for choice in available):
-                everything = list(range(len(self._header["actions"])))
-                sets = Ragged.from_rows(
-                    [everything if choice is None else list(choice) for choice in available]
-                )
-            log = Log(
-                np.array(actions, np.int32),
-                np.array(rewards, np.float32),
-                np.array(propensities, np.float32),
-                sets,
-            )
-        self._spool(split).add_many(clients, features, Ragged.from_rows(list(labels)), log)
 
 
 def _claimed(folder: Path, out: Path) -> int:
