@@ -30,7 +30,7 @@ from fedbandit.paper.page import comparison_table, comparisons, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import Curves, paired_difference
+from fedbandit.studies.compare import Curves
 from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
@@ -155,9 +155,9 @@ def test_the_regime_is_computed_from_data_and_configuration(tiny_text):
 def test_differences_are_paired_by_the_seeds_that_both_have():
     a = Curves(np.array([[1.0], [5.0]]), np.zeros((2, 1)), (0, 7))
     b = Curves(np.array([[0.5], [2.0], [4.0]]), np.zeros((3, 1)), (0, 3, 7))
-    difference, error = paired_difference(a, b)
-    assert difference == pytest.approx(0.75)
-    assert error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
+    difference = a.minus(b)
+    assert difference.mean == pytest.approx(0.75)
+    assert difference.error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
 
 
 def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):

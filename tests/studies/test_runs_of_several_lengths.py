@@ -8,7 +8,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.data import open_dataset
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import read_curves, run_members
+from fedbandit.studies.compare import read_curves, run_members
 from fedbandit.studies.search import Candidate, race
 from fedbandit.studies.sweeps import SweepSpec, rows_of, run_sweep
 

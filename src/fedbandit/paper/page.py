@@ -16,7 +16,7 @@ import numpy as np
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json
 from fedbandit.paper.catalogue import OURS, RULES, figure_names
-from fedbandit.studies.curves import Curves, paired_difference
+from fedbandit.studies.compare import Curves
 
 VERDICTS = ("agrees", "disagrees", "not clear")
 _RULES = ("softmax", "falcon", "epsilon-greedy", "greedy")
@@ -105,14 +105,8 @@ def comparisons(figures: Sequence[FigureRecord]) -> list[Comparison]:
             continue
         means = {rule: float(curves[rule].final.mean()) for rule in ended}
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
-        behind = {
-            rule: paired_difference(curves[winner], curves[rule])
-            for rule in ended
-            if rule != winner
-        }
-        level = tuple(
-            rule for rule, (by, error) in behind.items() if np.isfinite(error) and by <= 2 * error
-        )
+        behind = {rule: curves[winner].minus(curves[rule]) for rule in ended if rule != winner}
+        level = tuple(rule for rule, by in behind.items() if by.mean <= 2 * by.error)
         seeds = len(curves[winner].final)
         data = f"{numbers['data']}, {seeds} seed{'s' if seeds > 1 else ''}"
         if numbers.get("scale", 1) != 1:
@@ -124,7 +118,8 @@ def comparisons(figures: Sequence[FigureRecord]) -> list[Comparison]:
                 means,
                 winner,
                 second,
-                *behind[second],
+                behind[second].mean,
+                behind[second].error,
                 level,
             )
         )

@@ -20,6 +20,7 @@ class Difference:
     low: float | None
     high: float | None
     seeds: int
+    error: float = math.nan  # the standard error of the mean
 
     @property
     def told_apart(self) -> bool:
@@ -61,9 +62,19 @@ def from_zero(differences: np.ndarray) -> Difference:
         return Difference(mean, None, None, seeds)
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
-    reach = quantile * float(differences.std(ddof=1)) / math.sqrt(seeds)
-    return Difference(mean, mean - reach, mean + reach, seeds)
+    error = standard_error(differences)
+    reach = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2)) * error
+    return Difference(mean, mean - reach, mean + reach, seeds, error)
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """The standard error of the mean over seeds, values [seeds]; NaN for a single one."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def with_error(text: str, error: float) -> str:
+    """`text ± error`; the text alone where a single seed gives no error."""
+    return f"{text} ± {error:.4f}" if math.isfinite(error) else text
 
 
 @dataclass(frozen=True)

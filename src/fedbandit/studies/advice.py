@@ -1,4 +1,4 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `advice_words` says what it shows.
+"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `fedbandit.report.advice` says what it shows.
 
 What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
 """
@@ -18,10 +18,9 @@ from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.evaluation.metrics import table_rewards
 from fedbandit.presets import preset
-from fedbandit.results.differences import Difference, from_zero
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import Curves, run_members
+from fedbandit.studies.compare import Curves, run_members
 from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measured, plan_for, seeds_for
 from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
@@ -91,7 +90,7 @@ def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[
     return {**configs, UNTOUCHED: configs["greedy"].with_values({"training": False})}
 
 
-def hold(
+def run_tournament(
     source: str,
     minutes: float,
     out: Path,
@@ -193,21 +192,13 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
     best = max(entrants, key=lambda name: entrants[name].final.mean())
     if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
-        difference = paired(entrants[best], entrants["softmax"])
+        difference = entrants[best].minus(entrants["softmax"])
         if not difference.told_apart:
             reason = (
                 f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
             )
             return "softmax", f"{reason}; a tie, broken in favour of softmax, the default"
     return best, ""
-
-
-def paired(one: Curves, other: Curves) -> Difference:
-    """How much more one earned than the other, over the seeds that both have: these share clients and examples."""
-    ours, theirs = one.final_by_seed, other.final_by_seed
-    return from_zero(
-        np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs], float)
-    )
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:

@@ -24,10 +24,10 @@ from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.results import Results
+from fedbandit.results.differences import standard_error
 from fedbandit.results.reading import arrow_table
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
-from fedbandit.studies.curves import standard_error
 from fedbandit.studies.search import (
     SPENDS_PRIVACY,
     Candidate,
