@@ -15,10 +15,10 @@ from test_wrong_bytes import make
 from fedbandit import Config
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import Progress
-from fedbandit.data import cache_folder, open_dataset, verification
+from fedbandit.core.progress import ProgressReporter
+from fedbandit.data import cache_folder, checksums, open_dataset
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.door import Door
+from fedbandit.data.validation import FolderReader
 from fedbandit.engines import ThreadEngine
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import simulate
@@ -32,8 +32,8 @@ def folder(tmp_path):
 @pytest.fixture
 def stamps(monkeypatch, tmp_path):
     """Every folder counts as a large one, so that each is stamped; returns the folder of the stamps."""
-    monkeypatch.setattr(verification, "_SMALL", 0)
-    monkeypatch.setattr(verification, "_CLOCK_TICK", 0)
+    monkeypatch.setattr(checksums, "_SMALL", 0)
+    monkeypatch.setattr(checksums, "_CLOCK_TICK", 0)
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "verified"
 
@@ -42,9 +42,9 @@ def stamps(monkeypatch, tmp_path):
 def readings(monkeypatch):
     """How often a folder was read in full."""
     done = []
-    real = verification.verify
+    real = checksums.verify
     monkeypatch.setattr(
-        verification, "verify", lambda door, *more: (done.append(door.folder), real(door, *more))
+        checksums, "verify", lambda reader, *more: (done.append(reader.folder), real(reader, *more))
     )
     return done
 
@@ -137,7 +137,7 @@ def test_a_damaged_stamp_means_reading_again(folder, stamps, readings, content):
 
 def test_a_file_written_this_moment_is_not_stamped(folder, stamps, readings, monkeypatch):
     """Another change in the same tick of the clock would carry the same time."""
-    monkeypatch.setattr(verification, "_CLOCK_TICK", 10**12)
+    monkeypatch.setattr(checksums, "_CLOCK_TICK", 10**12)
     FederatedDataset.open(folder)
     FederatedDataset.open(folder)
     assert len(readings) == 2
@@ -158,17 +158,17 @@ def test_a_small_folder_leaves_no_stamp(folder, monkeypatch, tmp_path):
 
 
 def test_a_long_verification_shows_progress(folder, capsys, monkeypatch):
-    monkeypatch.setattr(verification, "_LONG", 0)
+    monkeypatch.setattr(checksums, "_LONG", 0)
     FederatedDataset.open(folder)
     assert "Verifying d" in capsys.readouterr().err
-    FederatedDataset.open(folder, progress=Progress(None))
+    FederatedDataset.open(folder, progress=ProgressReporter(None))
     assert capsys.readouterr().err == ""
 
 
 def test_small_blocks_find_the_same_places(tmp_path, monkeypatch):
     """Rules that compare neighbours hold across the border of two blocks."""
     folder = make(tmp_path / "d", "sparse")
-    monkeypatch.setattr(verification, "_BLOCK", 16)
+    monkeypatch.setattr(checksums, "_BLOCK", 16)
     FederatedDataset.open(folder)
     for name, entry, value in (
         ("feature_offsets", 2, 0),
@@ -186,14 +186,14 @@ def test_small_blocks_find_the_same_places(tmp_path, monkeypatch):
 
 
 def test_a_file_that_changes_while_it_is_opened_is_refused(folder, monkeypatch):
-    real = Door.look_at
+    real = FolderReader.look_at
 
     def meanwhile(self, name):
         if name == "vocabulary.txt":
             flip(folder / "train" / "label_ids.npy")
         return real(self, name)
 
-    monkeypatch.setattr(Door, "look_at", meanwhile)
+    monkeypatch.setattr(FolderReader, "look_at", meanwhile)
     with pytest.raises(DataError, match=r"label_ids\.npy: was changed while it was being opened"):
         FederatedDataset.open(folder)
 

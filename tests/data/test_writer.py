@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data import spool
+from fedbandit.data import split_writer
 from fedbandit.data.dataset import FederatedDataset, Log
 from fedbandit.data.writer import DatasetWriter
 
@@ -32,7 +32,10 @@ def test_examples_come_back_by_client_in_their_order(tmp_path_factory, examples,
     out = tmp_path_factory.mktemp("w") / "d"
     if not any(split == "train" for *_, split in examples):
         return
-    before, spool._BLOCK_BYTES = spool._BLOCK_BYTES, block  # tiny blocks: every boundary is crossed
+    before, split_writer._BLOCK_BYTES = (
+        split_writer._BLOCK_BYTES,
+        block,
+    )  # tiny blocks: every boundary is crossed
     try:
         with sparse_writer(out) as writer:
             for client, words, labels, split in examples:
@@ -46,7 +49,7 @@ def test_examples_come_back_by_client_in_their_order(tmp_path_factory, examples,
                 )
             writer.finish()
     finally:
-        spool._BLOCK_BYTES = before
+        split_writer._BLOCK_BYTES = before
     dataset = FederatedDataset.open(out)
     for name, split in (("train", dataset.train), ("test", dataset.test)):
         mine = [example for example in examples if example[3] == name]

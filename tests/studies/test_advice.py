@@ -30,7 +30,7 @@ from fedbandit.studies.compare import Curves
 from fedbandit.studies.planning import (
     POLICIES,
     Pace,
-    Plan,
+    TournamentPlan,
     plan_for,
     search_seconds,
     seconds_of,
@@ -147,7 +147,7 @@ def _tournament(dataset, tiny_text, **changes):
     usual = configs[chosen].deploy_every
     held = Tournament(
         dataset=dataset,
-        plan=Plan(0.1, 10),
+        plan=TournamentPlan(0.1, 10),
         minutes=1.0,
         tries=dict.fromkeys(NEAR, 10),
         configs=configs,

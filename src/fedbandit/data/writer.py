@@ -15,12 +15,12 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
+from fedbandit.data.checksums import write_checksums
 from fedbandit.data.dataset import Header, Log
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.spool import Spool
-from fedbandit.data.verification import write_checksums
+from fedbandit.data.split_writer import SplitWriter
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
@@ -94,12 +94,12 @@ class DatasetWriter:
         )  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
-        if self._dtype not in (np.float32, np.uint8):  # what the door lets in
+        if self._dtype not in (np.float32, np.uint8):  # what a reader lets in
             raise DataError(
                 f"{self.out}: features are stored as float32 or uint8, not {self._dtype}"
             )
         self._folder = self.out.parent / f".{self.out.name}.partial"
-        self._spools: dict[str, Spool] = {}
+        self._splits: dict[str, SplitWriter] = {}
         self._made_parents = [
             p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()
         ]
@@ -114,8 +114,8 @@ class DatasetWriter:
 
     def close(self) -> None:
         """Throw away whatever is not finished."""
-        for spool in self._spools.values():
-            spool.close()
+        for writer in self._splits.values():
+            writer.close()
         if self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._release()
@@ -136,19 +136,19 @@ class DatasetWriter:
 
         A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
         """
-        self._spool(split).add_many(clients, features, labels, log)
+        self._split_writer(split).add_many(clients, features, labels, log)
 
     def num_clients(self, split: str = "train") -> int:
         """How many clients of a split have examples so far."""
-        return self._spools[split].clients if split in self._spools else 0
+        return self._splits[split].clients if split in self._splits else 0
 
     def num_examples(self, split: str = "train") -> int:
         """How many examples a split has so far."""
-        return self._spools[split].examples if split in self._spools else 0
+        return self._splits[split].examples if split in self._splits else 0
 
-    def finish(self, progress: Progress = SILENT) -> Path:
+    def finish(self, progress: ProgressReporter = SILENT) -> Path:
         """Group the examples by client, write header and arrays, and give the folder its name."""
-        train = self._spools.get("train")
+        train = self._splits.get("train")
         if train is None or train.examples == 0:
             raise DataError(
                 f"{self.out.name}: no client has a training example; nothing was written"
@@ -157,12 +157,12 @@ class DatasetWriter:
             json.dumps(self._header, default=Encoder.to_json, sort_keys=True).encode()
         )
         sums: dict[str, str] = {}
-        size = sum(spool.size for spool in self._spools.values())
+        size = sum(writer.size for writer in self._splits.values())
         with progress.task("Grouping by client", size, unit="B") as advance:
-            for split, spool in sorted(self._spools.items()):
-                if spool.examples:
-                    sums |= spool.complete(self._folder / split, digest, advance)
-                spool.close()
+            for split, writer in sorted(self._splits.items()):
+                if writer.examples:
+                    sums |= writer.complete(self._folder / split, digest, advance)
+                writer.close()
         if self._vocabulary is not None:
             text = "".join(f"{word}\n" for word in self._vocabulary).encode()
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
@@ -196,10 +196,10 @@ class DatasetWriter:
             os.close(self._lock)
             self._lock = None
 
-    def _spool(self, split: str) -> Spool:
-        if split not in self._spools:
+    def _split_writer(self, split: str) -> SplitWriter:
+        if split not in self._splits:
             h = self._header
-            self._spools[split] = Spool(
+            self._splits[split] = SplitWriter(
                 self._folder / f"{split}.spool",
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
@@ -207,7 +207,7 @@ class DatasetWriter:
                 dtype=self._dtype,
                 logged=h["logged"],
             )
-        return self._spools[split]
+        return self._splits[split]
 
 
 def _claimed(folder: Path, out: Path) -> int:

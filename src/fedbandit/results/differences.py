@@ -78,7 +78,7 @@ def with_error(text: str, error: float) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConfigurationOutcome:
     """A configuration's mean reward, and its difference from the reference; None for the reference itself."""
 
     configuration: str
@@ -92,7 +92,7 @@ class Differences:
     """What every configuration came to beside a reference, best first; printed, it is a table with a verdict."""
 
     reference: str
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ConfigurationOutcome]
     lead: Difference | None = None  # of the first over the second
 
     def __repr__(self) -> str:
@@ -148,7 +148,7 @@ class Differences:
             )
         return f"{first.configuration} and {second.configuration} cannot be told apart with {over}"
 
-    def _said(self, one: Outcome) -> list[str]:
+    def _said(self, one: ConfigurationOutcome) -> list[str]:
         if one.difference is None:
             return [
                 "-",
@@ -175,7 +175,7 @@ def differences(
     ranked = sorted(known, key=lambda label: -means[label])
     beside = ranked[0] if reference is None and ranked else reference or ""
     outcomes = [
-        Outcome(
+        ConfigurationOutcome(
             label,
             means[label],
             len(known[label]),

@@ -21,7 +21,15 @@ from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.compare import Curves, run_members
-from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measured, plan_for, seeds_for
+from fedbandit.studies.planning import (
+    PERIODS,
+    POLICIES,
+    Pace,
+    TournamentPlan,
+    measured,
+    plan_for,
+    seeds_for,
+)
 from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
 EXPLORERS = tuple(name for name in POLICIES if name != "greedy")
@@ -39,7 +47,7 @@ class Tournament:
     """All runs of the tournament, from which the recommendation is written."""
 
     dataset: FederatedDataset
-    plan: Plan
+    plan: TournamentPlan
     minutes: float
     tries: Mapping[str, int]  # pairs of learning rates that each policy got
     configs: Mapping[str, Config]  # each policy at its best rates
@@ -123,7 +131,7 @@ def run_tournament(
     def left() -> float:
         return 60 * minutes - (time.monotonic() - started)
 
-    def fitting(pace: Pace) -> Plan | None:
+    def fitting(pace: Pace) -> TournamentPlan | None:
         try:
             return plan_for(bases["softmax"], left(), most, private, pace)
         except ConfigError:
@@ -132,13 +140,13 @@ def run_tournament(
     if not _is_decided(out, "scale", "tries", "seeds"):
         runner, pace = measured(bases["softmax"], out / "probe", runner, fitting)
 
-    def planned() -> Plan:
+    def planned() -> TournamentPlan:
         assert pace is not None
         return plan_for(bases["softmax"], left(), most, private, pace)
 
     tries = int(_decided(out, "tries", lambda: planned().tries))
     scale = _decided(out, "scale", lambda: planned().scale)
-    plan = Plan(scale, tries)
+    plan = TournamentPlan(scale, tries)
     say(f"running {scale:.2g} of the paper's length; {tries} pairs of rates for each policy")
     bases = {name: scaled(config, scale) for name, config in bases.items()}
     configs = {

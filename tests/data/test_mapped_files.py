@@ -7,7 +7,7 @@ import pytest
 from builders import add_example, random_text
 
 from fedbandit.core.errors import DataError
-from fedbandit.data import FederatedDataset, paging
+from fedbandit.data import FederatedDataset, mapped_files
 from fedbandit.data import dataset as datasets
 from fedbandit.data.writer import DatasetWriter
 
@@ -65,9 +65,9 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
     clients, bounds, rows = some_rows(split, seed)
     mapped = split.examples(clients, bounds, rows)
     read = []
-    monkeypatch.setattr(paging, "_LARGE", 0)
+    monkeypatch.setattr(mapped_files, "_LARGE", 0)
     monkeypatch.setattr(
-        datasets, "read_rows", lambda *given: read.append(given) or paging.read_rows(*given)
+        datasets, "read_rows", lambda *given: read.append(given) or mapped_files.read_rows(*given)
     )
     for one, other in zip(split.examples(clients, bounds, rows), mapped, strict=True):
         for name in ("offsets", "ids", "values"):
@@ -80,7 +80,7 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
 
 
 def test_a_file_that_was_cut_is_an_error_and_no_signal(dataset, monkeypatch):
-    monkeypatch.setattr(paging, "_LARGE", 0)
+    monkeypatch.setattr(mapped_files, "_LARGE", 0)
     split = dataset.train
     clients = np.arange(split.num_clients)
     os.truncate(dataset.path / "train" / "feature_values.npy", 200)
@@ -92,7 +92,7 @@ def test_handles_are_closed_with_the_data(tmp_path):
     file = tmp_path / "f"
     file.write_bytes(b"12345678")
     with open(file, "rb") as opened:
-        pages = paging.Pages.of(opened.fileno(), 8, file)
+        pages = mapped_files.MappedFile.of(opened.fileno(), 8, file)
     handle = pages.handle
     assert os.pread(handle, 2, 3) == b"45"
     del pages
