@@ -3,19 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks import difficulty
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
-from fedbandit.data.embedded import statistics as embedded_statistics_models
 from fedbandit.data.embedded.glyph_shapes import FORMS, MAX_STROKES, load_shapes
-from fedbandit.data.embedded.statistics import (
-    describe,
-    heterogeneity,
-    label_matrix,
-    supervised_accuracies,
-    writer_effect,
-)
+from fedbandit.data.info import heterogeneity, label_matrix, statistics, writer_effect
 from fedbandit.data.text import EMNIST_ACTIONS
 
 
@@ -257,11 +251,9 @@ class TestTopics:
         assert not set(written.test.client_ids) & set(written.train.client_ids)
 
     def test_words_tell_about_tags(self, written, monkeypatch):
-        monkeypatch.setattr(
-            embedded_statistics_models, "_STEPS", 250
-        )  # a tenth of what docs has: not yet 0.64
+        monkeypatch.setattr(difficulty, "_STEPS", 250)  # a tenth of what docs has: not yet 0.64
         elsewhere = torch.random.get_rng_state()
-        constant, linear = (accuracy for _, accuracy in supervised_accuracies(written))
+        constant, linear = (accuracy for _, accuracy in difficulty.supervised_accuracies(written))
         assert torch.equal(torch.random.get_rng_state(), elsewhere)
         assert 0.1 < constant < 0.22
         assert 0.35 < linear < 0.68
@@ -269,6 +261,6 @@ class TestTopics:
 
 def test_statistics_are_printed_for_both(drawn, written):
     for dataset in (drawn, written):
-        text = "\n".join(describe(dataset, difficulty=False))
+        text = "\n".join(statistics(dataset))
         assert f"{dataset.train.num_clients:,}, {dataset.train.num_examples:,}" in text
         assert "total variation" in text

@@ -5,6 +5,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from builders import with_checksums
 from published import emnist_rows, encode, image, pack, sentence, write_counts, write_sqlite
 
 from fedbandit.core.errors import DataError
@@ -201,9 +202,8 @@ def test_without_published_counts_the_training_split_is_counted(tmp_path, stacko
         stackoverflow_file, tmp_path / "out", words, tags, StackOverflowOptions(actions=2)
     )
     fields = json.loads((path / "header.json").read_text())
-    del fields["published_counts"]  # as in a folder that an earlier version has written
-    (path / "header.json").write_text(json.dumps({**fields, "version": 1}))
-    (path / "checksums.json").unlink()
+    (path / "header.json").write_text(json.dumps({**fields, "published_counts": []}))
+    with_checksums(path)
     assert FederatedDataset.open(path).header.frequencies == (1, 2)
 
 
