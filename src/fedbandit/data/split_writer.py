@@ -36,6 +36,7 @@ class SplitWriter:
         actions: int,
         dtype: np.dtype,
         logged: bool,
+        items: int | None = None,
     ) -> None:
         folder.mkdir()
         self._folder, self._sparse, self._shape, self._actions, self._logged = (
@@ -45,7 +46,9 @@ class SplitWriter:
             actions,
             logged,
         )
+        self._items = items
         self.examples = 0
+        self.listed = 0  # candidates of all examples
         self.action_counts = np.zeros(actions, np.int64)  # as labels, or as logged actions
         self._codes: dict[str, int] = {}  # client id -> number, in order of appearance
         self._run_codes: list[np.ndarray] = []
@@ -60,6 +63,8 @@ class SplitWriter:
             }
         else:
             layout |= {"features": dtype}
+        if items is not None:
+            layout |= {"candidate_length": np.int32, "candidate_ids": np.int32}
         if logged:
             layout |= {"actions": np.int32, "rewards": np.float32, "propensities": np.float32}
         for name, kind in layout.items():
@@ -80,10 +85,11 @@ class SplitWriter:
         features: np.ndarray | Ragged,
         labels: Ragged,
         log: Log | None = None,
+        candidates: Ragged | None = None,
     ) -> None:
         """Append rows; within a batch they are grouped by client, keeping each client's order."""
         ids, lengths = _stretches(clients)
-        self._check(ids, lengths, features, labels, log)
+        self._check(ids, lengths, features, labels, log, candidates)
         codes = np.array(
             [self._codes.setdefault(client, len(self._codes)) for client in ids], np.int32
         )
@@ -102,9 +108,12 @@ class SplitWriter:
         else:
             width = int(np.prod(self._shape, dtype=np.int64))
             self._columns["features"].append(features[order], (ends - starts) * width)
-        if log is None:
+        if candidates is not None:
+            self._add_ragged("candidate", candidates.take(order), starts, ends)
+            self.listed += len(candidates.ids)
+        elif log is None:
             self.action_counts += np.bincount(labels.ids, minlength=self._actions)
-        else:
+        if log is not None:
             self._add_log(log, order, starts, ends)
         self.examples += len(codes)
 
@@ -119,7 +128,8 @@ class SplitWriter:
         rows = ends - starts
         for name in ("actions", "rewards", "propensities"):
             self._columns[name].append(getattr(log, name)[order], rows)
-        self.action_counts += np.bincount(log.actions, minlength=self._actions)
+        if self._items is None:
+            self.action_counts += np.bincount(log.actions, minlength=self._actions)
         if log.available is not None and "available_ids" not in self._columns:
             for name in ("available_length", "available_ids"):
                 self._columns[name] = _Column(self._folder / name, np.dtype(np.int32))
@@ -148,6 +158,7 @@ class SplitWriter:
         features: np.ndarray | Ragged,
         labels: Ragged,
         log: Log | None,
+        candidates: Ragged | None,
     ) -> None:
         """Refuse what would only hurt later, naming the client and its place in the stream."""
         ends = np.cumsum(lengths)
@@ -187,11 +198,22 @@ class SplitWriter:
                 )
             finite = np.isfinite(features.reshape(len(features), -1)).all(axis=1)
             refuse(np.flatnonzero(~finite), "a feature is not finite (NaN or infinity)")
-        outside = (labels.ids < 0) | (labels.ids >= self._actions)
-        refuse(labels.row_of_entry()[outside], f"a label is outside 0..{self._actions - 1}")
+        if (candidates is None) != (self._items is None):
+            raise DataError("over a catalogue every row has candidates; elsewhere none has")
+        places = np.full(rows, self._actions)
+        allowed = f"outside 0..{self._actions - 1}"
+        if candidates is not None:
+            if len(candidates) != rows:
+                raise DataError(f"{rows} client ids for {len(candidates)} lists of candidates")
+            places, allowed = np.diff(candidates.offsets), "no place among the candidates"
+            refuse(np.flatnonzero(places < 2), "fewer than two candidates")
+            unknown = (candidates.ids < 0) | (candidates.ids >= (self._items or 0))
+            refuse(candidates.row_of_entry()[unknown], "a candidate is not in the catalogue")
+        owner = labels.row_of_entry()
+        refuse(owner[(labels.ids < 0) | (labels.ids >= places[owner])], f"a label is {allowed}")
         if log is not None:
-            outside = (log.actions < 0) | (log.actions >= self._actions)
-            refuse(np.flatnonzero(outside), f"the action is outside 0..{self._actions - 1}")
+            outside = (log.actions < 0) | (log.actions >= places)
+            refuse(np.flatnonzero(outside), f"the action is {allowed}")
             refuse(np.flatnonzero(~np.isfinite(log.rewards)), "the reward is not finite")
             usable = (log.propensities > 0) & (log.propensities <= 1)
             refuse(np.flatnonzero(~usable), "the propensity is outside (0, 1]")

@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
+from fedbandit.core.contexts import ItemSpec
 from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.mapped_files import MappedFile
@@ -37,8 +38,8 @@ _LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a `Header`; `ValueError` names the field that is wrong."""
-    found = {"encoder": None, **fields}
-    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder"}
+    found = {"encoder": None, "items": None, **fields}
+    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder", "items"}
     if wrong := sorted(needed ^ found.keys()):
         raise ValueError(
             f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}"
@@ -62,7 +63,8 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         or (found["kind"] == "sparse" and len(shape) != 1)
     ):
         raise ValueError("shape is not that of a context")
-    if not actions or not all(isinstance(action, str) for action in actions):
+    items = _items(found["items"])
+    if bool(actions) == (items is not None) or not all(isinstance(name, str) for name in actions):
         raise ValueError("actions are not a list of names")
     for name in ("action_counts", "published_counts"):
         counts = found[name]
@@ -85,7 +87,22 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: tuple(found[name])
         for name in ("shape", "actions", "action_counts", "published_counts")
     }
-    return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder}
+    return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder, "items": items}
+
+
+def _items(found: Any) -> ItemSpec | None:
+    """What a header says about the items of a catalogue."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or set(found) != {"kind", "shape", "shown"}:
+        raise ValueError("items are not described by kind, shape and shown")
+    kind, shape, shown = found["kind"], found["shape"], found["shown"]
+    one_axis = kind == "sparse" and isinstance(shape, list) and len(shape) == 1
+    if not (kind == "dense" or one_axis) or not isinstance(shape, list) or not _whole(shape):
+        raise ValueError("items do not have the kind and shape of features")
+    if type(shown) not in (int, float) or not 1 <= shown < math.inf:
+        raise ValueError("items: shown is not a number of candidates")
+    return ItemSpec(kind, tuple(shape), float(shown))
 
 
 def _whole(numbers: list[Any], largest: int = _MOST_ENTRIES) -> bool:

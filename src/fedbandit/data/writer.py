@@ -14,13 +14,14 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedbandit.core.contexts import Features, ItemSpec
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.checksums import write_checksums
-from fedbandit.data.dataset import Header, Log
+from fedbandit.data.dataset import Catalogue, Header, Log
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.split_writer import SplitWriter
+from fedbandit.data.split_writer import SplitWriter, save_blocks
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
@@ -63,7 +64,7 @@ class DatasetWriter:
         name: str,
         kind: Literal["dense", "sparse"],
         shape: tuple[int, ...],
-        actions: Iterable[str],
+        actions: Iterable[str] = (),
         multilabel: bool = False,
         lower_case: Mapping[int, int] | None = None,
         scale: float = 1.0,
@@ -73,6 +74,7 @@ class DatasetWriter:
         source: Mapping[str, Any] | None = None,
         published_counts: Iterable[int] | None = None,
         encoder: Encoder | None = None,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
@@ -89,6 +91,7 @@ class DatasetWriter:
             self._header["published_counts"] = tuple(published_counts)
         if encoder is not None:
             self._header["encoder"] = encoder
+        self._catalogue = catalogue
         self.source = dict(
             source or {}
         )  # may be added to until finish(): counts of what was dropped, for example
@@ -131,12 +134,15 @@ class DatasetWriter:
         *,
         split: str = "train",
         log: Log | None = None,
+        candidates: Ragged | None = None,
     ) -> None:
         """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows, labels are rows.
 
         A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
+        Over a catalogue `candidates` lists the items of every row, and labels and logged actions
+        are places in these lists.
         """
-        self._split_writer(split).add_many(clients, features, labels, log)
+        self._split_writer(split).add_many(clients, features, labels, log, candidates)
 
     def num_clients(self, split: str = "train") -> int:
         """How many clients of a split have examples so far."""
@@ -163,12 +169,15 @@ class DatasetWriter:
                 if writer.examples:
                     sums |= writer.complete(self._folder / split, digest, advance)
                 writer.close()
+        if self._catalogue is not None:
+            sums |= self._write_catalogue(self._catalogue.features, digest)
         if self._vocabulary is not None:
             text = "".join(f"{word}\n" for word in self._vocabulary).encode()
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
             digest.update(text)
         header = Header(
             **self._header,
+            items=self._items(),
             action_counts=tuple(int(count) for count in train.action_counts),
             source=self.source,
             fingerprint=digest.hexdigest(),
@@ -182,6 +191,31 @@ class DatasetWriter:
         self._folder.rename(self.out)
         self._release()
         return self.out
+
+    def _items(self) -> ItemSpec | None:
+        """What the header says about the catalogue."""
+        if self._catalogue is None:
+            return None
+        items, train = self._catalogue.features, self._splits["train"]
+        shown = train.listed / train.examples
+        if isinstance(items, Ragged):
+            return ItemSpec("sparse", (int(items.ids.max(initial=0)) + 1,), shown)
+        return ItemSpec("dense", items.shape[1:], shown)
+
+    def _write_catalogue(self, items: Features, digest: Any) -> dict[str, str]:
+        folder = self._folder / "catalogue"
+        folder.mkdir()
+        if isinstance(items, Ragged):
+            parts = {"offsets": items.offsets, "ids": items.ids, "values": items.values}
+            arrays = {f"feature_{name}": np.asarray(array) for name, array in parts.items()}
+        else:
+            arrays = {"features": items}
+        return {
+            f"catalogue/{name}.npy": save_blocks(
+                folder / f"{name}.npy", array.shape, array.dtype, [array], digest
+            )
+            for name, array in arrays.items()
+        }
 
     def _write(self, name: str, content: bytes) -> str:
         """A file of its own beside the splits, on disk for good: its SHA-256."""
@@ -204,6 +238,7 @@ class DatasetWriter:
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
                 actions=len(h["actions"]),
+                items=None if self._catalogue is None else len(self._catalogue),
                 dtype=self._dtype,
                 logged=h["logged"],
             )

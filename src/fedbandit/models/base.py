@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import ItemSpec
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
 from fedbandit.core.prediction import Prediction
@@ -28,16 +29,17 @@ class DataSpec:
     Examples:
         >>> from fedbandit import open_dataset
         >>> DataSpec.of(open_dataset("topics").header)
-        DataSpec(kind='sparse', shape=(10000,), num_actions=50)
+        DataSpec(kind='sparse', shape=(10000,), num_actions=50, items=None)
     """
 
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one context; for sparse text (words,)
-    num_actions: int
+    num_actions: int  # fixed ones; 0 over candidates
+    items: ItemSpec | None = None  # of the candidates, where actions are not fixed
 
     @classmethod
     def of(cls, header: Header) -> "DataSpec":
-        return cls(header.kind, header.shape, header.num_actions)
+        return cls(header.kind, header.shape, header.num_actions, header.items)
 
 
 def _no_scores(params: Params, x: Any) -> "torch.Tensor":
