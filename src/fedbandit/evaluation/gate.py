@@ -164,7 +164,7 @@ class Gate:
                 f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite"
             )
         terms, importance = GainEstimator(self.estimator, self.limit).terms(
-            events, work.rule(deployed), old, work.rule(candidate), new, broadcast.available
+            events, work.rule(deployed), old, work.rule(candidate), new, events.available
         )
         kept = events.fresh
         bounds = np.concatenate([[0], np.cumsum(kept)])[events.bounds]

@@ -11,9 +11,9 @@ from fedbandit.core.loops import loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.data.embedded.realizable import RealizableEnvironment
+from fedbandit.environments import Environment, Met
 from fedbandit.federated.learners.base import Learner
 from fedbandit.policies import Greedy, Policy
-from fedbandit.rewards import Rewards
 
 if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
     from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
@@ -171,8 +171,16 @@ def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> fl
     return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
 
 
-def table_rewards(split: Split, rewards: Rewards) -> "RowScores":
-    """The reward of every action in rows of a labelled split."""
-    return lambda rows: rewards.matrix(
-        split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1
-    )
+def expected_rewards(
+    split: Split, environment: Environment, num_actions: int, time: int = 1
+) -> "RowScores":
+    """The mean reward of every action in rows of a split, at a time."""
+
+    def means(rows: np.ndarray) -> np.ndarray:
+        found = environment.expected(Met.at_rows(split, rows, num_actions, time))
+        if found is None:
+            kind = type(environment).__name__
+            raise ConfigError(f"environment.name: {kind} does not know expected rewards")
+        return found
+
+    return means

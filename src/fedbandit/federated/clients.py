@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts, Split, contexts_at
+from fedbandit.environments import Met, Scenario
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
@@ -29,8 +30,6 @@ from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
-from fedbandit.rewards import Rewards
-from fedbandit.rewards.scenarios import Stage as RewardStage
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,6 @@ class Broadcast:
     received: Vectors  # by the algorithm: the weights to train from, and whatever else it needs
     deployed: Mapping[int, Version]  # what to act with, by version
     clip_norm: float
-    rewards: Rewards
-    available: np.ndarray | None = None  # bool [K]: the actions that exist in this round; None: all
     base: np.ndarray | None = None  # the whole model, where only a part of it is trained
 
 
@@ -54,6 +51,7 @@ class ChunkResult:
     events: np.ndarray  # int64 [clients]: fresh events
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
+    missing: np.ndarray | None = None  # int64 [clients]: rewards that never arrive; None: all do
     seconds: Mapping[str, float] = field(
         default_factory=dict
     )  # where the time went; no part of any result
@@ -65,8 +63,7 @@ class ChunkResult:
 
     def figures(self) -> "ChunkResult":
         """The same without sums and memory, which are as large as the model and needed only until they are added."""
-        sent = Contribution({}, self.norms, bytes=self.sent.bytes)
-        return ChunkResult(sent, self.events, self.reward_sums, self.propensity_sums, self.seconds)
+        return replace(self, sent=Contribution({}, self.norms, bytes=self.sent.bytes))
 
 
 @dataclass(frozen=True)
@@ -97,6 +94,7 @@ class ClientWork:
     algorithm: Algorithm
     seed: int
     num_actions: int
+    world: Scenario  # pays for actions, and says which of them exist
     stages: tuple[PipelineStage, ...] = ()  # what compresses an update
     freezing: Freezing | None = None  # which parameters are not trained
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
@@ -134,17 +132,15 @@ class ClientWork:
         counts, reward_sums, propensity_sums = loops.fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
-        return ChunkResult(sent, counts, reward_sums, propensity_sums, watch.take())
+        return ChunkResult(sent, counts, reward_sums, propensity_sums, events.missing, watch.take())
 
-    def broadcast(self, state: State, stage: RewardStage) -> Broadcast:
+    def broadcast(self, state: State) -> Broadcast:
         """What goes out in the round after this state."""
         return Broadcast(
             round=state.round + 1,
             received=self.algorithm.broadcast(state.kept),
             deployed=state.deployed,
             clip_norm=state.clip_norm,
-            rewards=stage.rewards,
-            available=stage.available,
             base=None if self.freezing is None else state.weights,
         )
 
@@ -188,25 +184,48 @@ class ClientWork:
         self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
     ) -> Events:
         """What the clients log when they meet these contexts."""
-        predicted, actions, propensities = self._drawn(visits, contexts, broadcast)
-        rewards = broadcast.rewards.of(labels, actions, visits.clients)
-        targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
+        available = self.world.available(visits.rounds)
+        predicted, actions, propensities = self._drawn(visits, contexts, available, broadcast)
+        met = Met(
+            self.seed,
+            contexts,
+            labels,
+            visits.clients,
+            visits.rounds,
+            visits.positions,
+            self.num_actions,
+        )
+        rewards = self.world.rewards(met, actions)
+        targets = self.world.expected(met) if self.supervised else None
         if self.doubly_robust is not None:
             targets = self.doubly_robust.targets(predicted.mean, actions, rewards, propensities)
-        return Events(
+        arrives = visits.times + self.world.delay
+        fresh, known = arrives == visits.now, arrives <= visits.now
+        missing, observed = None, self.world.observed(met, actions)
+        if observed is not None:
+            lost = np.concatenate([[0], np.cumsum(fresh & ~observed)])
+            missing, known = np.diff(lost[visits.bounds]), known & observed
+        events = Events(
             bounds=visits.bounds,
             contexts=contexts,
             actions=actions,
             rewards=rewards,
             propensities=propensities,
             versions=visits.versions,
-            fresh=visits.fresh,
+            fresh=fresh,
+            available=available,
+            missing=missing,
             targets=targets,
             weights=self._counts(visits, broadcast),
         )
+        return events if known.all() else events.where(known)
 
     def _drawn(
-        self, visits: Visits, contexts: Contexts, broadcast: Broadcast
+        self,
+        visits: Visits,
+        contexts: Contexts,
+        available: np.ndarray | None,
+        broadcast: Broadcast,
     ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
         draws = loops.uniforms(
@@ -215,7 +234,12 @@ class ClientWork:
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
             return self._by_version(
-                broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast
+                broadcast.deployed[int(versions[0])],
+                contexts,
+                draws,
+                visits.clients,
+                available,
+                broadcast,
             )
         dtype = next(iter(broadcast.received.values())).dtype
         whole, actions = (
@@ -226,8 +250,9 @@ class ClientWork:
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
             some, deployed = contexts_at(contexts, rows), broadcast.deployed[int(version)]
+            exist = available if available is None or available.ndim == 1 else available[rows]
             found, chosen, chances = self._by_version(
-                deployed, some, draws[rows], visits.clients[rows], broadcast
+                deployed, some, draws[rows], visits.clients[rows], exist, broadcast
             )
             if propensities is None:
                 whole, propensities = (
@@ -244,19 +269,20 @@ class ClientWork:
         contexts: Contexts,
         draws: np.ndarray,
         clients: np.ndarray,
+        available: np.ndarray | None,
         broadcast: Broadcast,
     ) -> tuple[Prediction, np.ndarray, np.ndarray]:
         prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
         try:
-            drawn = _drawn_at_once(rule, prediction, draws) if broadcast.available is None else None
+            drawn = _drawn_at_once(rule, prediction, draws) if available is None else None
             if drawn is not None:
                 return prediction, *drawn
-            probabilities = rule.probabilities(prediction, broadcast.available)
+            probabilities = rule.probabilities(prediction, available)
         except ValueError:
             self._check_finite(prediction, clients, broadcast.round)
             raise
         if not is_built_in(rule):  # what comes from outside is looked at, every time
-            self._check_probabilities(probabilities, prediction, rule, broadcast)
+            self._check_probabilities(probabilities, prediction, rule, available, broadcast)
         return prediction, *loops.draw_actions(probabilities, draws)
 
     def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
@@ -274,10 +300,15 @@ class ClientWork:
         return counts if scales is None else counts * scales[:, None]
 
     def _check_probabilities(
-        self, probabilities: np.ndarray, prediction: Prediction, rule: Policy, broadcast: Broadcast
+        self,
+        probabilities: np.ndarray,
+        prediction: Prediction,
+        rule: Policy,
+        available: np.ndarray | None,
+        broadcast: Broadcast,
     ) -> None:
         try:
-            check_probabilities(probabilities, prediction, broadcast.available)
+            check_probabilities(probabilities, prediction, available)
         except ValueError as error:
             raise ConfigError(
                 f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}"

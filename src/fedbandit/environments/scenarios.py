@@ -1,20 +1,21 @@
-"""Scenarios: which rewards supervised pre-training sees, and which the bandit phase pays, round by round.
+"""Scenarios: which environment pays from which round on, and what supervised pre-training sees.
 
-A scenario of your own is a function from a data set's header to a `Scenario`. A drift is a scenario whose world changes
-at given rounds, so that the value of exploring on and on can be measured.
+A scenario of your own is a function from a data set's header to a `Scenario`. A drift is a scenario
+whose world changes at given rounds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from fedbandit.core.errors import ConfigError
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
-from fedbandit.rewards import (
-    GroupedRewards,
-    Rewards,
+from fedbandit.environments.changes import Liked, Renamed
+from fedbandit.environments.met import Environment, Met
+from fedbandit.environments.tables import (
     RewardTable,
     exact_match,
     per_label,
@@ -27,21 +28,94 @@ from fedbandit.rewards import (
 class Stage:
     """What holds from a round on, until the next stage."""
 
-    rewards: Rewards
+    environment: Environment
     available: np.ndarray | None = None  # bool [K]: the actions that exist; None: all
     from_round: int = 1
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """`pretraining` None means a random initial model; the stages are in the order of their rounds."""
+    """The world of a run: stages in the order of their rounds.
+
+    Every event is paid by the stage of its own time, also when it is trained on much later. In
+    population mode events of a period belong to its first round.
+    """
 
     stages: tuple[Stage, ...]
-    pretraining: RewardTable | None = None
+    pretraining: Environment | None = None  # None: a random initial model
+    missing: float = 0.0  # share of events whose reward never arrives
+    delay: int = 0  # periods until a reward arrives, in population mode
 
     def stage(self, round_number: int) -> Stage:
         """The stage that a round (counted from 1) belongs to."""
         return [stage for stage in self.stages if stage.from_round <= round_number][-1]
+
+    def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
+        """The rewards of one action per decision: float32 [n]."""
+        paid = np.zeros(len(met), np.float32)
+        for stage, part, rows in self._parts(met):
+            found = np.asarray(stage.environment.rewards(part, actions[rows]))
+            _check(stage.environment, "rewards", found, (len(part),))
+            paid[rows] = found
+        return paid
+
+    def expected(self, met: Met) -> np.ndarray:
+        """The mean reward of every action: float32 [n, K]; refused where no environment says it."""
+        means = np.zeros((len(met), met.num_actions), np.float32)
+        for stage, part, rows in self._parts(met):
+            found = stage.environment.expected(part)
+            if found is None:
+                kind = type(stage.environment).__name__
+                raise ConfigError(f"environment.name: {kind} does not know expected rewards")
+            _check(stage.environment, "expected", found, (len(part), met.num_actions))
+            means[rows] = found
+        return means
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        """Whose reward ever arrives: bool [n]; None: everyone's."""
+        seen = None
+        if self.missing:
+            seen = met.uniforms("missing", met.items(actions)) >= self.missing
+        for stage, part, rows in self._parts(met):
+            if hasattr(stage.environment, "observed"):
+                seen = np.ones(len(met), bool) if seen is None else seen
+                found = np.asarray(stage.environment.observed(part, actions[rows]))
+                _check(stage.environment, "observed", found, (len(part),))
+                seen[rows] &= found.astype(bool)
+        return seen
+
+    def available(self, times: np.ndarray) -> np.ndarray | None:
+        """The actions that exist at events of these times: bool [K] or [n, K]; None: all."""
+        stages = self._stage_numbers(times)
+        masks = [self.stages[number].available for number in np.unique(stages)]
+        if len(masks) <= 1 or all(mask is None for mask in masks):
+            return masks[0] if masks else None
+        known = next(mask for mask in masks if mask is not None)
+        everything = np.ones_like(known)
+        rows = [everything if s.available is None else s.available for s in self.stages]
+        return np.stack(rows)[stages]
+
+    def _stage_numbers(self, times: np.ndarray) -> np.ndarray:
+        starts = [stage.from_round for stage in self.stages]
+        return np.searchsorted(starts, times, side="right") - 1
+
+    def _parts(self, met: Met) -> Iterator[tuple[Stage, Met, np.ndarray | slice]]:
+        """The decisions of each stage, and where they stand."""
+        stages = self._stage_numbers(met.times)
+        present = np.unique(stages)
+        for number in present:
+            if len(present) == 1:
+                yield self.stages[number], met, slice(None)
+            else:
+                rows = np.flatnonzero(stages == number)
+                yield self.stages[number], met.take(rows), rows
+
+
+def _check(environment: Environment, method: str, found: np.ndarray, shape: object) -> None:
+    if found.shape != shape or not np.isfinite(found).all():
+        wrong = f"shape {found.shape}, not {shape}" if found.shape != shape else "not finite"
+        kind = type(environment).__name__
+        raise ConfigError(f"environment.name: {kind}.{method} gave numbers that are {wrong}")
 
 
 def scratch(header: Header) -> Scenario:
@@ -58,8 +132,9 @@ def init(header: Header) -> Scenario:
 def init_shift(header: Header) -> Scenario:
     """Pre-training with other rewards than the bandit phase: the paper's default.
 
-    Where the data has upper and lower case, pre-training pays half for the lower-case version of an upper-case letter.
-    Elsewhere it sees only the most frequent fifth of the actions, and then rare actions pay more than frequent ones.
+    Where the data has upper and lower case, pre-training pays half for the lower-case version of
+    an upper-case letter. Elsewhere it sees only the most frequent fifth of the actions, and then
+    rare actions pay more than frequent ones.
     """
     exact = exact_match(header.num_actions)
     if header.lower_case:
@@ -131,11 +206,9 @@ def drift(
     if k < 2:
         raise ValueError("kind: nothing can drift with a single action")
     if kind == "permute":
-        rewards: list[Rewards] = [
-            _permuted(_permutation(k, change, fraction, seed)) for change in range(len(rounds))
-        ]
         stages = [
-            Stage(table, from_round=first) for table, first in zip(rewards, rounds, strict=True)
+            Stage(_permuted(k, change, fraction, seed), from_round=first)
+            for change, first in enumerate(rounds)
         ]
     elif kind == "appear":
         masks = _appearing(k, len(at), fraction, seed)
@@ -146,7 +219,7 @@ def drift(
         if groups > k:
             raise ValueError(f"groups: {groups} groups need as many actions, not {k}")
         stages = [
-            Stage(_preferences(k, change, groups, disliked, seed), from_round=first)
+            Stage(_rotated(k, change, groups, disliked, seed), from_round=first)
             for change, first in enumerate(rounds)
         ]
     return Scenario(tuple(stages), _before(stages[0], k) if start == "init" else None)
@@ -161,19 +234,14 @@ def _before(first: Stage, num_actions: int) -> RewardTable:
     )
 
 
-def _permutation(num_actions: int, changes: int, fraction: float, seed: int) -> np.ndarray:
-    """The right answer to each label after so many changes; each moves its labels round in a ring, so none stays."""
+def _permuted(num_actions: int, changes: int, fraction: float, seed: int) -> Renamed:
+    """The world after some changes; each moves its labels' right answers round in a ring."""
     answers = np.arange(num_actions)
     moved = max(2, round(fraction * num_actions))
     for change in range(1, changes + 1):
         ring = generator(seed, Purpose.DRIFT, change).permutation(num_actions)[:moved]
         answers[ring] = answers[np.roll(ring, 1)]
-    return answers
-
-
-def _permuted(answers: np.ndarray) -> RewardTable:
-    moved = {int(label): int(answer) for label, answer in enumerate(answers) if label != answer}
-    return relabelled(len(answers), moved)
+    return Renamed(exact_match(num_actions), np.argsort(answers))
 
 
 def _appearing(num_actions: int, changes: int, fraction: float, seed: int) -> list[np.ndarray]:
@@ -188,14 +256,10 @@ def _appearing(num_actions: int, changes: int, fraction: float, seed: int) -> li
     return masks
 
 
-def _preferences(
-    num_actions: int, change: int, groups: int, disliked: float, seed: int
-) -> GroupedRewards:
-    """Each group cares for its own part of the actions; with every change it takes over the next group's part."""
+def _rotated(num_actions: int, change: int, groups: int, disliked: float, seed: int) -> Liked:
+    """Each group likes a part of the actions, and the next group's part after every change."""
     order = generator(seed, Purpose.DRIFT).permutation(num_actions)
-    tables = []
+    worth = np.full((groups, num_actions), disliked, np.float32)
     for group in range(groups):
-        values = np.full(num_actions, disliked)
-        values[order[(group + change) % groups :: groups]] = 1.0
-        tables.append(per_label(values))
-    return GroupedRewards(tuple(tables), seed)
+        worth[group, order[(group + change) % groups :: groups]] = 1
+    return Liked(exact_match(num_actions), worth, seed)
