@@ -24,6 +24,7 @@ from fedbandit.environments import (
     exact_match,
     per_label,
 )
+from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.federated.state import Version
 from fedbandit.simulation.simulate import simulate
 
@@ -316,7 +317,7 @@ class Deaf:
     [
         ("Short", r"environment\.name: Short\.rewards gave numbers that are shape"),
         ("Endless", r"Endless\.rewards gave numbers that are not finite"),
-        ("Secret", "environment.name: Secret does not know expected rewards"),
+        ("Secret", "environment.name: Secret cannot pay: .*needs expected rewards"),
         ("Raises", "environment.name: Raises cannot pay"),
         ("Deaf", "environment.name: Deaf has no method `rewards`"),
     ],
@@ -340,3 +341,32 @@ def test_learning_beats_chance_in_every_world(name):
     }  # fmt: skip
     rewards = simulate(Config.build(settings), easy(60, 20)).collect()["reward"]
     assert rewards[-15:].mean() > rewards[:5].mean() + 0.02
+
+
+def test_regret_is_exact_and_falls_to_what_exploration_costs():
+    """Of ε-greedy in a world that its model can represent: ε times what a random action loses."""
+    dataset = easy(60, 20)
+    settings = {
+        "scenario": "scratch", "rounds": 150, "deploy_every": 5, "clients_per_round": 20,
+        "client": {"learning_rate": 0.3}, "server": {"learning_rate": 0.05},
+        "environment": {"name": "linear"}, "policy": {"name": "epsilon-greedy", "epsilon": 0.2},
+    }  # fmt: skip
+    simulation = simulate(Config.build(settings), dataset)
+    work = simulation.experiment.bandit.work
+    regret = simulation.collect()["regret"]
+    truth = expected_rewards(dataset.train, work.world, 4)(np.arange(1200))
+    random = float((truth.max(axis=1) - truth.mean(axis=1)).mean())
+    assert regret[0] == pytest.approx(random, rel=0.25)  # before it has learned anything
+    assert 0.15 * random < regret[-20:].mean() < 0.35 * random
+
+
+def test_regret_counts_only_actions_that_exist():
+    chosen = config(scenario="drift", drift__kind="appear", drift__at=[4],
+                    environment__name="linear", policy__name="greedy")  # fmt: skip
+    experiment = build_experiment(chosen, text())
+    stage = experiment.bandit.scenario.stage(1)
+    world, split = experiment.bandit.work.world, experiment.dataset.train
+    met = Met.at_rows(split, np.arange(30), 6)
+    means = np.where(stage.available, stage.environment.expected(met), -np.inf)
+    assert world.regret(met, means.argmax(axis=1)).max() == 0
+    assert "regret" not in played(config(), text())[0][0]

@@ -155,6 +155,7 @@ def _bandit_phase(
             stages=build_stages(config),
             freezing=freezing,
             heads=trainable.model.heads,
+            with_regret=config.environment.name != "labels",
             scaled=scheduled and weighted,
             single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
@@ -327,8 +328,9 @@ def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:
     try:
         scenario.rewards(met, np.zeros(len(rows), np.int64))
         scenario.observed(met, np.zeros(len(rows), np.int64))
-        if scenario.pretraining is not None:
-            Scenario((Stage(scenario.pretraining),)).expected(met)
+        supervised = Scenario((Stage(scenario.pretraining),)) if scenario.pretraining else None
+        if supervised and supervised.expected(met) is None:
+            raise ValueError("pre-training needs expected rewards")
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         kind = type(scenario.stages[0].environment).__name__
         raise ConfigError(f"environment.name: {kind} cannot pay: {error!r}") from error

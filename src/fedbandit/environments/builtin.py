@@ -6,11 +6,9 @@ header, and the parameters of `[environment]`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator, normals
 from fedbandit.data.dataset import Contexts, Header
@@ -54,8 +52,7 @@ class Bernoulli:
         """The probability of a click on every action: float32 [n, K]."""
         means = self.environment.expected(met)
         if means is None:
-            kind = type(self.environment).__name__
-            raise ConfigError(f"environment.name: {kind} does not know expected rewards")
+            raise ValueError("clicks need an environment that knows its expected rewards")
         scale = (self.most - self.least) / max(1.0, highest(self.environment))
         return np.asarray(self.least + scale * means, np.float32)
 
@@ -133,16 +130,23 @@ class Preferences:
         return self._means(met.clients[:, None], met.items())
 
     def _means(self, clients: np.ndarray, items: np.ndarray) -> np.ndarray:
-        total: Any = 0.0
-        for dimension in range(self.dimensions):
-            # 0: traits of items, 1: tastes of clients, 2: the taste that all share.
-            trait, own = (
-                normals(self.seed, Purpose.WORLD, kind, dimension, of)
-                for kind, of in enumerate((items, clients))
-            )
-            common = normals(self.seed, Purpose.WORLD, 2, dimension)
-            total += trait * (np.sqrt(self.shared) * common + np.sqrt(1 - self.shared) * own)
-        return _sigmoid(self.bias + self.strength * total / np.sqrt(self.dimensions))
+        (users, user), (things, thing) = _distinct(clients), _distinct(items)
+        axes = np.arange(self.dimensions)[:, None]
+        traits = normals(self.seed, Purpose.WORLD, 0, axes, things)
+        own = normals(self.seed, Purpose.WORLD, 1, axes, users)
+        common = normals(self.seed, Purpose.WORLD, 2, axes)
+        tastes = np.sqrt(self.shared) * common + np.sqrt(1 - self.shared) * own
+        # Added in one order, so that a mean does not depend on what else is asked.
+        total = sum(taste[:, None] * trait for taste, trait in zip(tastes, traits, strict=True))
+        means = _sigmoid(self.bias + self.strength * total / np.sqrt(self.dimensions))
+        return np.asarray(means[user, thing])
+
+
+def _distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ids, ascending, and the place of each id among them; without sorting."""
+    present = np.zeros(ids.max(initial=-1) + 1, bool)
+    present[ids] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[ids]
 
 
 def _clicked(met: Met, chances: np.ndarray, actions: np.ndarray) -> np.ndarray:

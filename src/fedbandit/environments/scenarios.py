@@ -59,17 +59,24 @@ class Scenario:
             paid[rows] = found
         return paid
 
-    def expected(self, met: Met) -> np.ndarray:
-        """The mean reward of every action: float32 [n, K]; refused where no environment says it."""
+    def expected(self, met: Met) -> np.ndarray | None:
+        """The mean reward of every action: float32 [n, K]; None where it is not known."""
         means = np.zeros((len(met), met.num_actions), np.float32)
         for stage, part, rows in self._parts(met):
             found = stage.environment.expected(part)
             if found is None:
-                kind = type(stage.environment).__name__
-                raise ConfigError(f"environment.name: {kind} does not know expected rewards")
+                return None
             _check(stage.environment, "expected", found, (len(part), met.num_actions))
             means[rows] = found
         return means
+
+    def regret(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        """The mean reward that each action loses against the best one: float32 [n], or None."""
+        means, exist = self.expected(met), self.available(met.times)
+        if means is None:
+            return None
+        best = (means if exist is None else np.where(exist, means, -np.inf)).max(axis=1)
+        return np.asarray(best - met.chosen(means, actions))
 
     def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
         """Whose reward ever arrives: bool [n]; None: everyone's."""

@@ -52,6 +52,7 @@ class ChunkResult:
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
     missing: np.ndarray | None = None  # int64 [clients]: rewards that never arrive; None: all do
+    regret_sums: np.ndarray | None = None  # float64 [clients], over fresh events, where it is known
     seconds: Mapping[str, float] = field(
         default_factory=dict
     )  # where the time went; no part of any result
@@ -101,6 +102,7 @@ class ClientWork:
     scaled: bool = (
         False  # events weigh as the rule of their version says, in importance-weighted objectives
     )
+    with_regret: bool = False  # log what each choice loses, where expected rewards are known
     supervised: bool = False  # log every action's reward, for full-information training
     single: bool = False  # updates reach the server one by one, where a rule needs them so
     doubly_robust: DoublyRobust | None = (
@@ -132,7 +134,12 @@ class ClientWork:
         counts, reward_sums, propensity_sums = loops.fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
-        return ChunkResult(sent, counts, reward_sums, propensity_sums, events.missing, watch.take())
+        lost = None
+        if events.regret is not None:
+            lost = loops.fresh_sums(events.bounds, events.fresh, events.regret, events.regret)[1]
+        return ChunkResult(
+            sent, counts, reward_sums, propensity_sums, events.missing, lost, watch.take()
+        )
 
     def broadcast(self, state: State) -> Broadcast:
         """What goes out in the round after this state."""
@@ -215,6 +222,7 @@ class ClientWork:
             fresh=fresh,
             available=available,
             missing=missing,
+            regret=self.world.regret(met, actions) if self.with_regret else None,
             targets=targets,
             weights=self._counts(visits, broadcast),
         )

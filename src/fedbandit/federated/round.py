@@ -257,6 +257,9 @@ def round_metrics(
         "model_version": max(state.deployed),
         "rejected": [split.client_id(int(cohort[i])) for i in np.flatnonzero(~finite)],
     }
+    lost = [result.regret_sums for result in results if result.regret_sums is not None]
+    if lost:
+        metrics["regret"] = float(np.concatenate(lost).sum() / count) if count else None
     missing = [result.missing for result in results if result.missing is not None]
     if missing:
         metrics["missing"] = int(np.concatenate(missing).sum())
