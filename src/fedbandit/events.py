@@ -25,7 +25,7 @@ class Events:
     )  # bool [n]: made in the current period; older ones were already counted in the reward
     available: np.ndarray | None = None  # bool [K] or [n, K]: what could be chosen; None: all
     missing: np.ndarray | None = None  # int64 [clients]: rewards of fresh events that never arrive
-    regret: np.ndarray | None = None  # float32 [n]: mean reward lost against the best action
+    regret: np.ndarray | None = None  # float64 [n]: mean reward lost against the best action
     targets: np.ndarray | None = (
         None  # float32 [n, K]: every action's reward, where supervision gives it
     )

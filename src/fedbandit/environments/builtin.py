@@ -54,7 +54,7 @@ class Bernoulli:
         if means is None:
             raise ValueError("clicks need an environment that knows its expected rewards")
         scale = (self.most - self.least) / max(1.0, highest(self.environment))
-        return np.asarray(self.least + scale * means, np.float32)
+        return np.asarray(self.least + scale * means.astype(np.float64), np.float32)
 
 
 @dataclass(frozen=True)

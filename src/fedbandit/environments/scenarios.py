@@ -71,10 +71,11 @@ class Scenario:
         return means
 
     def regret(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
-        """The mean reward that each action loses against the best one: float32 [n], or None."""
+        """The mean reward that each action loses against the best one: float64 [n], or None."""
         means, exist = self.expected(met), self.available(met.times)
         if means is None:
             return None
+        means = means.astype(np.float64)
         best = (means if exist is None else np.where(exist, means, -np.inf)).max(axis=1)
         return np.asarray(best - met.chosen(means, actions))
 
