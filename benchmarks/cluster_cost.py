@@ -78,8 +78,7 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasure
     sizes: list[int] = []
     seconds = 0.0
     for number in (1, 2):
-        stage = phase.scenario.stage(number)
-        broadcast = phase.work.broadcast(replace(phase.start(weights), round=number - 1), stage)
+        broadcast = phase.work.broadcast(replace(phase.start(weights), round=number - 1))
         chunks = phase.work.chunks(phase.cohorts.draw(number))
         start = time.perf_counter()
         results = [phase.work(chunk, broadcast) for chunk in chunks]

@@ -11,8 +11,8 @@ import pytest
 import fedbandit
 
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
-PACKAGES = ["models", "objectives", "ope", "policies", "privacy"]
-EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "ope", "privacy"]
+PACKAGES = ["environments", "models", "objectives", "ope", "policies", "privacy"]
+EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "environments", "ope", "privacy"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -26,12 +26,22 @@ _HOMES = {
     "Model": "fedbandit.models",
     "DataSpec": "fedbandit.models",
 }
-_PACKAGES = ("algorithms", "compression", "models", "objectives", "ope", "policies", "privacy")
+_PACKAGES = (
+    "algorithms",
+    "compression",
+    "environments",
+    "models",
+    "objectives",
+    "ope",
+    "policies",
+    "privacy",
+)
 __all__ = [*_HOMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
     from fedbandit import algorithms as algorithms
     from fedbandit import compression as compression
+    from fedbandit import environments as environments
     from fedbandit import models as models
     from fedbandit import objectives as objectives
     from fedbandit import ope as ope

@@ -24,6 +24,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 # Sections that name a part: the key of its name, where the built-in ones are, and arguments that come from elsewhere.
 PARTS = (
+    ("environment", "name", "fedbandit.environments", 2),
     ("policy", "name", "fedbandit.policies", 0),
     ("objective", "name", "fedbandit.objectives", 0),
     ("model", "name", "fedbandit.models", 1),
@@ -92,6 +93,19 @@ class ModelConfig(_Component):
     def described(self) -> dict[str, Any]:
         """Name and parameters: what makes the model."""
         return {"name": self.name, **self.parameters}
+
+
+class EnvironmentConfig(_Component):
+    """The world that pays for actions; further keys are its own parameters (`noise`, ...)."""
+
+    name: str = "labels"
+    missing: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of rewards that never arrive
+    delay: Annotated[int, Field(ge=0)] = 0  # periods until a reward arrives, in population mode
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Name and parameters: what makes the environment."""
+        return {"environment": self.name, **self.parameters}
 
 
 class PolicyConfig(_Component):
@@ -276,6 +290,7 @@ class Config(_Section):
     engine: Literal["threads", "ray"] = "threads"
     device: str = "cpu"
     data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     objective: ObjectiveConfig = ObjectiveConfig()

@@ -99,9 +99,7 @@ def test_weighted_events_take_the_scale_of_the_rule_that_made_them():
     k = work.num_actions
     state = experiment.bandit.start(weights)
     deployed = {v: Version(weights, Progress(version=v, actions=k)) for v in range(3)}
-    sent = work.broadcast(
-        replace(state, round=3, deployed=deployed), experiment.bandit.scenario.stage(4)
-    )
+    sent = work.broadcast(replace(state, round=3, deployed=deployed))
     events = work.act(np.arange(6), sent)
     assert set(events.versions.tolist()) == {0, 1}
     scales = np.where(events.versions == 0, 1.0, 0.4 / k)

@@ -112,7 +112,9 @@ def test_every_objective_learns_from_logs(objective):
         ("after", trained.weights),
     ):
         scores = lambda rows, w=weights: predictor.predict(w, WORLD.dataset.train.contexts(rows))  # noqa: E731
-        regret[name] = exact_regret(WORLD, range(60), Greedy(), scores).value
+        regret[name] = exact_regret(
+            WORLD.dataset.train, WORLD.mean_rewards, range(60), Greedy(), scores
+        ).value
     assert regret["after"] < 0.35 * regret["before"]
     assert len(trained.rounds) == 60
 

@@ -38,9 +38,14 @@ def test_full_information_training_finds_nearly_the_best():
     def scores(rows):
         return experiment.bandit.work.predictor.predict(best, WORLD.dataset.train.contexts(rows))
 
-    chance = exact_regret(WORLD, range(30), Uniform(), scores).value
+    chance = exact_regret(
+        WORLD.dataset.train, WORLD.mean_rewards, range(30), Uniform(), scores
+    ).value
     # Not nearer: 1,200 examples carry noise of their own, and the best is chosen by what they paid.
-    assert exact_regret(WORLD, range(30), Greedy(), scores).value < chance / 10
+    assert (
+        exact_regret(WORLD.dataset.train, WORLD.mean_rewards, range(30), Greedy(), scores).value
+        < chance / 10
+    )
     untrained = estimated_regret(experiment, experiment.initial_weights(), best)
     assert untrained.value > 0.05
     itself = estimated_regret(experiment, best, best)

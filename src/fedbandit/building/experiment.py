@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from fedbandit.building.parts import (
     check_memory,
     pretraining_clipping,
     pretraining_cohort,
+    require_methods,
     try_algorithm,
 )
 from fedbandit.building.privacy import build_ledger
@@ -36,6 +37,10 @@ from fedbandit.core.randomness import Purpose, bits
 from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
+from fedbandit.environments import BUILT_IN as ENVIRONMENTS
+from fedbandit.environments import Environment, Met, Scenario, Stage, highest
+from fedbandit.environments.scenarios import BUILT_IN as SCENARIOS
+from fedbandit.environments.scenarios import drift
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
@@ -50,8 +55,6 @@ from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.rewards import Rewards, RewardTable, scenarios
-from fedbandit.rewards.scenarios import Scenario, Stage, drift
 
 if TYPE_CHECKING:
     from fedbandit.evaluation.gate import Gate
@@ -96,7 +99,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         )
     trainable = Trainable.of(config.model.described, DataSpec.of(header))
     policy = build_policy(config, header.num_actions, trainable.model.heads)
-    scenario = _scenario(config, header)
+    scenario = _scenario(config, dataset)
     objective = _objective(config, policy, scenario, header.num_actions)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
@@ -152,16 +155,17 @@ def _bandit_phase(
             algorithm=algorithm,
             seed=config.seed,
             num_actions=header.num_actions,
+            world=scenario,
             stages=build_stages(config),
             freezing=freezing,
             heads=trainable.model.heads,
+            with_regret=config.environment.name != "labels",
             scaled=scheduled and weighted,
             single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),
-        scenario=scenario,
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
         aggregation=aggregation,
@@ -232,7 +236,7 @@ def _pretraining_phase(
     config: Config,
     dataset: FederatedDataset,
     trainable: Trainable,
-    rewards: RewardTable,
+    environment: Environment,
     ledger: Ledger | None,
 ) -> Phase:
     """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
@@ -240,7 +244,7 @@ def _pretraining_phase(
     plan = ledger and ledger.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
     objective = objectives.SUPERVISED[chosen.objective](chosen.reduction)
-    _check_range("pretraining.objective", objective, rewards)
+    _check_range("pretraining.objective", objective, environment)
     rate = chosen.client_learning_rate or config.client.learning_rate
     return Phase(
         work=ClientWork(
@@ -254,6 +258,7 @@ def _pretraining_phase(
             ),
             seed=seed,
             num_actions=dataset.header.num_actions,
+            world=Scenario((Stage(environment),)),
             heads=trainable.model.heads,
             supervised=True,
             recipe=_recipe(config, dataset, "pretraining"),
@@ -261,7 +266,6 @@ def _pretraining_phase(
         cohorts=plan.cohorts(pool, seed)
         if plan
         else FixedCohorts(pool, pretraining_cohort(config), seed),
-        scenario=Scenario((Stage(rewards),)),
         clipping=pretraining_clipping(config),
         deploy_every=1,
         aggregation=PrivateMean(plan, _noise(config, plan, seed, _pretrained_from(config, dataset)))
@@ -284,8 +288,10 @@ def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
     return name, {**inherited, "learning_rate": rate}
 
 
-def _scenario(config: Config, header: Header) -> Scenario:
-    make = resolve("scenario", config.scenario, {**scenarios.BUILT_IN, "drift": drift})
+def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
+    """The stages of the scenario, in the environment that the configuration names."""
+    header, chosen = dataset.header, config.environment
+    make = resolve("scenario", config.scenario, {**SCENARIOS, "drift": drift})
     if make is drift:
         scenario = construct("drift", make, config.drift.model_dump(), header)
     else:
@@ -294,11 +300,45 @@ def _scenario(config: Config, header: Header) -> Scenario:
         raise ConfigError(
             f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario"
         )
-    if config.mode == "population" and len(scenario.stages) > 1:
+    world = resolve("environment.name", chosen.name, ENVIRONMENTS)
+
+    def over(labels: Environment) -> Environment:
+        made: Environment = construct("environment", world, chosen.parameters, labels, header)
+        require_methods("environment.name", made, "rewards", "expected")
+        return made
+
+    before = scenario.pretraining
+    scenario = replace(
+        scenario,
+        stages=tuple(replace(s, environment=over(s.environment)) for s in scenario.stages),
+        pretraining=None if before is None else over(before),
+        missing=chosen.missing,
+        delay=chosen.delay,
+    )
+    periods = _visits(config).remembered()
+    if chosen.delay >= periods:
         raise ConfigError(
-            "mode: rewards that change need simple mode; a cache would be paid anew for old events"
+            f"environment.delay: {chosen.delay} periods, but clients keep events of {periods};"
+            " population mode with a larger population.cache_size keeps more"
         )
+    if ":" in chosen.name:
+        _try_environment(scenario, dataset)
     return scenario
+
+
+def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:
+    """Ask a user's environment about two examples, so that a mistake shows before round 1."""
+    rows = np.arange(min(2, dataset.train.num_examples))
+    met = Met.at_rows(dataset.train, rows, dataset.header.num_actions)
+    try:
+        scenario.rewards(met, np.zeros(len(rows), np.int64))
+        scenario.observed(met, np.zeros(len(rows), np.int64))
+        supervised = Scenario((Stage(scenario.pretraining),)) if scenario.pretraining else None
+        if supervised and supervised.expected(met) is None:
+            raise ValueError("pre-training needs expected rewards")
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        kind = type(scenario.stages[0].environment).__name__
+        raise ConfigError(f"environment.name: {kind} cannot pay: {error!r}") from error
 
 
 def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
@@ -306,14 +346,15 @@ def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: 
     scale = 1.0 if hasattr(policy, "at") else importance_scale(policy, num_actions)
     objective, _ = build_objective(config, lambda: scale)
     for stage in scenario.stages:
-        _check_range("objective.name", objective, stage.rewards)
+        _check_range("objective.name", objective, stage.environment)
     return objective
 
 
-def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
-    if isinstance(objective, Pointwise) and objective.logistic and rewards.highest > 1:
+def _check_range(path: str, objective: Objective, environment: Environment) -> None:
+    most = highest(environment)
+    if isinstance(objective, Pointwise) and objective.logistic and most > 1:
         raise ConfigError(
-            f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {rewards.highest:.3g}"
+            f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {most:.3g}"
         )
 
 
@@ -380,6 +421,7 @@ def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any
     return {
         "fingerprint": dataset.header.fingerprint,
         "scenario": config.scenario,
+        **({} if config.environment.name == "labels" else config.environment.described),
         "model": config.model.described,
         "dtype": config.dtype,
         "client": config.client.model_dump(exclude={"learning_rate"}, exclude_defaults=True),

@@ -150,7 +150,7 @@ class Gate:
         deployed = broadcast.deployed[max(broadcast.deployed)]
         try:
             terms, importance = GainEstimator(self.estimator, self.limit).terms(
-                events, work.actor(deployed), work.actor(candidate), broadcast.available
+                events, work.actor(deployed), work.actor(candidate), events.available
             )
         except NotFinite:
             raise Diverged(

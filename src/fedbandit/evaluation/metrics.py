@@ -11,9 +11,8 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
-from fedbandit.data.embedded.realizable import RealizableEnvironment
+from fedbandit.environments import Environment, Met
 from fedbandit.policies import Greedy, Policy
-from fedbandit.rewards import Rewards
 
 if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
     from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
@@ -153,26 +152,35 @@ def policy_value(
 
 
 def exact_regret(
-    environment: RealizableEnvironment,
+    split: Split,
+    truth: "RowScores",
     clients: Sequence[int],
     policy: Policy,
     predictions: "RowPredictions",
 ) -> Regret:
-    """Against the truth of a realisable environment, in expectation over rewards too."""
-    split, truth = environment.dataset.train, environment.mean_rewards
-    return Regret(
-        best_value(environment, clients), policy_value(split, clients, policy, predictions, truth)
-    )
+    """The regret of a policy against the best one, from the true mean rewards of rows.
+
+    `expected_rewards` gives them for an environment, `mean_rewards` for a realisable data set.
+    """
+    ours = policy_value(split, clients, policy, predictions, truth)
+    return Regret(best_value(split, truth, clients), ours)
 
 
-def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> float:
-    """What the best policy of a realisable environment earns."""
-    split, truth = environment.dataset.train, environment.mean_rewards
+def best_value(split: Split, truth: "RowScores", clients: Sequence[int]) -> float:
+    """The expected reward of the best policy, which knows all mean rewards."""
     return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
 
 
-def table_rewards(split: Split, rewards: Rewards) -> "RowScores":
-    """The reward of every action in rows of a labelled split."""
-    return lambda rows: rewards.matrix(
-        split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1
-    )
+def expected_rewards(
+    split: Split, environment: Environment, num_actions: int, time: int = 1
+) -> "RowScores":
+    """The mean reward of every action in rows of a split, at a time."""
+
+    def means(rows: np.ndarray) -> np.ndarray:
+        found = environment.expected(Met.at_rows(split, rows, num_actions, time))
+        if found is None:
+            kind = type(environment).__name__
+            raise ConfigError(f"environment.name: {kind} does not know expected rewards")
+        return found
+
+    return means

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Split
+from fedbandit.environments import Met, Scenario
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
@@ -31,8 +32,6 @@ from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Policy, importance_scale, rule_at
-from fedbandit.rewards import Rewards
-from fedbandit.rewards.scenarios import Stage as RewardStage
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,6 @@ class Broadcast:
     received: Vectors  # by the algorithm: the weights to train from, and whatever else it needs
     deployed: Mapping[int, Version]  # what to act with, by version
     clip_norm: float
-    rewards: Rewards
-    available: np.ndarray | None = None  # bool [K]: the actions that exist in this round; None: all
     base: np.ndarray | None = None  # the whole model, where only a part of it is trained
 
 
@@ -56,6 +53,8 @@ class ChunkResult:
     events: np.ndarray  # int64 [clients]: fresh events
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
+    missing: np.ndarray | None = None  # int64 [clients]: rewards that never arrive; None: all do
+    regret_sums: np.ndarray | None = None  # float64 [clients], over fresh events, where it is known
     seconds: Mapping[str, float] = field(
         default_factory=dict
     )  # where the time went; no part of any result
@@ -67,8 +66,7 @@ class ChunkResult:
 
     def figures(self) -> "ChunkResult":
         """The same without sums and memory, which are as large as the model and needed only until they are added."""
-        sent = Contribution({}, self.norms, bytes=self.sent.bytes)
-        return ChunkResult(sent, self.events, self.reward_sums, self.propensity_sums, self.seconds)
+        return replace(self, sent=Contribution({}, self.norms, bytes=self.sent.bytes))
 
 
 @dataclass(frozen=True)
@@ -100,12 +98,14 @@ class ClientWork:
     algorithm: Algorithm
     seed: int
     num_actions: int
+    world: Scenario  # pays for actions, and says which of them exist
     stages: tuple[PipelineStage, ...] = ()  # what compresses an update
     freezing: Freezing | None = None  # which parameters are not trained
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
     scaled: bool = (
         False  # events weigh as the rule of their version says, in importance-weighted objectives
     )
+    with_regret: bool = False  # log what each choice loses, where expected rewards are known
     supervised: bool = False  # log every action's reward, for full-information training
     single: bool = False  # updates reach the server one by one, where a rule needs them so
     doubly_robust: DoublyRobust | None = (
@@ -137,17 +137,20 @@ class ClientWork:
         counts, reward_sums, propensity_sums = loops.fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
-        return ChunkResult(sent, counts, reward_sums, propensity_sums, watch.take())
+        lost = None
+        if events.regret is not None:
+            lost = loops.fresh_sums(events.bounds, events.fresh, events.regret, events.regret)[1]
+        return ChunkResult(
+            sent, counts, reward_sums, propensity_sums, events.missing, lost, watch.take()
+        )
 
-    def broadcast(self, state: State, stage: RewardStage) -> Broadcast:
+    def broadcast(self, state: State) -> Broadcast:
         """What goes out in the round after this state."""
         return Broadcast(
             round=state.round + 1,
             received=self.algorithm.broadcast(state.kept),
             deployed=state.deployed,
             clip_norm=state.clip_norm,
-            rewards=stage.rewards,
-            available=stage.available,
             base=None if self.freezing is None else state.weights,
         )
 
@@ -199,41 +202,69 @@ class ClientWork:
         self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
     ) -> Events:
         """What the clients log when they meet these contexts."""
-        chosen = self._drawn(visits, contexts, broadcast)
+        available = self.world.available(visits.rounds)
+        chosen = self._drawn(visits, contexts, available, broadcast)
         actions, propensities = chosen.actions, chosen.propensities
-        rewards = broadcast.rewards.of(labels, actions, visits.clients)
-        targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
+        met = Met(
+            self.seed,
+            contexts,
+            labels,
+            visits.clients,
+            visits.rounds,
+            visits.positions,
+            self.num_actions,
+        )
+        rewards = self.world.rewards(met, actions)
+        targets = self.world.expected(met) if self.supervised else None
         if self.doubly_robust is not None:
             targets = self.doubly_robust.targets(
                 chosen.prediction.mean, actions, rewards, propensities
             )
-        return Events(
+        arrives = visits.times + self.world.delay
+        fresh, known = arrives == visits.now, arrives <= visits.now
+        missing, observed = None, self.world.observed(met, actions)
+        if observed is not None:
+            lost = np.concatenate([[0], np.cumsum(fresh & ~observed)])
+            missing, known = np.diff(lost[visits.bounds]), known & observed
+        events = Events(
             bounds=visits.bounds,
             contexts=contexts,
             actions=actions,
             rewards=rewards,
             propensities=propensities,
             versions=visits.versions,
-            fresh=visits.fresh,
+            fresh=fresh,
+            available=available,
+            missing=missing,
+            regret=self.world.regret(met, actions) if self.with_regret else None,
             targets=targets,
             weights=self._counts(visits, broadcast),
         )
+        return events if known.all() else events.where(known)
 
-    def _drawn(self, visits: Visits, contexts: Contexts, broadcast: Broadcast) -> Chosen:
+    def _drawn(
+        self,
+        visits: Visits,
+        contexts: Contexts,
+        available: np.ndarray | None,
+        broadcast: Broadcast,
+    ) -> Chosen:
         """Each row by the version that its client held at the time."""
         draws = loops.uniforms(
             self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions
         )
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
-            return self._by_version(int(versions[0]), contexts, draws, visits.clients, broadcast)
+            version = int(versions[0])
+            return self._by_version(version, contexts, draws, visits.clients, available, broadcast)
         dtype = next(iter(broadcast.received.values())).dtype
         none = Prediction(np.zeros((0, self.num_actions), dtype))
         whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
             some, clients = contexts.take(rows), visits.clients[rows]
-            found = self._by_version(int(version), some, draws[rows], clients, broadcast)
+            exist = available if available is None or available.ndim == 1 else available[rows]
+            found = self._by_version(int(version), some, draws[rows], clients, exist, broadcast)
             if not len(whole.actions):
                 whole = found.like(contexts)
             whole.put(rows, found)
@@ -245,11 +276,12 @@ class ClientWork:
         contexts: Contexts,
         draws: np.ndarray,
         clients: np.ndarray,
+        available: np.ndarray | None,
         broadcast: Broadcast,
     ) -> Chosen:
         actor = self.actor(broadcast.deployed[version])
         try:
-            return actor.choose(contexts, draws, broadcast.available)
+            return actor.choose(contexts, draws, available)
         except WrongProbabilities as error:
             raise ConfigError(f"policy.name: {error}, in round {broadcast.round}") from None
         except NotFinite as error:

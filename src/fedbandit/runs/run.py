@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import make_engine
-from fedbandit.config import Config
+from fedbandit.config import Config, EnvironmentConfig
 from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
@@ -246,6 +246,7 @@ def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any])
         "rounds": state.round,
         "seconds_per_round": folder.seconds / state.round,
         "scenario": config.scenario,
+        **_environment(simulation.experiment),
         "policy": config.policy.model_dump(),
         "seed": config.seed,
         "data": simulation.experiment.dataset.header.name,
@@ -253,6 +254,15 @@ def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any])
         **{key: value for key, value in last.items() if key.startswith("test_")},
         "privacy": privacy_summary(simulation.experiment.privacy, state.round),
     }
+
+
+def _environment(experiment: Experiment) -> dict[str, Any]:
+    """The world of a run where it is not the scenario's tables, with what it says of itself."""
+    chosen = experiment.config.environment
+    if chosen == EnvironmentConfig():
+        return {}
+    note = getattr(experiment.bandit.scenario.stages[0].environment, "note", None)
+    return {"environment": {**chosen.model_dump(), **({"note": note} if note else {})}}
 
 
 @contextmanager

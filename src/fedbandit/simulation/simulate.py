@@ -43,12 +43,8 @@ class RoundEvents:
 
     @cached_property
     def _events(self) -> Events:
-        number = self.state.round + 1
-        work = self.phase.work
-        return work.act(
-            self.phase.cohorts.draw(number),
-            work.broadcast(self.state, self.phase.scenario.stage(number)),
-        )
+        work, cohort = self.phase.work, self.phase.cohorts.draw(self.state.round + 1)
+        return work.act(cohort, work.broadcast(self.state))
 
 
 Callback = Callable[[State, RoundEvents, dict[str, Any]], Any]

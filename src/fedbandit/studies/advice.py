@@ -16,7 +16,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.evaluation.metrics import table_rewards
+from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
@@ -224,7 +224,7 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
     rows = np.arange(split.offsets[first], split.num_examples)
     total = np.zeros(work.num_actions)
     for stage, length in zip(stages, lengths, strict=True):
-        rewards = table_rewards(split, stage.rewards)
+        rewards = expected_rewards(split, stage.environment, work.num_actions, stage.from_round)
         for start in range(0, len(rows), _ROWS):
             block = slice(start, start + _ROWS)
             total += length / sum(lengths) * (share[block] @ rewards(rows[block]))

@@ -48,7 +48,7 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
     work, clients = phase.work, phase.cohorts.pool
     truth = environment.mean_rewards
-    best = best_value(environment, clients)
+    best = best_value(work.split, truth, clients)
     fit = LeastSquares.empty(environment)
     regret = lost = 0.0
     events = 0

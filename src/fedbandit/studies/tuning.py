@@ -44,6 +44,8 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
                 f"drift.kind: not all actions exist in round {number}; such logs are not collected"
             )
         events = RoundEvents(phase, replace(state, round=number - 1))()
+        if events.missing is not None or phase.scenario.delay:
+            raise ConfigError("environment.name: logs whose rewards may miss are not collected")
         visits = phase.work.plan.visits(split, phase.cohorts.draw(number), number)
         fresh = events.fresh
         clients.append(visits.clients[fresh])

@@ -18,6 +18,7 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import BagOfWords, tokenise
 from fedbandit.deploy import Agent, DeviceModel, Outcome, Retention, SimulatedDraws
 from fedbandit.deploy.device.model_in_use import bag_of_words
+from fedbandit.environments import Met
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.state import Version
 from fedbandit.policies import Greedy
@@ -203,12 +204,12 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
         {"scenario": "scratch", "clients_per_round": 3, "seed": 5, "policy": {"beta": 0.5}}
     )
     experiment = build_experiment(config, dataset)
-    work, stage = experiment.bandit.work, experiment.bandit.scenario.stage(1)
+    work = experiment.bandit.work
     rng = np.random.default_rng(0)
     deployed, training = (
         rng.normal(size=experiment.layout.size).astype(np.float32) for _ in range(2)
     )
-    broadcast = Broadcast(1, {"weights": training}, {0: Version(deployed)}, 1.0, stage.rewards)
+    broadcast = Broadcast(1, {"weights": training}, {0: Version(deployed)}, 1.0)
     simulated = work.act(clients, broadcast)
     visits = work.plan.visits(dataset.train, clients, 1)
 
@@ -223,9 +224,8 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
                     (contexts.ids, contexts.values) if isinstance(contexts, Ragged) else contexts[0]
                 )
                 decision = agent.choose(context)
-                reward = stage.rewards.of(
-                    dataset.train.labels.take(np.array([row])), np.array([decision.action])
-                )
+                met = Met.at_rows(dataset.train, np.array([row]), work.num_actions)
+                reward = work.world.rewards(met, np.array([decision.action]))
                 agent.reward(decision.event_id, float(reward[0]))
             events = agent.events().events
         assert np.array_equal(events.actions, simulated.actions[mine])

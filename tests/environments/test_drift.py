@@ -3,19 +3,20 @@
 import numpy as np
 import pytest
 from builders import random_images, random_text
+from core_samples import met_with
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
+from fedbandit.environments import Liked, exact_match
+from fedbandit.environments.scenarios import drift
 from fedbandit.federated.state import Version
-from fedbandit.rewards import GroupedRewards, exact_match, per_label
-from fedbandit.rewards.scenarios import drift
 from fedbandit.simulation.simulate import simulate
 
 HEADER = random_text().header
 K = HEADER.num_actions
-ONE_OF_EACH = Ragged.from_rows([[label] for label in range(K)])
+ONE_OF_EACH = met_with(Ragged.from_rows([[label] for label in range(K)]), K)
 
 
 def _config(**values):
@@ -31,7 +32,7 @@ def _config(**values):
 
 def test_permuted_labels_have_one_right_answer_each_and_the_first_stage_is_plain():
     scenario = drift(HEADER, kind="permute", at=(10, 20), fraction=0.5)
-    first, second, third = (stage.rewards.matrix(ONE_OF_EACH) for stage in scenario.stages)
+    first, second, third = (stage.environment.expected(ONE_OF_EACH) for stage in scenario.stages)
     np.testing.assert_array_equal(first, np.eye(K))
     for matrix in (second, third):
         np.testing.assert_array_equal(matrix.sum(axis=0), 1)
@@ -49,39 +50,35 @@ def test_actions_appear_and_none_goes():
     assert 3 < sizes[1] < 6
     assert not (masks[0] & ~masks[1]).any()
     np.testing.assert_array_equal(
-        scenario.pretraining.matrix(ONE_OF_EACH), np.diag(masks[0].astype(float))
+        scenario.pretraining.expected(ONE_OF_EACH), np.diag(masks[0].astype(float))
     )
 
 
 def test_preferences_rotate_between_groups():
     scenario = drift(HEADER, kind="rotate", at=(10,), groups=3, disliked=0.25)
-    before, after = (stage.rewards for stage in scenario.stages)
-    for table in before.tables:
-        assert sorted(table.exact) == [0.25] * 4 + [1.0] * 2
+    before, after = (stage.environment for stage in scenario.stages)
+    for worth in before.worth:
+        assert sorted(worth) == [0.25] * 4 + [1.0] * 2
     for group in range(3):  # each takes over the next one's likings
-        np.testing.assert_array_equal(
-            after.tables[group].exact, before.tables[(group + 1) % 3].exact
-        )
+        np.testing.assert_array_equal(after.worth[group], before.worth[(group + 1) % 3])
 
 
 def test_grouped_rewards_pay_each_client_by_its_group():
-    tables = (exact_match(3), per_label(np.array([0.5, 0.0, 0.2])), per_label(np.zeros(3)))
-    rewards = GroupedRewards(tables, seed=4)
+    worth = np.array([[1, 1, 1], [0.5, 0.0, 0.2], [0, 0, 0]], np.float32)
+    rewards = Liked(exact_match(3), worth, seed=4)
     clients = np.arange(4000)
     groups = rewards.groups(clients)
     np.testing.assert_allclose(
         np.bincount(groups) / 4000, [0.5, 0.25, 0.25], atol=3 * np.sqrt(0.25 / 4000)
     )
     labels = Ragged.from_rows([[i % 3] for i in range(4000)])
-    matrix = rewards.matrix(labels, clients)
-    expected = np.array([tables[group].exact[i % 3] for i, group in enumerate(groups)], np.float32)
+    met = met_with(labels, 3, clients)
+    matrix = rewards.expected(met)
+    expected = np.array([worth[group, i % 3] for i, group in enumerate(groups)], np.float32)
     np.testing.assert_array_equal(matrix[np.arange(4000), np.arange(4000) % 3], expected)
     actions = np.random.default_rng(0).integers(0, 3, 4000)
-    np.testing.assert_array_equal(
-        rewards.of(labels, actions, clients), matrix[np.arange(4000), actions]
-    )
+    np.testing.assert_array_equal(rewards.rewards(met, actions), matrix[np.arange(4000), actions])
     assert rewards.highest == 1
-    assert rewards.num_actions == 3
 
 
 @pytest.mark.parametrize("kind", ["permute", "appear", "rotate"])
@@ -103,9 +100,7 @@ def test_actions_that_do_not_exist_yet_are_never_taken():
     phase = experiment.bandit
     stage = phase.scenario.stage(1)
     weights = experiment.initial_weights()
-    sent = Broadcast(
-        1, {"weights": weights}, {0: Version(weights)}, 1.0, stage.rewards, stage.available
-    )
+    sent = Broadcast(1, {"weights": weights}, {0: Version(weights)}, 1.0)
     events = phase.work.act(np.arange(12), sent)
     assert stage.available[events.actions].all()
 
@@ -116,7 +111,6 @@ def test_actions_that_do_not_exist_yet_are_never_taken():
         ({}, "drift.at"),
         ({"drift": {"at": [30, 20]}}, "ascend"),
         ({"drift": {"at": [10], "kind": "rotate", "groups": 50}}, "groups"),
-        ({"drift": {"at": [10]}, "mode": "population"}, "mode"),
     ],
 )
 def test_impossible_drifts_are_refused_by_the_name_of_the_key(values, message):

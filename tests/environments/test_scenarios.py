@@ -4,13 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from core_samples import met_with
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header
-from fedbandit.rewards import RewardTable, exact_match, per_label, relabelled, with_near_miss
-from fedbandit.rewards.scenarios import BUILT_IN, Scenario, Stage
+from fedbandit.environments import (
+    RewardTable,
+    Scenario,
+    Stage,
+    exact_match,
+    per_label,
+    relabelled,
+    with_near_miss,
+)
+from fedbandit.environments.scenarios import BUILT_IN
 
 # digit, A, B, a, b
 LETTERS = Header("letters", "dense", (2,), tuple("0ABab"), (5, 4, 3, 2, 1), lower_case={1: 3, 2: 4})
@@ -26,13 +35,14 @@ TAGS = Header(
 
 def rewards(table: RewardTable) -> np.ndarray:
     """[label, action]: what every action earns for an example with that one label."""
-    return table.matrix(Ragged.from_rows([[label] for label in range(table.num_actions)]))
+    labels = Ragged.from_rows([[label] for label in range(table.num_actions)])
+    return table.expected(met_with(labels, table.num_actions))
 
 
 def bandit(name: str, header: Header) -> np.ndarray:
     (stage,) = BUILT_IN[name](header).stages
     assert stage.available is None
-    return rewards(stage.rewards)
+    return rewards(stage.environment)
 
 
 def pretraining(name: str, header: Header) -> np.ndarray:
@@ -98,15 +108,15 @@ def test_few_actions_still_leave_one_to_see():
 
 def test_several_labels_earn_the_best_of_them_and_none_earns_nothing():
     table = with_near_miss(per_label(np.array([1.0, 3.0, 2.0])), {0: 1, 2: 0}, 0.5)
-    labels = Ragged.from_rows([[0, 1], [0, 2], [], [2]])
+    met = met_with(Ragged.from_rows([[0, 1], [0, 2], [], [2]]), 3)
     expected = np.array([[1, 3, 0], [1, 0.5, 2], [0, 0, 0], [0.5, 0, 2]], np.float32)
-    np.testing.assert_array_equal(table.matrix(labels), expected)
+    np.testing.assert_array_equal(table.expected(met), expected)
     for action in range(3):
-        np.testing.assert_array_equal(table.of(labels, np.full(4, action)), expected[:, action])
+        np.testing.assert_array_equal(table.rewards(met, np.full(4, action)), expected[:, action])
 
 
 @given(st.data())
-def test_of_agrees_with_matrix(data):
+def test_rewards_are_what_is_expected_of_the_chosen_action(data):
     k = data.draw(st.integers(1, 6))
     values = st.lists(st.floats(0, 10, width=32), min_size=k, max_size=k)
     near = data.draw(st.lists(st.integers(-1, k - 1), min_size=k, max_size=k))
@@ -116,13 +126,13 @@ def test_of_agrees_with_matrix(data):
         np.array(data.draw(values), np.float32),
     )
     rows = data.draw(st.lists(st.lists(st.integers(0, k - 1), unique=True, max_size=k), max_size=5))
-    labels = Ragged.from_rows(rows)
-    matrix = table.matrix(labels)
+    met = met_with(Ragged.from_rows(rows), k)
+    matrix = table.expected(met)
     assert matrix.shape == (len(rows), k)
     assert matrix.dtype == np.float32
     assert table.highest >= matrix.max(initial=0)
     for action in range(k):
-        ours = table.of(labels, np.full(len(rows), action))
+        ours = table.rewards(met, np.full(len(rows), action))
         assert ours.dtype == np.float32
         np.testing.assert_array_equal(ours, matrix[:, action])
 
@@ -131,7 +141,7 @@ def test_the_highest_reward():
     assert exact_match(3).highest == 1
     assert with_near_miss(exact_match(3), {0: 1}, 1.5).highest == 1.5
     assert relabelled(3, {2: 0}).highest == 1
-    assert BUILT_IN["init-shift"](TAGS).stages[0].rewards.highest == 80
+    assert BUILT_IN["init-shift"](TAGS).stages[0].environment.highest == 80
 
 
 def test_the_stage_of_a_round():
