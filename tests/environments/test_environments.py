@@ -203,7 +203,7 @@ def test_missing_rewards_are_neither_trained_on_nor_averaged_and_are_counted():
     assert seen.bounds[-1] == len(seen) == len(seen.contexts)
     first, mine = whole.of_client(0), seen.of_client(0)
     assert len(mine) + mine.missing[0] == len(first)
-    kept = [any((x == y).all() for y in mine.contexts) for x in first.contexts]
+    kept = [any((x == y).all() for y in mine.contexts.shared) for x in first.contexts.shared]
     np.testing.assert_array_equal(first.where(np.array(kept)).actions, mine.actions)
     rounds, _ = played(config(environment__missing=0.3), dataset)
     everything, _ = played(config(), dataset)

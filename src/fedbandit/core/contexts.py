@@ -26,11 +26,12 @@ def rows_between(features: Features, start: int, stop: int) -> Features:
 
 @dataclass(frozen=True)
 class ItemSpec:
-    """Kind and shape of an item's features, and how many candidates a decision has on average."""
+    """Kind and shape of an item's features, and how many candidates decisions have."""
 
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one item; for sparse ones (features,)
-    shown: float
+    shown: float  # on average
+    most: int
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedbandit.data.checksums import cache_folder
 from fedbandit.data.dataset import FederatedDataset
 
 EMBEDDED = {
+    "gallery": 1,
     "glyphs": 1,
     "topics": 1,
 }  # name -> version; a new version when what it generates changes

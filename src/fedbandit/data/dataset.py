@@ -68,6 +68,16 @@ class Header:
         return len(self.actions)
 
     @property
+    def places(self) -> int:
+        """The largest action of any decision, plus one: fixed actions, or the longest list of candidates."""
+        return len(self.actions) if self.items is None else self.items.most
+
+    @property
+    def typical_actions(self) -> int:
+        """How many actions a decision has: fixed ones, or candidates on average."""
+        return len(self.actions) if self.items is None else round(self.items.shown)
+
+    @property
     def frequencies(self) -> tuple[int, ...]:
         """How frequent each action is: as its source published it, otherwise counted over the training split."""
         return self.published_counts or self.action_counts
@@ -391,7 +401,7 @@ def _open_split(
     candidates = None
     if catalogue is not None:
         candidates = part.ragged("candidate", n, len(catalogue))
-        places = int(np.diff(candidates.offsets).max(initial=0))
+        places = header.places
     labels = part.ragged("label", n, places)
     log = None
     if header.logged:

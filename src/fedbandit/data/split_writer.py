@@ -48,7 +48,7 @@ class SplitWriter:
         )
         self._items = items
         self.examples = 0
-        self.listed = 0  # candidates of all examples
+        self.listed = self.longest = 0  # candidates of all examples, and of the one with most
         self.action_counts = np.zeros(actions, np.int64)  # as labels, or as logged actions
         self._codes: dict[str, int] = {}  # client id -> number, in order of appearance
         self._run_codes: list[np.ndarray] = []
@@ -111,6 +111,7 @@ class SplitWriter:
         if candidates is not None:
             self._add_ragged("candidate", candidates.take(order), starts, ends)
             self.listed += len(candidates.ids)
+            self.longest = max(self.longest, int(np.diff(candidates.offsets).max()))
         elif log is None:
             self.action_counts += np.bincount(labels.ids, minlength=self._actions)
         if log is not None:

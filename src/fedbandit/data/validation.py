@@ -94,15 +94,16 @@ def _items(found: Any) -> ItemSpec | None:
     """What a header says about the items of a catalogue."""
     if found is None:
         return None
-    if not isinstance(found, dict) or set(found) != {"kind", "shape", "shown"}:
-        raise ValueError("items are not described by kind, shape and shown")
+    if not isinstance(found, dict) or set(found) != {"kind", "shape", "shown", "most"}:
+        raise ValueError("items are not described by kind, shape, shown and most")
     kind, shape, shown = found["kind"], found["shape"], found["shown"]
     one_axis = kind == "sparse" and isinstance(shape, list) and len(shape) == 1
     if not (kind == "dense" or one_axis) or not isinstance(shape, list) or not _whole(shape):
         raise ValueError("items do not have the kind and shape of features")
-    if type(shown) not in (int, float) or not 1 <= shown < math.inf:
-        raise ValueError("items: shown is not a number of candidates")
-    return ItemSpec(kind, tuple(shape), float(shown))
+    most = found["most"]
+    if type(shown) not in (int, float) or type(most) is not int or not 1 <= shown <= most:
+        raise ValueError("items: shown and most are not numbers of candidates")
+    return ItemSpec(kind, tuple(shape), float(shown), most)
 
 
 def _whole(numbers: list[Any], largest: int = _MOST_ENTRIES) -> bool:

@@ -198,9 +198,10 @@ class DatasetWriter:
             return None
         items, train = self._catalogue.features, self._splits["train"]
         shown = train.listed / train.examples
+        most = max(writer.longest for writer in self._splits.values())
         if isinstance(items, Ragged):
-            return ItemSpec("sparse", (int(items.ids.max(initial=0)) + 1,), shown)
-        return ItemSpec("dense", items.shape[1:], shown)
+            return ItemSpec("sparse", (int(items.ids.max(initial=0)) + 1,), shown, most)
+        return ItemSpec("dense", items.shape[1:], shown, most)
 
     def _write_catalogue(self, items: Features, digest: Any) -> dict[str, str]:
         folder = self._folder / "catalogue"

@@ -131,12 +131,12 @@ def _check(environment: Environment, method: str, found: np.ndarray, shape: obje
 
 def scratch(header: Header) -> Scenario:
     """A random initial model; 1 for a right label."""
-    return Scenario((Stage(exact_match(header.num_actions)),))
+    return Scenario((Stage(exact_match(header.places)),))
 
 
 def init(header: Header) -> Scenario:
     """Pre-training on a few clients with the rewards that the bandit phase will pay."""
-    rewards = exact_match(header.num_actions)
+    rewards = exact_match(header.places)
     return Scenario((Stage(rewards),), pretraining=rewards)
 
 

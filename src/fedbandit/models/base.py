@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedbandit.core.contexts import ItemSpec
+from fedbandit.core.contexts import Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
 from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class Model:
     `predict(params, contexts) -> Prediction` acts by it, with numpy parameters, and can so say how
     sure it is (`width`); it needs `scores` only where gradients train it.
 
+    Over candidates `scores` is given the `Contexts` and returns one score for each row of theirs, [m].
+
     Examples:
         >>> import numpy as np, torch
         >>> def scores(params, x):  # a linear model without a bias, of dense contexts
@@ -69,6 +72,7 @@ class Model:
     kernel: Literal["sparse-linear", "dense-linear", "mlp", "sparse-mlp", "cnn"] | None = None
     heads: int = 0
     predict: Callable[[dict[str, np.ndarray], Any], Prediction] | None = None
+    rows: Callable[[Contexts], Ragged] | None = None  # candidates as rows of a linear model
 
 
 @dataclass(frozen=True)
