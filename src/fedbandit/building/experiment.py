@@ -291,6 +291,7 @@ def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
 def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
     """The stages of the scenario, in the environment that the configuration names."""
     header, chosen = dataset.header, config.environment
+    _check_candidates(config, header)
     make = resolve("scenario", config.scenario, {**SCENARIOS, "drift": drift})
     if make is drift:
         scenario = construct("drift", make, config.drift.model_dump(), header)
@@ -300,7 +301,6 @@ def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
         raise ConfigError(
             f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario"
         )
-    _check_candidates(config, header)
     world = resolve("environment.name", chosen.name, ENVIRONMENTS)
 
     def over(labels: Environment) -> Environment:
