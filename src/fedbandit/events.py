@@ -60,7 +60,9 @@ class Events:
         contexts: Contexts,
         missing: np.ndarray | None,
     ) -> "Events":
-        shared = self.available is None or self.available.ndim == 1
+        available = self.available
+        if available is not None and available.ndim == 2:
+            available = available[rows]
         return Events(
             bounds=bounds,
             contexts=contexts,
@@ -69,7 +71,7 @@ class Events:
             propensities=self.propensities[rows],
             versions=self.versions[rows],
             fresh=self.fresh[rows],
-            available=self.available if shared else self.available[rows],
+            available=available,
             missing=missing,
             regret=None if self.regret is None else self.regret[rows],
             targets=None if self.targets is None else self.targets[rows],

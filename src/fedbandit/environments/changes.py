@@ -52,7 +52,7 @@ class Liked:
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
         factors = self.worth[self.groups(met.clients), actions]
-        return self.environment.rewards(met, actions) * factors
+        return np.asarray(self.environment.rewards(met, actions) * factors)
 
     def expected(self, met: Met) -> np.ndarray | None:
         means = self.environment.expected(met)
@@ -65,6 +65,7 @@ def changed_like(labels: Environment, environment: Environment) -> Environment:
     A class of your own that has changes like these keeps what it changes in a field `environment`.
     """
     layer: Any = labels
-    if not hasattr(layer, "environment"):
-        return environment
-    return replace(layer, environment=changed_like(layer.environment, environment))
+    if hasattr(layer, "environment"):
+        inner = changed_like(layer.environment, environment)
+        environment = replace(layer, environment=inner)
+    return environment

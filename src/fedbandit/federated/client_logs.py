@@ -32,7 +32,7 @@ class Visits:
     @property
     def fresh(self) -> np.ndarray:
         """Which events happen now: bool [n]."""
-        return self.times == self.now
+        return np.asarray(self.times == self.now)
 
 
 class VisitPlan(Protocol):
