@@ -18,7 +18,7 @@ _HOMES = {
     "import_log": "fedbandit.data",
     "run": "fedbandit.runs.run",
     "simulate": "fedbandit.simulation.simulate",
-    "compare": "fedbandit.studies.comparing",
+    "compare": "fedbandit.studies.compare",
     "sweep": "fedbandit.studies.sweeps",
     "evaluate": "fedbandit.studies.evaluate",
     "Results": "fedbandit.results",
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from fedbandit.results import Results as Results
     from fedbandit.runs.run import run as run
     from fedbandit.simulation.simulate import simulate as simulate
-    from fedbandit.studies.comparing import compare as compare
+    from fedbandit.studies.compare import compare as compare
     from fedbandit.studies.evaluate import evaluate as evaluate
     from fedbandit.studies.sweeps import sweep as sweep
 

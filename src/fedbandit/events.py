@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbandit.data.dataset import Contexts, contexts_at, contexts_between
+from fedbandit.core.contexts import Contexts
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Events:
     def of_client(self, index: int) -> "Events":
         """The events of one client alone."""
         first, last = int(self.bounds[index]), int(self.bounds[index + 1])
-        contexts = contexts_between(self.contexts, first, last)
+        contexts = self.contexts.slice(first, last)
         missing = None if self.missing is None else self.missing[index : index + 1]
         return self._rows(slice(first, last), np.array([0, last - first]), contexts, missing)
 
@@ -51,7 +51,7 @@ class Events:
         """The events for which `kept` [n] holds, of the same clients."""
         rows = np.flatnonzero(kept)
         bounds = np.searchsorted(rows, self.bounds)
-        return self._rows(rows, bounds, contexts_at(self.contexts, rows), self.missing)
+        return self._rows(rows, bounds, self.contexts.take(rows), self.missing)
 
     def _rows(
         self,

@@ -242,7 +242,7 @@ def test_logged_feedback(tmp_path, name):
         [0, 2],
         [0, 1],
     ]
-    assert dataset.train.contexts(np.arange(3)).ravel().tolist() == [2.0, 3.0, 1.0]
+    assert dataset.train.shared(np.arange(3)).ravel().tolist() == [2.0, 3.0, 1.0]
     without = FederatedDataset.open(import_logged(path, tmp_path / "out2", LoggedOptions(**LOGGED)))
     assert without.train.log.available is None
 

@@ -68,7 +68,7 @@ def test_the_gain_is_estimated_without_bias(estimator):
     rewards = expected_rewards(work.split, work.world, work.num_actions)
 
     def value(model):
-        scores = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
+        scores = lambda rows: work.predictor.predict(model, work.split.contexts(rows))  # noqa: E731
         return policy_value(work.split, range(10, 120), work.policy, scores, rewards)
 
     truth = value(GOOD) - value(BAD)

@@ -24,7 +24,7 @@ def test_rewards_follow_the_truth():
     residual = earned - means
     standard = np.sqrt((means * (1 - means)).sum(axis=0)) / len(rows)
     assert (np.abs(residual.mean(axis=0)) < 3 * standard).all()
-    x = features_of(split.contexts(rows))
+    x = features_of(split.shared(rows))
     assert np.abs(x.T @ residual / len(rows)).max() < 3 * 0.5 / np.sqrt(
         len(rows)
     )  # nothing linear is left over

@@ -6,6 +6,7 @@ import numpy as np
 from builders import dataset_in_memory, random_images, random_text
 
 from fedbandit.config import Config
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
 from fedbandit.environments import Met
@@ -51,7 +52,8 @@ def met_with(labels: Ragged, num_actions: int, clients: np.ndarray | None = None
     """Decisions of round 1 with these labels, each of another client, and contexts of one number."""
     n = len(labels)
     clients = np.arange(n) if clients is None else clients
-    return Met(0, np.ones((n, 1)), labels, clients, np.ones(n, int), np.arange(n), num_actions)
+    contexts = Contexts(np.ones((n, 1)))
+    return Met(0, contexts, labels, clients, np.ones(n, int), np.arange(n), num_actions)
 
 
 def weights_of(simulation: Simulation) -> dict[str, np.ndarray]:

@@ -79,7 +79,7 @@ def live_a_period(agent: Agent, client: int, simulated) -> None:
     first_round = period * simulated.bandit.deploy_every + 1
     visits = work.plan.visits(work.split, np.array([client]), first_round)
     for row in visits.rows[visits.fresh]:
-        contexts = work.split.contexts(np.array([row]))
+        contexts = work.split.shared(np.array([row]))
         assert isinstance(contexts, Ragged)
         decision = agent.choose((contexts.ids, contexts.values))
         met = Met.at_rows(work.split, np.array([row]), work.num_actions, first_round)

@@ -6,6 +6,7 @@ from html import escape
 
 import numpy as np
 import pytest
+from scripts.paper_pages import details, fill, scoreboard, tuned_table
 
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
@@ -25,18 +26,11 @@ from fedbandit.paper.catalogue import (
 )
 from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
 from fedbandit.paper.gallery import TITLE, make_gallery
-from fedbandit.paper.page import (
-    comparison_table,
-    comparisons,
-    details,
-    read_figures,
-    scoreboard,
-    tuned_table,
-)
+from fedbandit.paper.page import comparison_table, comparisons, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import Curves, paired_difference
+from fedbandit.studies.compare import Curves
 from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
@@ -161,9 +155,9 @@ def test_the_regime_is_computed_from_data_and_configuration(tiny_text):
 def test_differences_are_paired_by_the_seeds_that_both_have():
     a = Curves(np.array([[1.0], [5.0]]), np.zeros((2, 1)), (0, 7))
     b = Curves(np.array([[0.5], [2.0], [4.0]]), np.zeros((3, 1)), (0, 3, 7))
-    difference, error = paired_difference(a, b)
-    assert difference == pytest.approx(0.75)
-    assert error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
+    difference = a.minus(b)
+    assert difference.mean == pytest.approx(0.75)
+    assert difference.error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
 
 
 def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
@@ -333,11 +327,12 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     marks = "".join(f"<!-- begin {part} -->old\n<!-- end {part} -->\n" for part in parts)
     markdown = tmp_path / "pages" / "page.md"
     markdown.write_text(f"Before.\n{marks}After.\n")
-    to = ["-o", str(tmp_path / "pages" / "all.html"), "--into", str(markdown)]
+    to = ["-o", str(tmp_path / "pages" / "all.html")]
     monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), *to])
+    with pytest.raises(SystemExit):
+        main()
     for _ in range(2):  # filling a page again changes nothing
-        with pytest.raises(SystemExit):
-            main()
+        fill(markdown, read_figures([tmp_path]))
     filled = markdown.read_text(encoding="utf-8")
     assert filled.startswith("Before.")
     assert filled.endswith("After.\n")

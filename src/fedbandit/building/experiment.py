@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbandit import objectives
+from fedbandit.acting import Predictor
 from fedbandit.algorithms import FedAvg
 from fedbandit.building.parts import (
     build_aggregation,
@@ -28,6 +29,7 @@ from fedbandit.building.parts import (
 )
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
 from fedbandit.core.ragged import Ragged
@@ -42,7 +44,7 @@ from fedbandit.environments.scenarios import drift
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
+from fedbandit.federated.learners.base import ClientSettings, Untrained
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.robust import needs_single
 from fedbandit.federated.round import Phase
@@ -128,7 +130,8 @@ def _bandit_phase(
     header, scheduled = dataset.header, hasattr(policy, "at")
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     learner = trainable.learner(objective, _settings(config), config.device, freezing)
-    _check_scores(learner, weights, header)
+    predictor = trainable.predictor(config.device)
+    _check_scores(predictor, weights, header)
     optimizer = build_optimizer(
         "server.optimizer", config.server.optimizer, config.server.parameters
     )
@@ -147,6 +150,7 @@ def _bandit_phase(
             split=dataset.train,
             plan=_visits(config),
             policy=policy,
+            predictor=predictor,
             learner=learner if config.training else Untrained(learner),
             algorithm=algorithm,
             seed=config.seed,
@@ -247,6 +251,7 @@ def _pretraining_phase(
             split=dataset.train,
             plan=SimpleVisits(seed, deploy_every=1, max_examples=_pretraining_examples(config)),
             policy=Greedy(),
+            predictor=trainable.predictor(config.device),
             learner=trainable.learner(objective, _settings(config, rate), config.device),
             algorithm=FedAvg(
                 build_optimizer("pretraining.server_optimizer", *pretraining_server(config))
@@ -444,13 +449,13 @@ def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) ->
     return Gate(pool, config.seed, **config.gate.model_dump())
 
 
-def _check_scores(learner: Learner, weights: np.ndarray, header: Header) -> None:
+def _check_scores(predictor: Predictor, weights: np.ndarray, header: Header) -> None:
     """Score one blank context, so that a model that does not fit the data is refused now and not in round 1."""
     blank: Any = np.zeros((1, *header.shape), np.float32)
     if header.kind == "sparse":
         blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
     try:
-        shape = learner.predict(weights, blank).mean.shape
+        shape = predictor.predict(weights, Contexts(blank)).mean.shape
     except (
         RuntimeError,
         ValueError,

@@ -434,7 +434,7 @@ def openbandit(
     _run_or_preview(path, out, options, import_open_bandit, preview_open_bandit, dry_run)
 
 
-class Layout(StrEnum):
+class ExportLayout(StrEnum):
     """What a log can be exported to."""
 
     DSJSON = "dsjson"
@@ -444,7 +444,7 @@ class Layout(StrEnum):
 @app.command()
 def export(
     source: Annotated[str, typer.Argument(help="A data set of logged decisions.")],
-    to: Annotated[Layout, typer.Option(help="The layout.")],
+    to: Annotated[ExportLayout, typer.Option(help="The layout.")],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="The file (dsjson) or folder (openbandit) to create."),
@@ -456,7 +456,7 @@ def export(
     from fedbandit.data import open_dataset
     from fedbandit.data.export import export_dsjson, export_open_bandit
 
-    exporter = export_dsjson if to is Layout.DSJSON else export_open_bandit
+    exporter = export_dsjson if to is ExportLayout.DSJSON else export_open_bandit
     typer.echo(f"written: {exporter(open_dataset(source), out, split, to_stderr())}")
 
 
@@ -528,20 +528,17 @@ def info(
         typer.echo(f"contact sheet: {write_contact_sheet(dataset, target)}")
 
 
-@app.command()
-def statistics(
+@app.command("statistics")
+def measure_statistics(
     source: Annotated[
         str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")
     ],
-    no_difficulty: Annotated[
-        bool, typer.Option("--no-difficulty", help="Skip the supervised models.")
-    ] = False,
 ) -> None:
-    """Measure sizes, skew, differences between clients, difficulty."""
+    """Measure sizes, skew and differences between clients."""
     from fedbandit.data import open_dataset
-    from fedbandit.data.embedded.statistics import describe
+    from fedbandit.data.info import statistics
 
-    for line in describe(open_dataset(source), difficulty=not no_difficulty):
+    for line in statistics(open_dataset(source)):
         typer.echo(line)
 
 

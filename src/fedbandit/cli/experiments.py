@@ -86,24 +86,16 @@ def gallery(
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
         "gallery.html"
     ),
-    into: Annotated[
-        list[Path],
-        typer.Option(
-            help="Markdown with begin and end marks for cards, details or table; repeatable."
-        ),
-    ] = [],  # noqa: B006
 ) -> None:
     """Put figures that were made on one page, with their verdicts.
 
     Prints a table of settings and rules with the winner and its margin.
     """
     from fedbandit.core.files import write_text
-    from fedbandit.paper.page import comparison_table, comparisons, fill, page, read_figures
+    from fedbandit.paper.page import comparison_table, comparisons, page, read_figures
 
     figures = read_figures(folders)
     write_text(out, page(figures, out.parent))
-    for markdown in into:
-        fill(markdown, figures)
     typer.echo(comparison_table(comparisons(figures)))
     typer.echo(f"gallery: {out}")
 
@@ -176,8 +168,7 @@ def compare(
     from fedbandit.config import parse_settings
     from fedbandit.report.report import write_report
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.comparing import members_of, run_comparison, seeds_of
-    from fedbandit.studies.curves import telling
+    from fedbandit.studies.compare import members_of, run_comparison, seeds_of, telling
     from fedbandit.studies.sweeps import write_table
 
     members, every = members_of(configurations, parse_settings(settings)), seeds_of(seeds)
@@ -256,13 +247,12 @@ def advise(
     The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a configuration to run.
     """
     from fedbandit.core.files import write_text
-    from fedbandit.report.advice import write_advice
+    from fedbandit.report.advice import advice_of, recommended, write_advice
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.advice import hold
-    from fedbandit.studies.advice_words import advice_of, recommended
+    from fedbandit.studies.advice import run_tournament
 
     with runner_of(engine, ray_address, workers) as runner:
-        held = hold(
+        held = run_tournament(
             data, budget, out, scenario=scenario, epsilon=epsilon or None, runner=runner, say=_note
         )
     text = str(advice_of(held))
@@ -322,7 +312,7 @@ def drift(
     from fedbandit.data import open_dataset
     from fedbandit.results.plots import require_picture
     from fedbandit.runs.local_runner import LocalRunner
-    from fedbandit.studies.curves import telling
+    from fedbandit.studies.compare import telling
     from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
     from fedbandit.studies.sweeps import name_of
 

@@ -22,7 +22,7 @@ class Advance(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressReporter:
     """Reports tasks one after the other to a stream; without a stream, silent."""
 
     stream: TextIO | None
@@ -50,12 +50,12 @@ class Progress:
             yield advance
 
 
-SILENT = Progress(None)
+SILENT = ProgressReporter(None)
 
 
-def to_stderr() -> Progress:
+def to_stderr() -> ProgressReporter:
     """What the command line uses: results go to stdout, progress does not."""
-    return Progress(sys.stderr)
+    return ProgressReporter(sys.stderr)
 
 
 @dataclass

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError
+from fedbandit.data.checksums import cache_folder
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.verification import cache_folder
 
 EMBEDDED = {
     "glyphs": 1,

@@ -14,40 +14,28 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, Features
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.door import (
+from fedbandit.data.checksums import CHECKSUMS, ensure_verified
+from fedbandit.data.encoder import Encoder
+from fedbandit.data.mapped_files import MappedFile, read_pays, read_rows
+from fedbandit.data.validation import (
     AGAIN,
     FINITE,
     PROPENSITY,
     ClientIds,
-    Door,
     FileState,
+    FolderReader,
     Offsets,
-    Rule,
+    ValueRule,
     below,
     checked_fields,
 )
-from fedbandit.data.encoder import Encoder
-from fedbandit.data.paging import Pages, read_pays, read_rows
-from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
 VERSION = 2
-WITHOUT_CHECKSUMS = 1  # the version that 0.1 wrote
-Contexts = np.ndarray | Ragged
-"""What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other feature, value) for sparse."""
-
-
-def contexts_at(contexts: Contexts, rows: np.ndarray) -> Contexts:
-    """Some of the contexts, in the given order."""
-    return contexts.take(rows) if isinstance(contexts, Ragged) else contexts[rows]
-
-
-def contexts_between(contexts: Contexts, start: int, stop: int) -> Contexts:
-    """Contexts start to stop; shares memory with the whole."""
-    return contexts.slice(start, stop) if isinstance(contexts, Ragged) else contexts[start:stop]
 
 
 @dataclass(frozen=True)
@@ -138,7 +126,11 @@ class Split:
         return np.diff(self.offsets)
 
     def contexts(self, rows: np.ndarray) -> Contexts:
-        """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
+        """The decisions of the given rows."""
+        return Contexts(self.shared(rows))
+
+    def shared(self, rows: np.ndarray) -> Features:
+        """What is known of user and moment in the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
         return self._scaled(self.features[rows])
@@ -153,14 +145,14 @@ class Split:
         ):
             return self.contexts(rows), self.labels.take(rows)
         asked = (starts, stops, bounds, rows)
-        return read_rows(features, *asked), read_rows(self.labels, *asked)
+        return Contexts(read_rows(features, *asked)), read_rows(self.labels, *asked)
 
     def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
         """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""
         labels = self.labels.slice(start, stop).copy()
         if isinstance(self.features, Ragged):
-            return self.features.slice(start, stop).copy(), labels
-        return self._scaled(self.features[start:stop]), labels
+            return Contexts(self.features.slice(start, stop).copy()), labels
+        return Contexts(self._scaled(self.features[start:stop])), labels
 
     def _scaled(self, features: np.ndarray) -> np.ndarray:
         if features.dtype != np.uint8:
@@ -194,27 +186,22 @@ class FederatedDataset:
 
     @classmethod
     def open(
-        cls, path: Path | str, *, verify: bool = False, progress: Progress | None = None
+        cls, path: Path | str, *, verify: bool = False, progress: ProgressReporter | None = None
     ) -> "FederatedDataset":
         """Open a folder made by `fedbandit data import` and map its arrays.
 
         The whole of it is read the first time it is opened, and again when a file has changed or `verify` asks for it.
         """
         path = Path(path)
-        door = Door(path)
-        header = _read_header(door)
-        train = _open_split(door, "train", header)
+        reader = FolderReader(path)
+        header = _read_header(reader)
+        train = _open_split(reader, "train", header)
         if train is None:
             raise DataError(f"{path}: the data set has no training split")
-        test = _open_split(door, "test", header)
-        door.look_at("vocabulary.txt")
-        ensure_verified(door, again=verify, progress=progress)
-        return cls(header, train, test, path, door.states)
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether the folder holds checksums; those of 0.1 do not."""
-        return CHECKSUMS in self.files
+        test = _open_split(reader, "test", header)
+        reader.look_at("vocabulary.txt")
+        ensure_verified(reader, again=verify, progress=progress)
+        return cls(header, train, test, path, reader.states)
 
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
@@ -290,8 +277,8 @@ def _how_to_import(path: Path) -> str:
     return f"fedbandit data import {known} --out FOLDER" if known else "fedbandit data import"
 
 
-def _read_header(door: Door) -> Header:
-    path = door.folder
+def _read_header(reader: FolderReader) -> Header:
+    path = reader.folder
     if not path.is_dir() and path.exists():
         raise DataError(
             f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it"
@@ -300,15 +287,15 @@ def _read_header(door: Door) -> Header:
         raise DataError(
             f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one"
         )
-    fields = door.json("header.json")
+    fields = reader.json("header.json")
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
     found = fields.get("version")
-    if found not in (WITHOUT_CHECKSUMS, VERSION):
+    if found != VERSION:
         raise DataError(
             f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again"
         )
-    if found == VERSION and not door.look_at(CHECKSUMS):
+    if not reader.look_at(CHECKSUMS):
         raise DataError(f"{path}: {CHECKSUMS} is missing; {AGAIN}")
     try:
         return Header.from_json(fields)
@@ -316,21 +303,21 @@ def _read_header(door: Door) -> Header:
         raise DataError(f"{path / 'header.json'}: {error}; {AGAIN}") from None
 
 
-def _open_split(door: Door, split: str, header: Header) -> Split | None:
+def _open_split(reader: FolderReader, split: str, header: Header) -> Split | None:
     """The arrays of a split, each of the type and shape that the others and the header ask for."""
-    if not (door.folder / split).is_dir():
+    if not (reader.folder / split).is_dir():
         return None
 
     def array(
-        name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: Rule
+        name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: ValueRule
     ) -> np.ndarray:
-        return door.array(f"{split}/{name}.npy", kinds, shape, rule)
+        return reader.array(f"{split}/{name}.npy", kinds, shape, rule)
 
     def offsets(name: str, rows: int) -> np.ndarray:
         found = array(name, ("int64",), (rows + 1,), Offsets())
         if found[-1] < 0:
             raise DataError(
-                f"{door.folder / split / name}.npy, entry {rows}: {Offsets().wrong(found[-1])}; {AGAIN}"
+                f"{reader.folder / split / name}.npy, entry {rows}: {Offsets().wrong(found[-1])}; {AGAIN}"
             )
         return found
 
@@ -356,7 +343,7 @@ def _open_split(door: Door, split: str, header: Header) -> Split | None:
         chosen = array("actions", ("int32",), (n,), below(header.num_actions))
         rewards = array("rewards", ("float32",), (n,), FINITE)
         propensities = array("propensities", ("float32",), (n,), PROPENSITY)
-        limited = (door.folder / split / "available_ids.npy").exists()
+        limited = (reader.folder / split / "available_ids.npy").exists()
         available = ragged("available", header.num_actions) if limited else None
         log = Log(chosen, rewards, propensities, available)
     return Split(clients, client_offsets, features, labels, header.scale, log)
@@ -391,7 +378,7 @@ def _mapped_bytes() -> int:
         os.close(handle)
 
 
-def _mappings(dataset: FederatedDataset) -> Iterator[Pages]:
+def _mappings(dataset: FederatedDataset) -> Iterator[MappedFile]:
     for split in (dataset.train, dataset.test):
         if split is None:
             continue
@@ -400,5 +387,5 @@ def _mappings(dataset: FederatedDataset) -> Iterator[Pages]:
             arrays += [part.offsets, part.ids, part.values] if isinstance(part, Ragged) else [part]
         for array in arrays:
             base: Any = None if array is None else array.base
-            if isinstance(base, Pages):
+            if isinstance(base, MappedFile):
                 yield base

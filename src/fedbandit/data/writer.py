@@ -15,12 +15,12 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
+from fedbandit.data.checksums import write_checksums
 from fedbandit.data.dataset import Header, Log
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.spool import Spool
-from fedbandit.data.verification import write_checksums
+from fedbandit.data.split_writer import SplitWriter
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
@@ -39,9 +39,6 @@ def claim(path: Path, flags: int, out: Path) -> int:
     return lock
 
 
-_FLUSH_EVERY = 4096  # examples added one by one before they go to disk
-
-
 def check_target(out: Path | str) -> Path:
     """Refuse a target that already holds something, before any work is done for it."""
     out = Path(out)
@@ -54,7 +51,10 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order, then `finish()`. As a context manager it cleans up unless finished."""
+    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up unless finished.
+
+    Memory holds one batch and a few bytes for every client, however many examples there are.
+    """
 
     def __init__(
         self,
@@ -94,13 +94,12 @@ class DatasetWriter:
         )  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
-        if self._dtype not in (np.float32, np.uint8):  # what the door lets in
+        if self._dtype not in (np.float32, np.uint8):  # what a reader lets in
             raise DataError(
                 f"{self.out}: features are stored as float32 or uint8, not {self._dtype}"
             )
         self._folder = self.out.parent / f".{self.out.name}.partial"
-        self._spools: dict[str, Spool] = {}
-        self._pending: dict[str, list[tuple[Any, ...]]] = {}
+        self._splits: dict[str, SplitWriter] = {}
         self._made_parents = [
             p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()
         ]
@@ -115,32 +114,14 @@ class DatasetWriter:
 
     def close(self) -> None:
         """Throw away whatever is not finished."""
-        for spool in self._spools.values():
-            spool.close()
+        for writer in self._splits.values():
+            writer.close()
         if self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._release()
         for parent in self._made_parents:  # innermost first
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
-
-    def add(
-        self,
-        client: str,
-        features: np.ndarray | tuple[np.ndarray, np.ndarray],
-        labels: Iterable[int] = (),
-        *,
-        split: str = "train",
-        action: int = 0,
-        reward: float = 0.0,
-        propensity: float = 1.0,
-        available: Iterable[int] | None = None,
-    ) -> None:
-        """Add one example: dense features [*shape], or (word ids, values) for sparse text."""
-        pending = self._pending.setdefault(split, [])
-        pending.append((client, features, list(labels), action, reward, propensity, available))
-        if len(pending) >= _FLUSH_EVERY:
-            self._flush(split)
 
     def add_many(
         self,
@@ -151,23 +132,23 @@ class DatasetWriter:
         split: str = "train",
         log: Log | None = None,
     ) -> None:
-        """Add many examples at once; `clients` holds one id per example."""
-        self._flush(split)
-        self._spool(split).add_many(clients, features, labels, log)
+        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows, labels are rows.
+
+        A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
+        """
+        self._split_writer(split).add_many(clients, features, labels, log)
 
     def num_clients(self, split: str = "train") -> int:
         """How many clients of a split have examples so far."""
-        return self._spools[split].clients if split in self._spools else 0
+        return self._splits[split].clients if split in self._splits else 0
 
     def num_examples(self, split: str = "train") -> int:
         """How many examples a split has so far."""
-        return self._spools[split].examples if split in self._spools else 0
+        return self._splits[split].examples if split in self._splits else 0
 
-    def finish(self, progress: Progress = SILENT) -> Path:
+    def finish(self, progress: ProgressReporter = SILENT) -> Path:
         """Group the examples by client, write header and arrays, and give the folder its name."""
-        for split in list(self._pending):
-            self._flush(split)
-        train = self._spools.get("train")
+        train = self._splits.get("train")
         if train is None or train.examples == 0:
             raise DataError(
                 f"{self.out.name}: no client has a training example; nothing was written"
@@ -176,12 +157,12 @@ class DatasetWriter:
             json.dumps(self._header, default=Encoder.to_json, sort_keys=True).encode()
         )
         sums: dict[str, str] = {}
-        size = sum(spool.size for spool in self._spools.values())
+        size = sum(writer.size for writer in self._splits.values())
         with progress.task("Grouping by client", size, unit="B") as advance:
-            for split, spool in sorted(self._spools.items()):
-                if spool.examples:
-                    sums |= spool.complete(self._folder / split, digest, advance)
-                spool.close()
+            for split, writer in sorted(self._splits.items()):
+                if writer.examples:
+                    sums |= writer.complete(self._folder / split, digest, advance)
+                writer.close()
         if self._vocabulary is not None:
             text = "".join(f"{word}\n" for word in self._vocabulary).encode()
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
@@ -215,10 +196,10 @@ class DatasetWriter:
             os.close(self._lock)
             self._lock = None
 
-    def _spool(self, split: str) -> Spool:
-        if split not in self._spools:
+    def _split_writer(self, split: str) -> SplitWriter:
+        if split not in self._splits:
             h = self._header
-            self._spools[split] = Spool(
+            self._splits[split] = SplitWriter(
                 self._folder / f"{split}.spool",
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
@@ -226,39 +207,7 @@ class DatasetWriter:
                 dtype=self._dtype,
                 logged=h["logged"],
             )
-        return self._spools[split]
-
-    def _flush(self, split: str) -> None:
-        pending = self._pending.pop(split, [])
-        if not pending:
-            return
-        clients, contexts, labels, actions, rewards, propensities, available = zip(
-            *pending, strict=True
-        )
-        features: np.ndarray | Ragged
-        if self._header["kind"] == "sparse":
-            features = Ragged(
-                np.cumsum([0, *(len(ids) for ids, _ in contexts)]),
-                np.concatenate([np.asarray(ids, np.int32) for ids, _ in contexts]),
-                np.concatenate([np.asarray(values, np.float32) for _, values in contexts]),
-            )
-        else:
-            features = np.stack([np.asarray(context, self._dtype) for context in contexts])
-        log = None
-        if self._header["logged"]:
-            sets = None
-            if any(choice is not None for choice in available):
-                everything = list(range(len(self._header["actions"])))
-                sets = Ragged.from_rows(
-                    [everything if choice is None else list(choice) for choice in available]
-                )
-            log = Log(
-                np.array(actions, np.int32),
-                np.array(rewards, np.float32),
-                np.array(propensities, np.float32),
-                sets,
-            )
-        self._spool(split).add_many(clients, features, Ragged.from_rows(list(labels)), log)
+        return self._splits[split]
 
 
 def _claimed(folder: Path, out: Path) -> int:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator, normals
-from fedbandit.data.dataset import Contexts, Header
+from fedbandit.data.dataset import Header
 from fedbandit.environments.changes import changed_like
 from fedbandit.environments.met import Environment, Met, highest
 
@@ -73,13 +74,15 @@ class Linear:
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
         """The mean of the chosen action plus normal noise: float32 [n]."""
-        means = 0.5 + self.strength * _chosen_product(met.contexts, self.theta, actions)
+        means = 0.5 + self.strength * _chosen_product(met.contexts.shared, self.theta, actions)
         drawn = means + self.noise * met.normals("noise", met.items(actions))
         return np.asarray(drawn, np.float32)
 
     def expected(self, met: Met) -> np.ndarray:
         """0.5 + strength · θ'x: float32 [n, K]."""
-        return np.float32(0.5) + np.float32(self.strength) * _products(met.contexts, self.theta)
+        return np.float32(0.5) + np.float32(self.strength) * _products(
+            met.contexts.shared, self.theta
+        )
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,12 @@ class Logistic:
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
         """1 where the action is clicked, else 0: float32 [n]."""
-        products = _chosen_product(met.contexts, self.theta, actions)
+        products = _chosen_product(met.contexts.shared, self.theta, actions)
         return _clicked(met, _sigmoid(self.bias + self.strength * products), actions)
 
     def expected(self, met: Met) -> np.ndarray:
         """The probability of a click on every action: float32 [n, K]."""
-        return _sigmoid(self.bias + self.strength * _products(met.contexts, self.theta))
+        return _sigmoid(self.bias + self.strength * _products(met.contexts.shared, self.theta))
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,9 @@ class Preferences:
         return _clicked(met, means, actions) if self.clicks else means
 
     def expected(self, met: Met) -> np.ndarray:
-        """The mean reward of every action: float32 [n, K]."""
-        return self._means(met.clients[:, None], met.items())
+        """The mean reward of every action: float32 [n, K] or [m]."""
+        items = met.items()
+        return self._means(met.beside(items, met.clients), items)
 
     def _means(self, clients: np.ndarray, items: np.ndarray) -> np.ndarray:
         (users, user), (things, thing) = _distinct(clients), _distinct(items)
@@ -158,7 +162,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
-def _chosen_product(contexts: Contexts, theta: np.ndarray, actions: np.ndarray) -> np.ndarray:
+def _chosen_product(contexts: Features, theta: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """x'θ_a for one action per context, x at length 1: float64 [n]."""
     if isinstance(contexts, Ragged):
         rows, values = _unit_entries(contexts)
@@ -167,7 +171,7 @@ def _chosen_product(contexts: Contexts, theta: np.ndarray, actions: np.ndarray) 
     return np.asarray((_unit_rows(contexts) * theta.T[actions]).sum(axis=1))
 
 
-def _products(contexts: Contexts, theta: np.ndarray) -> np.ndarray:
+def _products(contexts: Features, theta: np.ndarray) -> np.ndarray:
     """x'θ_a for every action, x at length 1: float32 [n, K]."""
     if not isinstance(contexts, Ragged):
         return np.asarray(_unit_rows(contexts) @ theta, np.float32)

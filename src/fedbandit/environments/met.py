@@ -9,9 +9,11 @@ from zlib import crc32
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts
+from fedbandit.core.prediction import at_actions
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, normals, uniforms
-from fedbandit.data.dataset import Contexts, Split, contexts_at
+from fedbandit.data.dataset import Split
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Met:
     """n decisions: who met what, when. Random draws are addressed by the decision and an item.
 
     An action is a place in the decision's list of actions, and the item is what stands there. For
-    fixed actions the two are the same number.
+    fixed actions the two are the same number. Values of all actions are [n, K], and over
+    candidates flat [m], one per candidate.
 
     Draws depend on (seed, time, client, position, item, purpose) and on nothing else. Policies
     that run with the same seed therefore meet the same world: had two of them chosen the same
@@ -28,7 +31,8 @@ class Met:
     Examples:
         >>> import numpy as np
         >>> labels, zeros = Ragged.from_rows([[0], [1]]), np.zeros(2, np.int64)
-        >>> met = Met(0, np.zeros((2, 3)), labels, zeros, zeros + 1, np.arange(2), num_actions=4)
+        >>> contexts = Contexts(np.zeros((2, 3)))
+        >>> met = Met(0, contexts, labels, zeros, zeros + 1, np.arange(2), num_actions=4)
         >>> every = met.uniforms("click", met.items())
         >>> every.shape
         (2, 4)
@@ -47,29 +51,45 @@ class Met:
     def __len__(self) -> int:
         return len(self.clients)
 
+    @property
+    def bounds(self) -> np.ndarray | None:
+        """Where the candidates of each decision begin: int64 [n + 1]; None for fixed actions."""
+        return None if self.contexts.candidates is None else self.contexts.candidates.bounds
+
     def items(self, actions: np.ndarray | None = None) -> np.ndarray:
-        """The items behind chosen actions: int64 [n]; without actions those of all: [n, K]."""
+        """The items behind chosen actions: int64 [n]; without actions of all: [n, K] or [m]."""
+        shown = self.contexts.candidates
+        if shown is not None:
+            return shown.items if actions is None else self.chosen(shown.items, actions)
         if actions is not None:
             return actions
         return np.broadcast_to(np.arange(self.num_actions), (len(self), self.num_actions))
 
     def chosen(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """The entries [n] of values [n, K] that belong to the chosen actions [n]."""
-        return np.take_along_axis(values, actions[:, None], axis=1)[:, 0]
+        """The values [n] of the chosen actions [n], out of those of all actions."""
+        return at_actions(values, actions, self.bounds)
+
+    def beside(self, items: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """Values [n] of decisions, each beside the items of its decision."""
+        if items.ndim == 2:
+            return values[:, None]
+        if len(items) == len(self) or self.bounds is None:
+            return values
+        return np.repeat(values, np.diff(self.bounds))
 
     def uniforms(self, purpose: str, items: np.ndarray) -> np.ndarray:
-        """Draws from [0, 1) for items [n] or [n, K], in their shape: float64."""
+        """Draws from [0, 1) for items of one action per decision, or of all: float64."""
         return uniforms(self.seed, Purpose.WORLD, *self._address(purpose, items))
 
     def normals(self, purpose: str, items: np.ndarray) -> np.ndarray:
-        """Standard normal draws for items [n] or [n, K], in their shape: float64."""
+        """Standard normal draws for items of one action per decision, or of all: float64."""
         return normals(self.seed, Purpose.WORLD, *self._address(purpose, items))
 
     def take(self, rows: np.ndarray) -> "Met":
         """Some of the decisions; each keeps its draws."""
         return Met(
             self.seed,
-            contexts_at(self.contexts, rows),
+            self.contexts.take(rows),
             self.labels.take(rows),
             self.clients[rows],
             self.times[rows],
@@ -93,9 +113,7 @@ class Met:
 
     def _address(self, purpose: str, items: np.ndarray) -> tuple[np.ndarray | int, ...]:
         parts = (self.times, self.clients, self.positions)
-        if items.ndim == 2:
-            parts = tuple(part[:, None] for part in parts)  # type: ignore[assignment]
-        return crc32(purpose.encode()), *parts, items
+        return crc32(purpose.encode()), *(self.beside(items, part) for part in parts), items
 
 
 class Environment(Protocol):
@@ -110,7 +128,7 @@ class Environment(Protocol):
         ...
 
     def expected(self, met: Met) -> np.ndarray | None:
-        """The mean reward of every action: float32 [n, K]; None where it is not known.
+        """The mean reward of every action: float32 [n, K] or [m]; None where it is not known.
 
         Exact regret, full-information training and the best constant action come from it.
         """

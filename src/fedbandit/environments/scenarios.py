@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.prediction import entries_of
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
 from fedbandit.environments.changes import Liked, Renamed
@@ -60,14 +61,15 @@ class Scenario:
         return paid
 
     def expected(self, met: Met) -> np.ndarray | None:
-        """The mean reward of every action: float32 [n, K]; None where it is not known."""
-        means = np.zeros((len(met), met.num_actions), np.float32)
+        """The mean reward of every action: float32 [n, K] or [m]; None where it is not known."""
+        means = np.zeros(met.items().shape, np.float32)
         for stage, part, rows in self._parts(met):
             found = stage.environment.expected(part)
             if found is None:
                 return None
-            _check(stage.environment, "expected", found, (len(part), met.num_actions))
-            means[rows] = found
+            _check(stage.environment, "expected", found, part.items().shape)
+            whole = met.bounds is None or part is met
+            means[rows if whole else entries_of(met.bounds, rows)] = found
         return means
 
     def regret(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
@@ -76,7 +78,9 @@ class Scenario:
         if means is None:
             return None
         means = means.astype(np.float64)
-        best = (means if exist is None else np.where(exist, means, -np.inf)).max(axis=1)
+        can = means if exist is None else np.where(exist, means, -np.inf)
+        shown = met.bounds
+        best = can.max(axis=1) if shown is None else np.maximum.reduceat(can, shown[:-1])
         return np.asarray(best - met.chosen(means, actions))
 
     def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedbandit.acting import Predictor, explore
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.environments import Environment, Met
-from fedbandit.federated.learners.base import Learner
 from fedbandit.policies import Greedy, Policy
 
 if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
@@ -21,7 +21,7 @@ _EVALUATION_ROWS = 4096
 
 
 def held_out_metrics(
-    learner: Learner, weights: np.ndarray, split: Split, multilabel: bool
+    predictor: Predictor, weights: np.ndarray, split: Split, multilabel: bool
 ) -> dict[str, float]:
     """Accuracy of the best-scored action, or for several labels per example micro-averaged recall of the best five."""
     hits = labels_seen = 0
@@ -29,7 +29,7 @@ def held_out_metrics(
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
         stop = min(start + _EVALUATION_ROWS, split.num_examples)
         contexts, labels = split.between(start, stop)
-        scores = learner.predict(weights, contexts).mean
+        scores = predictor.predict(weights, contexts).mean
         hits += loops.labels_among_best(
             np.ascontiguousarray(scores), labels.offsets, labels.ids, top
         )
@@ -146,7 +146,7 @@ def policy_value(
     total = 0.0
     for start in range(0, len(rows), _ROWS):
         block = slice(start, start + _ROWS)
-        probabilities = policy.probabilities(predictions(rows[block]).astype(np.float64), available)
+        probabilities = explore(policy, predictions(rows[block]).astype(np.float64), available)
         total += float(share[block] @ (probabilities * rewards(rows[block])).sum(axis=1))
     return total / len(chosen)
 

@@ -6,11 +6,13 @@ This is the unit of work of every engine. Its result depends on the chunk alone,
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
+from fedbandit.acting import Actor, Chosen, NotFinite, Predictor, WrongProbabilities
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.loops import loops
 from fedbandit.core.parts import resolve
@@ -18,7 +20,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, poisson, uniforms
-from fedbandit.data.dataset import Contexts, Split, contexts_at
+from fedbandit.data.dataset import Split
 from fedbandit.environments import Met, Scenario
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
@@ -29,7 +31,7 @@ from fedbandit.federated.pipeline import Stage as PipelineStage
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import DoublyRobust
-from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
+from fedbandit.policies import Policy, importance_scale, rule_at
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class ClientWork:
     split: Split
     plan: VisitPlan
     policy: Policy
+    predictor: Predictor
     learner: Learner
     algorithm: Algorithm
     seed: int
@@ -187,12 +190,21 @@ class ClientWork:
         """The rule that ships with a deployed version."""
         return rule_at(self.policy, version.progress)
 
+    def predictions(self, weights: np.ndarray) -> Callable[[np.ndarray], Prediction]:
+        """From rows of the split to what the model of these weights says about them."""
+        return lambda rows: self.predictor.predict(weights, self.split.contexts(rows))
+
+    def actor(self, version: Version) -> Actor:
+        """A deployed version, ready to act."""
+        return Actor(self.predictor, version.weights, self.rule(version))
+
     def _chosen(
         self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
     ) -> Events:
         """What the clients log when they meet these contexts."""
         available = self.world.available(visits.rounds)
-        predicted, actions, propensities = self._drawn(visits, contexts, available, broadcast)
+        chosen = self._drawn(visits, contexts, available, broadcast)
+        actions, propensities = chosen.actions, chosen.propensities
         met = Met(
             self.seed,
             contexts,
@@ -205,7 +217,9 @@ class ClientWork:
         rewards = self.world.rewards(met, actions)
         targets = self.world.expected(met) if self.supervised else None
         if self.doubly_robust is not None:
-            targets = self.doubly_robust.targets(predicted.mean, actions, rewards, propensities)
+            targets = self.doubly_robust.targets(
+                chosen.prediction.mean, actions, rewards, propensities
+            )
         arrives = visits.times + self.world.delay
         fresh, known = arrives == visits.now, arrives <= visits.now
         missing, observed = None, self.world.observed(met, actions)
@@ -234,64 +248,48 @@ class ClientWork:
         contexts: Contexts,
         available: np.ndarray | None,
         broadcast: Broadcast,
-    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
-        """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
+    ) -> Chosen:
+        """Each row by the version that its client held at the time."""
         draws = loops.uniforms(
             self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions
         )
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
             return self._by_version(
-                broadcast.deployed[int(versions[0])],
-                contexts,
-                draws,
-                visits.clients,
-                available,
-                broadcast,
+                int(versions[0]), contexts, draws, visits.clients, available, broadcast
             )
         dtype = next(iter(broadcast.received.values())).dtype
-        whole, actions = (
-            Prediction(np.zeros((0, self.num_actions), dtype)),
-            np.zeros(len(versions), np.int64),
-        )
-        propensities: np.ndarray | None = None
+        none = Prediction(np.zeros((0, self.num_actions), dtype))
+        whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
-            some, deployed = contexts_at(contexts, rows), broadcast.deployed[int(version)]
+            some, clients = contexts.take(rows), visits.clients[rows]
             exist = available if available is None or available.ndim == 1 else available[rows]
-            found, chosen, chances = self._by_version(
-                deployed, some, draws[rows], visits.clients[rows], exist, broadcast
-            )
-            if propensities is None:
-                whole, propensities = (
-                    found.like(len(versions)),
-                    np.zeros(len(versions), chances.dtype),
-                )
+            found = self._by_version(int(version), some, draws[rows], clients, exist, broadcast)
+            if not len(whole.actions):
+                whole = found.like(contexts)
             whole.put(rows, found)
-            actions[rows], propensities[rows] = chosen, chances
-        return whole, actions, np.zeros(0, dtype) if propensities is None else propensities
+        return whole
 
     def _by_version(
         self,
-        version: Version,
+        version: int,
         contexts: Contexts,
         draws: np.ndarray,
         clients: np.ndarray,
         available: np.ndarray | None,
         broadcast: Broadcast,
-    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
-        prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
+    ) -> Chosen:
+        actor = self.actor(broadcast.deployed[version])
         try:
-            drawn = _drawn_at_once(rule, prediction, draws) if available is None else None
-            if drawn is not None:
-                return prediction, *drawn
-            probabilities = rule.probabilities(prediction, available)
-        except ValueError:
-            self._check_finite(prediction, clients, broadcast.round)
-            raise
-        if not is_built_in(rule):  # what comes from outside is looked at, every time
-            self._check_probabilities(probabilities, prediction, rule, available, broadcast)
-        return prediction, *loops.draw_actions(probabilities, draws)
+            return actor.choose(contexts, draws, available)
+        except WrongProbabilities as error:
+            raise ConfigError(f"policy.name: {error}, in round {broadcast.round}") from None
+        except NotFinite as error:
+            client = self.split.client_id(int(clients[error.row]))
+            raise Diverged(
+                f"diverged at round {broadcast.round}: the scores of client {client} are not finite"
+            ) from None
 
     def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
@@ -306,38 +304,3 @@ class ClientWork:
         address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
         counts = poisson(uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
         return counts if scales is None else counts * scales[:, None]
-
-    def _check_probabilities(
-        self,
-        probabilities: np.ndarray,
-        prediction: Prediction,
-        rule: Policy,
-        available: np.ndarray | None,
-        broadcast: Broadcast,
-    ) -> None:
-        try:
-            check_probabilities(probabilities, prediction, available)
-        except ValueError as error:
-            raise ConfigError(
-                f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}"
-            ) from None
-
-    def _check_finite(self, prediction: Prediction, clients: np.ndarray, round_number: int) -> None:
-        """Weights can be finite and still give scores that are not: that is divergence, too."""
-        bad = np.flatnonzero(~prediction.finite())
-        if len(bad):
-            name = self.split.client_id(int(clients[bad[0]]))
-            raise Diverged(
-                f"diverged at round {round_number}: the scores of client {name} are not finite"
-            )
-
-
-def _drawn_at_once(
-    rule: Policy, prediction: Prediction, draws: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Actions and their probabilities by compiled loops; None where there is only the plain way."""
-    if not loops.compiling:
-        return None
-    from fedbandit.federated.exploring import drawn_at_once
-
-    return drawn_at_once(rule, prediction, draws)

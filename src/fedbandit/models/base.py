@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
+from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Header
 
 if TYPE_CHECKING:
@@ -39,12 +40,18 @@ class DataSpec:
         return cls(header.kind, header.shape, header.num_actions)
 
 
+def _no_scores(params: Params, x: Any) -> "torch.Tensor":
+    raise ConfigError("model.name: the model has no `scores`, so gradients cannot train it")
+
+
 @dataclass(frozen=True)
 class Model:
     """`init(seed)` makes named arrays; `scores(params, x)` scores all actions with tensors of the same names.
 
-    `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it. A model
-    with `heads` is an ensemble: its scores are [n, heads, K].
+    `kernel` names a faster way to train exactly this model; without one, automatic differentiation
+    does it. A model with `heads` is an ensemble: its scores are [n, heads, K]. A model with
+    `predict(params, contexts) -> Prediction` acts by it, with numpy parameters, and can so say how
+    sure it is (`width`); it needs `scores` only where gradients train it.
 
     Examples:
         >>> import numpy as np, torch
@@ -56,9 +63,10 @@ class Model:
     """
 
     init: Callable[[int], dict[str, np.ndarray]]
-    scores: Callable[[Params, Any], "torch.Tensor"]
+    scores: Callable[[Params, Any], "torch.Tensor"] = _no_scores
     kernel: Literal["sparse-linear", "dense-linear", "mlp", "sparse-mlp", "cnn"] | None = None
     heads: int = 0
+    predict: Callable[[dict[str, np.ndarray], Any], Prediction] | None = None
 
 
 @dataclass(frozen=True)

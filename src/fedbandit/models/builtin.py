@@ -56,7 +56,9 @@ def _products(weight: "torch.Tensor", x: Any) -> Any:
 
     if isinstance(x, torch.Tensor):
         return x.flatten(1) @ weight
-    ids, offsets = (torch.as_tensor(a.astype(np.int64)) for a in (x.ids, x.offsets))
+    ids, offsets = (
+        torch.as_tensor(a.astype(np.int64)).to(weight.device) for a in (x.ids, x.offsets)
+    )
     values = torch.as_tensor(x.values).to(weight)
     return torch.nn.functional.embedding_bag(
         ids, weight, offsets, mode="sum", per_sample_weights=values, include_last_offset=True

@@ -33,19 +33,13 @@ from fedbandit.paper.catalogue import (
     figure,
     labels_of,
 )
+from fedbandit.results.differences import Difference, from_zero, standard_error, with_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import (
-    Curves,
-    paired_difference,
-    read_curves,
-    run_members,
-    standard_error,
-    table,
-    telling,
-    with_error,
-)
+from fedbandit.studies.compare import Curves, read_curves, run_members, table, telling
 from fedbandit.studies.search import effort, effort_in_words, scaled, tune
+
+Verdict = Literal["agrees", "disagrees", "not clear"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class FigureVerdict:
     words: str
     difference: float
     error: float
-    verdict: Literal["agrees", "disagrees", "not clear"]
+    verdict: Verdict
 
 
 def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
@@ -64,16 +58,14 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
     match claim:
         case Above():
             text = f"{claim.higher} above {claim.lower}"
-            return _positive(
-                text, claim.words, *paired_difference(curves[claim.higher], curves[claim.lower])
-            )
+            return _positive(text, claim.words, curves[claim.higher].minus(curves[claim.lower]))
         case Alike():
             pair = curves[claim.one], curves[claim.other]
             allowed = _ALIKE * max(
                 (member.final.mean() for member in pair if len(member.final)), default=math.nan
             )
             text = f"{claim.one} about as {claim.other}"
-            return _within(text, claim.words, *paired_difference(*pair), -allowed, allowed)
+            return _within(text, claim.words, pair[0].minus(pair[1]), -allowed, allowed)
         case NearBest():
             ended = [label for label in claim.others if len(curves[label].final)]
             best = max(
@@ -81,51 +73,50 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
             )
             allowed = _ALIKE * float(curves[best].final.mean()) if ended else math.nan
             text = f"{claim.member} the best or close to {best}"
-            found = paired_difference(curves[claim.member], curves[best])
-            return _within(text, claim.words, *found, -allowed, math.inf)
+            found = curves[claim.member].minus(curves[best])
+            return _within(text, claim.words, found, -allowed, math.inf)
         case Steady():
             final = curves[claim.member].final
             spread = float(final.std(ddof=1) / final.mean()) if len(final) > 1 else math.nan
             text = f"{claim.member}'s standard deviation over its mean, at most {_NEGLIGIBLE:g}"
             enough = len(final) > 2  # two trials may be alike by chance
-            verdict = (
-                "not clear" if not enough else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
-            )
-            return FigureVerdict(text, claim.words, spread, math.nan, verdict)  # type: ignore[arg-type]
+            verdict: Verdict = "agrees" if spread <= _NEGLIGIBLE else "disagrees"
+            verdict = verdict if enough else "not clear"
+            return FigureVerdict(text, claim.words, spread, math.nan, verdict)
         case GrowsSurer():
             first, last = _parts(curves[claim.member].propensity, 10, (0, -1))
             text = f"{claim.member}: probability in the last tenth above the first"
-            return _positive(text, claim.words, *_mean_and_error(last - first))
+            return _positive(text, claim.words, from_zero(last - first))
         case MattersMore():
             one, other = _paired(curves[claim.noisy], curves[claim.plain])
             early, late = _parts(np.abs(one - other), 2, (0, 1))
             difference = early - late if claim.half == "first" else late - early
             text = f"{claim.noisy} against {claim.plain}: probability moved more in the {claim.half} half"
-            return _positive(text, claim.words, *_mean_and_error(difference))
+            return _positive(text, claim.words, from_zero(difference))
 
 
-def _positive(text: str, words: str, difference: float, error: float) -> FigureVerdict:
-    sure = np.isfinite(error) and abs(difference) > _SURE * error
-    verdict = ("agrees" if difference > 0 else "disagrees") if sure else "not clear"
-    return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
+def _positive(text: str, words: str, found: Difference) -> FigureVerdict:
+    """Whether a difference lies above zero, two standard errors at least; no difference at all decides nothing."""
+    verdict: Verdict = "agrees" if found.mean > 0 else "disagrees"
+    sure = abs(found.mean) > _SURE * found.error
+    return FigureVerdict(text, words, found.mean, found.error, verdict if sure else "not clear")
 
 
-def _within(
-    text: str, words: str, difference: float, error: float, low: float, high: float
-) -> FigureVerdict:
-    slack = _SURE * error if np.isfinite(error) else math.inf
-    verdict = "not clear"
-    if low <= difference - slack and difference + slack <= high:
+def _within(text: str, words: str, found: Difference, low: float, high: float) -> FigureVerdict:
+    """Whether a difference lies between these ends, two standard errors either way."""
+    slack = _SURE * found.error if math.isfinite(found.error) else math.inf
+    verdict: Verdict = "not clear"
+    if low <= found.mean - slack and found.mean + slack <= high:
         verdict = "agrees"
-    elif difference + slack < low or difference - slack > high:
+    elif found.mean + slack < low or found.mean - slack > high:
         verdict = "disagrees"
-    return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
+    return FigureVerdict(text, words, found.mean, found.error, verdict)
 
 
 def _parts(
     curves: np.ndarray, number: int, which: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means over two of so many equal parts of the rounds: [seeds] each."""
+    """Means over two of `number` equal parts of the rounds: [seeds] each."""
     parts = np.array_split(np.nan_to_num(curves), min(number, max(1, curves.shape[1])), axis=1)
     first, second = (parts[i].mean(axis=1) if curves.size else np.zeros(0) for i in which)
     return first, second
@@ -136,10 +127,6 @@ def _paired(one: Curves, other: Curves) -> tuple[np.ndarray, np.ndarray]:
     shared = [seed for seed in one.seeds if seed in other.seeds]
     first, second = (c.propensity[[c.seeds.index(seed) for seed in shared]] for c in (one, other))
     return first, second
-
-
-def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    return (float(values.mean()), standard_error(values)) if len(values) else (math.nan, math.nan)
 
 
 def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
@@ -299,7 +286,7 @@ def make_figure(
 def describe(
     dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str
 ) -> str:
-    """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
+    """Caption facts: data, length, seeds, and more."""
     who = f"{dataset.train.num_clients:,} clients"
     parts = [
         f"data: {dataset.header.name}, {who}",

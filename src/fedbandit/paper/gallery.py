@@ -10,7 +10,7 @@ from fedbandit.data import open_dataset
 from fedbandit.paper.catalogue import figure
 from fedbandit.paper.figures import FigureRequest, Made, describe, make_figure, runs_folder
 from fedbandit.paper.page import page, read_figures
-from fedbandit.studies.curves import telling
+from fedbandit.studies.compare import telling
 from fedbandit.studies.drift import DriftOutcome, DriftStudy, draw, run_study, table
 
 TITLE = "labels trade places half-way; how far policies fall, how soon they recover"

@@ -210,7 +210,7 @@ def context_of(split: Split, row: int) -> Any:
         assert features.values is not None
         begin, end = features.offsets[row], features.offsets[row + 1]
         return [(int(features.ids[j]), float(features.values[j])) for j in range(begin, end)]
-    return split.contexts(np.array([row]))[0].astype(np.float64).reshape(-1)  # type: ignore[index]
+    return split.shared(np.array([row]))[0].astype(np.float64).reshape(-1)  # type: ignore[index]
 
 
 def labels_of(split: Split, row: int) -> list[int]:

@@ -24,7 +24,7 @@ from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import run_members, table
+from fedbandit.studies.compare import run_members, table
 
 _CHARTS = {
     "running_reward": "Running average reward",

@@ -19,12 +19,17 @@ from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.data.info import describe
 from fedbandit.privacy.reporting import in_one_line
-from fedbandit.results.differences import Difference, Differences, differences
+from fedbandit.results.differences import (
+    Difference,
+    Differences,
+    differences,
+    standard_error,
+    with_error,
+)
 from fedbandit.results.plots import styles_of_best
 from fedbandit.results.reading import readable
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.index import Problem, RunGroup
-from fedbandit.studies.curves import standard_error, with_error
 
 Columns = Mapping[str, np.ndarray]  # values by name, one a round; NaN where a round has none
 

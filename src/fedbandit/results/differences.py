@@ -20,6 +20,7 @@ class Difference:
     low: float | None
     high: float | None
     seeds: int
+    error: float = math.nan  # the standard error of the mean
 
     @property
     def told_apart(self) -> bool:
@@ -61,13 +62,23 @@ def from_zero(differences: np.ndarray) -> Difference:
         return Difference(mean, None, None, seeds)
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
-    reach = quantile * float(differences.std(ddof=1)) / math.sqrt(seeds)
-    return Difference(mean, mean - reach, mean + reach, seeds)
+    error = standard_error(differences)
+    reach = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2)) * error
+    return Difference(mean, mean - reach, mean + reach, seeds, error)
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """The standard error of the mean over seeds, values [seeds]; NaN for a single one."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def with_error(text: str, error: float) -> str:
+    """`text ± error`; the text alone where a single seed gives no error."""
+    return f"{text} ± {error:.4f}" if math.isfinite(error) else text
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ConfigurationOutcome:
     """A configuration's mean reward, and its difference from the reference; None for the reference itself."""
 
     configuration: str
@@ -81,7 +92,7 @@ class Differences:
     """What every configuration came to beside a reference, best first; printed, it is a table with a verdict."""
 
     reference: str
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ConfigurationOutcome]
     lead: Difference | None = None  # of the first over the second
 
     def __repr__(self) -> str:
@@ -137,7 +148,7 @@ class Differences:
             )
         return f"{first.configuration} and {second.configuration} cannot be told apart with {over}"
 
-    def _said(self, one: Outcome) -> list[str]:
+    def _said(self, one: ConfigurationOutcome) -> list[str]:
         if one.difference is None:
             return [
                 "-",
@@ -164,7 +175,7 @@ def differences(
     ranked = sorted(known, key=lambda label: -means[label])
     beside = ranked[0] if reference is None and ranked else reference or ""
     outcomes = [
-        Outcome(
+        ConfigurationOutcome(
             label,
             means[label],
             len(known[label]),

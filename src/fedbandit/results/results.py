@@ -246,7 +246,7 @@ class Results:
             save_picture(figure, Path(path))
         return figure
 
-    def summary(self) -> "Summary":
+    def summary(self) -> "ResultsSummary":
         """One row per configuration: runs, rounds, the final running reward with its standard error, held-out metrics.
 
         Numbers are over the finished runs of a configuration, or while none is finished over those that have come
@@ -262,7 +262,7 @@ class Results:
         rows = [
             _summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()
         ]
-        return Summary(rows, self.problems)
+        return ResultsSummary(rows, self.problems)
 
     def differences(
         self, metric: str = "running_reward", against: str | None = None
@@ -324,7 +324,7 @@ class Results:
 
 
 @dataclass(frozen=True, repr=False)
-class Summary:
+class ResultsSummary:
     """The rows of `Results.summary()` as plain dictionaries; printed, it is a table."""
 
     rows: list[dict[str, Any]]

@@ -23,7 +23,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
 from fedbandit.core.process import handling
-from fedbandit.core.progress import SILENT, Advance, Progress
+from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores
@@ -81,7 +81,9 @@ class LocalRunner:
     """
 
     workers: int | None = None
-    progress: Progress = SILENT  # where it says how far the runs have come, and the time left
+    progress: ProgressReporter = (
+        SILENT  # where it says how far the runs have come, and the time left
+    )
 
     def run(
         self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
@@ -102,7 +104,7 @@ def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
 
 
 def _one_after_another(
-    jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: Progress
+    jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: ProgressReporter
 ) -> list[Ended]:
     results: list[Ended] = []
     with interrupts() as interrupted:
@@ -120,7 +122,11 @@ def _one_after_another(
 
 
 def _side_by_side(
-    jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd, progress: Progress
+    jobs: Sequence[Job],
+    workers: int,
+    deadline: float | None,
+    on_end: OnEnd,
+    progress: ProgressReporter,
 ) -> list[Ended]:
     """One process a worker, which stops cleanly when this process is asked to stop, or dies."""
     results = [Ended("not run")] * len(jobs)
@@ -217,7 +223,7 @@ def _dataset(source: str) -> FederatedDataset:
 
 
 def prepare(
-    jobs: Iterable[Job], stopping: threading.Event, progress: Progress = SILENT
+    jobs: Iterable[Job], stopping: threading.Event, progress: ProgressReporter = SILENT
 ) -> dict[str, Path]:
     """Make what runs share, embedded data and pre-trained models, once before they start side by side.
 
@@ -245,7 +251,7 @@ def prepare(
 
 
 @contextmanager
-def _showing_pretraining(pretraining: Pretraining, progress: Progress) -> Iterator[Advance]:
+def _showing_pretraining(pretraining: Pretraining, progress: ProgressReporter) -> Iterator[Advance]:
     done, total = pretraining.state.round, pretraining.rounds
     shown = progress if done < total else SILENT
     with shown.task("pre-training", total, unit="rounds", done=done) as advance:

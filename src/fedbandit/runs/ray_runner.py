@@ -18,7 +18,7 @@ from typing import Any
 from fedbandit.building.experiment import open_same_data
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
-from fedbandit.core.progress import SILENT, Progress, to_stderr
+from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
 from fedbandit.data import FederatedDataset, cache_folder
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.ray import cores_of, join, load_ray, original
@@ -72,7 +72,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Task:
+class RayTask:
     """A job as it is sent: with absolute paths, since a worker's current folder is another one."""
 
     job: Job
@@ -94,7 +94,10 @@ class RayRunner:
     """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same bytes."""
 
     def __init__(
-        self, address: str | None = None, workers: int | None = None, progress: Progress = SILENT
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        progress: ProgressReporter = SILENT,
     ) -> None:
         """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
 
@@ -157,7 +160,7 @@ class RayRunner:
 
     def _tasks(
         self, jobs: Sequence[Job], token: Token, stopping: threading.Event
-    ) -> tuple[list[Task], dict[str | None, Any]]:
+    ) -> tuple[list[RayTask], dict[str | None, Any]]:
         """What to send for each job, and the pre-trained models, put once for all machines, by name."""
         made = prepare(jobs, stopping, self._progress)
         put: dict[str | None, Any] = {
@@ -170,7 +173,7 @@ class RayRunner:
             sent = replace(job, folder=job.folder.absolute())
             place = str(Path(dataset.path).absolute())
             tasks.append(
-                Task(sent, place, dataset.header.fingerprint, token, file.name if file else None)
+                RayTask(sent, place, dataset.header.fingerprint, token, file.name if file else None)
             )
         return tasks, put
 
@@ -194,7 +197,7 @@ class RayRunner:
         except self._ray.exceptions.RayTaskError as error:
             raise original(error) from None
 
-    def _send(self, task: Task, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
+    def _send(self, task: RayTask, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
         self.attempts += 1
         return self._remote.remote(
             task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0
@@ -227,7 +230,7 @@ class RayRunner:
             self._ray.wait(calls, num_returns=len(calls), timeout=_STOP_SECONDS)
 
 
-def run_task(task: Task, weights: bytes | None, patience: float) -> Ended:
+def run_task(task: RayTask, weights: bytes | None, patience: float) -> Ended:
     """Runs inside a Ray worker: run the job on one thread, from where an earlier worker stopped."""
     task.token.check(_this_machine())
     if task.pretrained is not None and weights is not None:

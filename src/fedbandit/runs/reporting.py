@@ -16,24 +16,23 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
 from fedbandit.core.files import last_lines, read_json, write_json
 from fedbandit.core.parts import construct, flatten, resolve
-from fedbandit.core.progress import Advance, to_stderr
-from fedbandit.core.progress import Progress as Reporter
+from fedbandit.core.progress import Advance, ProgressReporter, to_stderr
 
 _LOOK_SECONDS = 1.0  # between two looks at runs in other processes
 
 
-class Progress(Protocol):
+class RoundFollower(Protocol):
     """Receives the metrics of every round, and shows them."""
 
     def update(self, metrics: dict[str, Any]) -> None: ...
 
 
 # What the rounds are called, how many there are, and how many of them were run earlier.
-ShowProgress = Callable[[str, int, int], AbstractContextManager[Progress]]
+ShowProgress = Callable[[str, int, int], AbstractContextManager[RoundFollower]]
 
 
 @contextmanager
-def show_progress(name: str, rounds: int, done: int) -> Iterator[Progress]:
+def show_progress(name: str, rounds: int, done: int) -> Iterator[RoundFollower]:
     """Show rounds on stderr; `name` is what one is called, `done` of the `rounds` were run before."""
     reporter = to_stderr()
     if done:
@@ -65,7 +64,7 @@ class _Rounds:
 
 
 @contextmanager
-def showing_runs(lengths: Mapping[Path, int], reporter: Reporter) -> Iterator[None]:
+def showing_runs(lengths: Mapping[Path, int], reporter: ProgressReporter) -> Iterator[None]:
     """Show how far many runs have come together, by folder and number of rounds, while others run them.
 
     It reads the last lines that the runs have written, so it is the same for processes here and on other machines.

@@ -17,7 +17,13 @@ from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.runs.folder import RunFolder, read_metrics
-from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress, tracker_named
+from fedbandit.runs.reporting import (
+    RoundFollower,
+    ShowProgress,
+    Tracker,
+    show_progress,
+    tracker_named,
+)
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import Callback, Simulation, checked, simulate
 
@@ -146,7 +152,7 @@ def execute(
                 callbacks=callbacks,
             )
         )
-        followers: list[Progress] = []
+        followers: list[RoundFollower] = []
         if progress is not None:
             followers.append(
                 stack.enter_context(progress("round", experiment.rounds, simulation.state.round))
@@ -197,7 +203,7 @@ def _pretrain(
 def _run_rounds(
     simulation: Simulation,
     folder: RunFolder,
-    followers: Sequence[Progress],
+    followers: Sequence[RoundFollower],
     checkpoint_seconds: float,
     pauses_after: Callable[[int], bool],
 ) -> RunOutcome:

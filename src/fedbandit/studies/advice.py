@@ -1,4 +1,4 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `advice_words` says what it shows.
+"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `fedbandit.report.advice` says what it shows.
 
 What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
 """
@@ -18,11 +18,18 @@ from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.presets import preset
-from fedbandit.results.differences import Difference, from_zero
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import Curves, run_members
-from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measured, plan_for, seeds_for
+from fedbandit.studies.compare import Curves, run_members
+from fedbandit.studies.planning import (
+    PERIODS,
+    POLICIES,
+    Pace,
+    TournamentPlan,
+    measured,
+    plan_for,
+    seeds_for,
+)
 from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
 EXPLORERS = tuple(name for name in POLICIES if name != "greedy")
@@ -40,7 +47,7 @@ class Tournament:
     """All runs of the tournament, from which the recommendation is written."""
 
     dataset: FederatedDataset
-    plan: Plan
+    plan: TournamentPlan
     minutes: float
     tries: Mapping[str, int]  # pairs of learning rates that each policy got
     configs: Mapping[str, Config]  # each policy at its best rates
@@ -91,7 +98,7 @@ def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[
     return {**configs, UNTOUCHED: configs["greedy"].with_values({"training": False})}
 
 
-def hold(
+def run_tournament(
     source: str,
     minutes: float,
     out: Path,
@@ -124,7 +131,7 @@ def hold(
     def left() -> float:
         return 60 * minutes - (time.monotonic() - started)
 
-    def fitting(pace: Pace) -> Plan | None:
+    def fitting(pace: Pace) -> TournamentPlan | None:
         try:
             return plan_for(bases["softmax"], left(), most, private, pace)
         except ConfigError:
@@ -133,13 +140,13 @@ def hold(
     if not _is_decided(out, "scale", "tries", "seeds"):
         runner, pace = measured(bases["softmax"], out / "probe", runner, fitting)
 
-    def planned() -> Plan:
+    def planned() -> TournamentPlan:
         assert pace is not None
         return plan_for(bases["softmax"], left(), most, private, pace)
 
     tries = int(_decided(out, "tries", lambda: planned().tries))
     scale = _decided(out, "scale", lambda: planned().scale)
-    plan = Plan(scale, tries)
+    plan = TournamentPlan(scale, tries)
     say(f"running {scale:.2g} of the paper's length; {tries} pairs of rates for each policy")
     bases = {name: scaled(config, scale) for name, config in bases.items()}
     configs = {
@@ -193,21 +200,13 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
     best = max(entrants, key=lambda name: entrants[name].final.mean())
     if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
-        difference = paired(entrants[best], entrants["softmax"])
+        difference = entrants[best].minus(entrants["softmax"])
         if not difference.told_apart:
             reason = (
                 f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
             )
             return "softmax", f"{reason}; a tie, broken in favour of softmax, the default"
     return best, ""
-
-
-def paired(one: Curves, other: Curves) -> Difference:
-    """How much more one earned than the other, over the seeds that both have: these share clients and examples."""
-    ours, theirs = one.final_by_seed, other.final_by_seed
-    return from_zero(
-        np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs], float)
-    )
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
-from fedbandit.core.prediction import Prediction
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.metrics import best_value, policy_value
@@ -23,9 +22,7 @@ from fedbandit.evaluation.theory import (
     federated_regret,
     is_vacuous,
 )
-from fedbandit.federated.clients import ClientWork
 from fedbandit.federated.round import Engine
-from fedbandit.federated.state import Version
 from fedbandit.models import Layout
 from fedbandit.results.plots import COLOURS, OTHER_COLOURS, save_picture
 from fedbandit.simulation.simulate import RoundEvents, simulate
@@ -60,12 +57,12 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
         state = simulation.state
         if state.round % config.deploy_every == 0:
             deployed = state.deployed[max(state.deployed)]
-            predict = partial(_predict, work, deployed)
+            predict = work.predictions(deployed.weights)
             regret = best - policy_value(work.split, clients, work.rule(deployed), predict, truth)
             if state.round:
                 errors.append(fit.excess(layout, deployed.weights))
         logged = RoundEvents(phase, state)()  # the very events that the round will train on
-        fit = fit.with_events(features_of(logged.contexts), logged.actions, logged.rewards)
+        fit = fit.with_events(features_of(logged.contexts.shared), logged.actions, logged.rewards)
         lost, events = lost + regret * len(logged), events + len(logged)
         next(iter(simulation))
     if not errors:  # one single period: the model that would have been deployed next
@@ -75,10 +72,6 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     return DelayMeasurement(
         config.deploy_every, samples, periods, lost / events, regret, float(np.mean(errors))
     )
-
-
-def _predict(work: ClientWork, version: Version, rows: np.ndarray) -> Prediction:
-    return work.learner.predict(version.weights, work.split.contexts(rows))
 
 
 @dataclass(frozen=True)
@@ -326,11 +319,11 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
             _bound(
                 last_bounds,
                 rows,
-                lambda b, p=policy: b.last[p],
+                lambda b, p=policy: b.last[p],  # type: ignore[misc]
                 _COLOURS[policy],
                 "o",
                 f"{name}, federated",
-            )  # type: ignore[misc]
+            )
         shown = f"{name}, γ = {study.gamma:g}" if policy == "falcon" else name
         _measured(
             whole, rows, [row.measured[policy].whole for row in rows], _COLOURS[policy], shown

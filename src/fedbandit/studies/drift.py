@@ -18,7 +18,7 @@ from fedbandit.presets import preset
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import OnRunEnd, nobody, run_members
+from fedbandit.studies.compare import OnRunEnd, nobody, run_members
 
 _OWN = {
     "seed": "use --seeds",

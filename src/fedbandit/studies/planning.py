@@ -25,7 +25,7 @@ _PRIVATE = 2.0  # times as long a private run takes, its noise and the search fo
 
 
 @dataclass(frozen=True)
-class Plan:
+class TournamentPlan:
     """What is run: the share of the paper's length, and the pairs of rates that each policy tries."""
 
     scale: float
@@ -47,7 +47,7 @@ class Pace:
 
 
 def measured(
-    config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], Plan | None]
+    config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], TournamentPlan | None]
 ) -> tuple[Runner, Pace]:
     """The runner to use and its pace: runs one after another where starting processes would take longer than they.
 
@@ -89,7 +89,9 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
     )
 
 
-def seconds_of(config: Config, plan: Plan, seeds: int, private: bool, pace: Pace) -> float:
+def seconds_of(
+    config: Config, plan: TournamentPlan, seeds: int, private: bool, pace: Pace
+) -> float:
     """How long a whole tournament takes, by the pace."""
     final = scaled(config, plan.scale)
     return (len(POLICIES) + _PRIVATE * private) * search_seconds(
@@ -113,7 +115,9 @@ def _seeds_seconds(config: Config, seeds: int, private: bool, pace: Pace) -> flo
     return plain + _PRIVATE * private * pace.batch_of(seeds, config.rounds)
 
 
-def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pace: Pace) -> Plan:
+def plan_for(
+    config: Config, seconds: float, most_tries: int, private: bool, pace: Pace
+) -> TournamentPlan:
     """The longest runs with which everything fits, all tries included; fewer tries only where even short ones do not.
 
     Refused, with the minutes that it takes, where the least there is does not fit.
@@ -121,10 +125,13 @@ def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pac
     for tries in range(most_tries, _FEWEST_TRIES - 1, -1):
         scale = 1.0
         while scale >= _SHORTEST:
-            if seconds_of(config, Plan(scale, tries), _SEEDS[1], private, pace) <= seconds:
-                return Plan(scale, tries)
+            if (
+                seconds_of(config, TournamentPlan(scale, tries), _SEEDS[1], private, pace)
+                <= seconds
+            ):
+                return TournamentPlan(scale, tries)
             scale *= 0.95
-    least = Plan(_SHORTEST, _FEWEST_TRIES)
+    least = TournamentPlan(_SHORTEST, _FEWEST_TRIES)
     if (needed := seconds_of(config, least, _SEEDS[0], private, pace)) <= seconds:
         return least
     raise ConfigError(

@@ -40,7 +40,7 @@ def estimated_regret(
     clients = experiment.bandit.cohorts.pool
 
     def value(policy: Policy, model: np.ndarray) -> float:
-        predict = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
+        predict = work.predictions(model)
         return policy_value(work.split, clients, policy, predict, rewards, stage.available)
 
     progress = experiment.bandit.progress(round_number, events)
@@ -78,7 +78,7 @@ def best_in_class(
         if number % keep_every and number != rounds:
             continue
         weights = state.weights
-        predict = lambda rows: phase.work.learner.predict(weights, phase.work.split.contexts(rows))  # noqa: B023, E731
+        predict = phase.work.predictions(weights)
         value = policy_value(phase.work.split, clients, Greedy(), predict, rewards, stage.available)
         if value > best_value:
             best, best_value = weights, value

@@ -22,7 +22,7 @@ from fedbandit.runs.local_runner import HERE, Ended, Job, Runner
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SearchCandidate:
     """A configuration in the race, with what is its own: the values that set it apart."""
 
     name: str
@@ -34,7 +34,7 @@ class Candidate:
 class Standing:
     """How far a candidate came, and its running average reward there: one value a seed, nan where it diverged."""
 
-    candidate: Candidate
+    candidate: SearchCandidate
     step: int  # the last one that it was let take part in
     rounds: int  # that it has run up to there: fewer, if its own run is shorter than the step
     rewards: tuple[float, ...]
@@ -65,9 +65,9 @@ def cost(candidates: int, steps: Sequence[int], factor: int) -> int:
 
 
 def race(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[SearchCandidate],
     seeds: Sequence[int],
-    folder: Callable[[Candidate, int], Path],
+    folder: Callable[[SearchCandidate, int], Path],
     steps: Sequence[int],
     factor: int = 3,
     *,
@@ -137,9 +137,9 @@ def _order(standing: Standing) -> tuple[float, float]:
 
 
 def _standing(
-    candidate: Candidate,
+    candidate: SearchCandidate,
     seeds: Sequence[int],
-    folder: Callable[[Candidate, int], Path],
+    folder: Callable[[SearchCandidate, int], Path],
     step: int,
     ends: Sequence[Ended],
 ) -> Standing:
@@ -332,16 +332,16 @@ def search_steps(config: Config) -> list[int]:
     )
 
 
-def _shuffled(candidates: list[Candidate]) -> list[Candidate]:
+def _shuffled(candidates: list[SearchCandidate]) -> list[SearchCandidate]:
     """In an order that is random, and always the same: a longer budget looks at more of the same points."""
     order = np.argsort(uniforms(TUNING_SEED, Purpose.SEARCH, np.arange(len(candidates))))
     return [candidates[i] for i in order]
 
 
-def _candidate(config: Config, point: dict[str, Any]) -> Candidate:
+def _candidate(config: Config, point: dict[str, Any]) -> SearchCandidate:
     """Candidates are judged by their rewards, so they look at held-out data only once, at the end."""
     values = {**point, "evaluate_every": config.rounds}
-    return Candidate(
+    return SearchCandidate(
         _in_words(point).replace(" ", ",") or "as-it-is", config.with_values(values), point
     )
 

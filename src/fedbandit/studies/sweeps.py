@@ -24,13 +24,13 @@ from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.results import Results
+from fedbandit.results.differences import standard_error
 from fedbandit.results.reading import arrow_table
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
-from fedbandit.studies.curves import standard_error
 from fedbandit.studies.search import (
     SPENDS_PRIVACY,
-    Candidate,
+    SearchCandidate,
     Standing,
     appendix,
     on_edge,
@@ -98,7 +98,7 @@ class SweepGroup:
 
     start: str
     grid: dict[str, list[Any]]
-    members: list[Candidate]
+    members: list[SearchCandidate]
     rounds: (
         int  # of the longest member; a privacy budget may end one before its configured last round
     )
@@ -261,9 +261,9 @@ def name_of(start: str, config: Config) -> str:
     return f"{Path(start).stem}-{digest}"
 
 
-def _member(start: str, config: Config, point: dict[str, Any]) -> Candidate:
+def _member(start: str, config: Config, point: dict[str, Any]) -> SearchCandidate:
     changed = config.with_values(point)
-    return Candidate(name_of(start, changed), changed, point)
+    return SearchCandidate(name_of(start, changed), changed, point)
 
 
 def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.embedded.glyph_shapes import MAX_STROKES, Shapes, load_shapes
@@ -247,7 +247,7 @@ def generate(
     mean_examples: float | None = None,
     test_fraction: float | None = None,
     like: str = "glyphs",
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Write the data set to the folder `out`: about `mean_examples` training images from each of `writers`.
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.data.dataset import Contexts, FederatedDataset, Header, Split
+from fedbandit.data.dataset import FederatedDataset, Header, Split
 
 _STRENGTH = 0.45  # of the linear part: mean rewards lie in [0.05, 0.95]
 _HOME = (
@@ -28,7 +29,7 @@ class RealizableEnvironment:
 
     def mean_rewards(self, rows: np.ndarray) -> np.ndarray:
         """The expected reward of every action in rows of the training split: float64 [n, K]."""
-        means: np.ndarray = self.bias + features_of(self.dataset.train.contexts(rows)) @ self.weight
+        means: np.ndarray = self.bias + features_of(self.dataset.train.shared(rows)) @ self.weight
         return means
 
     def true_weights(self) -> np.ndarray:
@@ -70,7 +71,7 @@ def realizable(
     )
 
 
-def features_of(contexts: Contexts) -> np.ndarray:
+def features_of(contexts: Features) -> np.ndarray:
     """The contexts of a realisable environment as one array: float64 [n, features]."""
     assert isinstance(contexts, Ragged)
     assert contexts.values is not None

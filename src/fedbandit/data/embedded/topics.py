@@ -11,7 +11,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import Loops
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits, generator, uniforms
 from fedbandit.data.writer import DatasetWriter
@@ -315,7 +315,7 @@ def generate(
     test_fraction: float | None = None,
     like: str = "topics",
     block: int = 2048,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Write the data set to the folder `out`: `users` to train on and `test_fraction` as many more to test on.
 

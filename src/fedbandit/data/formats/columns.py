@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import nearest
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.data.formats import cells
 from fedbandit.data.formats.dialect import check_text, find_dialect
 
@@ -183,7 +183,12 @@ class Table:
         return [name for name in self.names if name in chosen]
 
     def batches(
-        self, names: Iterable[str], more: Iterable[str] = (), *, progress: Progress, what: str
+        self,
+        names: Iterable[str],
+        more: Iterable[str] = (),
+        *,
+        progress: ProgressReporter,
+        what: str,
     ) -> Iterator[TableBatch]:
         """Stream the named columns; cells of CSV files are text."""
         chosen = list(dict.fromkeys([*names, *more]))

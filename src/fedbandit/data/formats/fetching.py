@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.formats.binary import check_unpacked
 from fedbandit.data.writer import claim
 
@@ -24,7 +24,7 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 def download(
-    url: str, target: Path, *, sha256: str | None = None, progress: Progress = SILENT
+    url: str, target: Path, *, sha256: str | None = None, progress: ProgressReporter = SILENT
 ) -> Path:
     """Fetch `url` to `target`; checked against `sha256` and whatever checksum the server publishes."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def download(
     return target
 
 
-def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
+def _transfer(url: str, partial: Path, progress: ProgressReporter) -> dict[str, str]:
     """Bring `partial` to full length; returns the checksums that the server publishes for the file."""
     have = partial.stat().st_size if partial.exists() else 0
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -73,7 +73,12 @@ def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
 
 
 def _receive(
-    response: Any, partial: Path, start: int, total: int | None, url: str, progress: Progress
+    response: Any,
+    partial: Path,
+    start: int,
+    total: int | None,
+    url: str,
+    progress: ProgressReporter,
 ) -> None:
     done, broken = start, False
     with (
@@ -137,7 +142,7 @@ def _unpacked_name(out: Path) -> Path:
 
 
 @contextmanager
-def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
+def unpacked(path: Path, out: Path, progress: ProgressReporter) -> Iterator[Path]:
     """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the `with` block."""
     if path.suffix not in (".lzma", ".xz"):
         yield path
@@ -161,7 +166,7 @@ def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def _unpack(path: Path, copy: Path, progress: Progress) -> None:
+def _unpack(path: Path, copy: Path, progress: ProgressReporter) -> None:
     decompressor = lzma.LZMADecompressor(memlimit=_UNPACKING_MEMORY)
     with (
         open(path, "rb") as packed,

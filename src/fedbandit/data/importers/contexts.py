@@ -11,13 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.formats.columns import Table, TableBatch
 from fedbandit.data.importers.common import check_counts
-from fedbandit.data.importers.profile import Profile, Reading, Wish
+from fedbandit.data.importers.profile import ColumnOverride, ColumnReading, Profile
 from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
 
 _MOST_FEATURES = 10_000_000
@@ -56,7 +56,7 @@ class ColumnOptions:
             name, _, kind = one.rpartition("=")
             if not name:
                 raise ConfigError(f"as: expected COLUMN=KIND, got {one!r}")
-            Wish.parse(kind)
+            ColumnOverride.parse(kind)
         if self.like is not None and (self.features or self.treat):
             raise ConfigError(
                 "like: the other data set decides the columns; leave out features and as"
@@ -68,10 +68,10 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ContextPlan:
     """What becomes of the columns: how each is read here, and how it is encoded here and everywhere."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[ColumnReading, ...]
     words: tuple[str, ...]
     encoder: Encoder | None  # None: text alone
 
@@ -209,8 +209,8 @@ class Survey:
             _count(self._words, batch.joined(self._text), rows)
 
     def decide(
-        self, progress: Progress, extra: Sequence[str] = (), rows: Rows = lambda batch: None
-    ) -> Plan:
+        self, progress: ProgressReporter, extra: Sequence[str] = (), rows: Rows = lambda batch: None
+    ) -> ContextPlan:
         """What the columns become; reads the table again where it has found text."""
         if self.like is not None:
             return self._decided_by(self.like)
@@ -247,11 +247,11 @@ class Survey:
                 raise DataError(
                     f"{self._table.label}: {encoder.width:,} features; {_MOST_FEATURES:,} are the most"
                 )
-        return Plan(readings, words, encoder)
+        return ContextPlan(readings, words, encoder)
 
-    def _reading(self, name: str) -> Reading:
+    def _reading(self, name: str) -> ColumnReading:
         if name not in self._profiles:
-            return Reading(name, "text")
+            return ColumnReading(name, "text")
         try:
             return self._profiles[name].decide(
                 categories=self._options.categories, scale=self._options.scale
@@ -259,12 +259,12 @@ class Survey:
         except DataError as error:
             raise DataError(f"{self._table.column(name)}: {error}") from None
 
-    def _read_wishes(self, roles: Iterable[str]) -> dict[str, Wish | None]:
+    def _read_wishes(self, roles: Iterable[str]) -> dict[str, ColumnOverride | None]:
         """The columns that decide, in the table's order, and what the options say about each."""
         table, options, taken = self._table, self._options, set(roles)
-        wishes: dict[str, Wish | None] = {}
+        wishes: dict[str, ColumnOverride | None] = {}
         for name in table.matching(options.features):
-            wishes[name] = Wish("number")
+            wishes[name] = ColumnOverride("number")
         text = list(options.text)
         if self.like is not None and not text:
             encoder = self.like.header.encoder
@@ -272,14 +272,14 @@ class Survey:
                 list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))
             )
         table.require(text)
-        wishes |= {name: Wish("text") for name in text}
+        wishes |= {name: ColumnOverride("text") for name in text}
         if self.like is not None and self.like.header.encoder is not None:
             names = [column.name for column in self.like.header.encoder.columns]
             table.require(names)
             return {**wishes, **dict.fromkeys(names)}
         for one in options.treat:
             pattern, _, kind = one.rpartition("=")
-            wishes |= {name: Wish.parse(kind) for name in table.matching([pattern])}
+            wishes |= {name: ColumnOverride.parse(kind) for name in table.matching([pattern])}
         if not options.text and not options.features and self.like is None:
             wishes |= {
                 name: None for name in table.names if name not in wishes and name not in taken
@@ -301,15 +301,15 @@ class Survey:
                 f"like: {like.header.name} has no columns of a table, nor text; name what is text"
             )
 
-    def _decided_by(self, like: FederatedDataset) -> Plan:
+    def _decided_by(self, like: FederatedDataset) -> ContextPlan:
         encoder = like.header.encoder
         text = encoder.text if encoder is not None else tuple(self._wishes)
-        readings = [Reading(name, "text") for name in text]
+        readings = [ColumnReading(name, "text") for name in text]
         for column in encoder.columns if encoder is not None else ():
             readings.append(self._profiles[column.name].read_as(column))
         words = tuple(like.vocabulary()) if text else ()
         order = {name: place for place, name in enumerate(self._table.names)}
-        return Plan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
+        return ContextPlan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
 
 
 def _like(source: Path | str) -> FederatedDataset:
@@ -324,7 +324,7 @@ def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -
 
 
 def summary(
-    table: Table, roles: Sequence[tuple[str, str]], plan: Plan, facts: Sequence[str]
+    table: Table, roles: Sequence[tuple[str, str]], plan: ContextPlan, facts: Sequence[str]
 ) -> str:
     """What was found and decided, as a table for people; `roles` says what the other columns are."""
     rows = [(name, what, "", "") for name, what in roles] + plan.rows()

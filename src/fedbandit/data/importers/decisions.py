@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.formats import dsjson
 from fedbandit.data.formats.columns import Csv, Table
 from fedbandit.data.importers.contexts import ColumnOptions
@@ -21,7 +21,7 @@ def import_dsjson(
     path: Path | str,
     out: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
     action_name: str | None = None,
 ) -> Path:
@@ -32,7 +32,7 @@ def import_dsjson(
 def preview_dsjson(
     path: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     action_name: str | None = None,
 ) -> str:
     """What `import_dsjson` would make of a file, in words."""
@@ -67,7 +67,7 @@ def import_open_bandit(
     path: Path | str,
     out: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Import the file of one campaign in the layout of the Open Bandit Dataset, or its folder."""
@@ -75,7 +75,7 @@ def import_open_bandit(
 
 
 def preview_open_bandit(
-    path: Path | str, options: LoggedOptions, progress: Progress = SILENT
+    path: Path | str, options: LoggedOptions, progress: ProgressReporter = SILENT
 ) -> str:
     """What `import_open_bandit` would make of a file, in words."""
     return preview_logged(OpenBandit(Path(path)), options, progress)

@@ -9,7 +9,7 @@ import ijson
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.formats.fetching import unpacked
 from fedbandit.data.importers.common import HoldOut
@@ -98,7 +98,10 @@ def _write(
 
 
 def import_emnist(
-    path: Path | str, out: Path | str, digits_only: bool = False, progress: Progress = SILENT
+    path: Path | str,
+    out: Path | str,
+    digits_only: bool = False,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
     path, out = Path(path), check_target(out)
@@ -118,7 +121,7 @@ def _images(
     variant: str,
     classes: int,
     source: dict[str, Any],
-    progress: Progress,
+    progress: ProgressReporter,
 ) -> Iterator[Image]:
     names = {f"{variant}_train": "train", f"{variant}_test": "test"}
     promised = {name: published.clients(name) for name in names}
@@ -155,7 +158,10 @@ User = tuple[str, np.ndarray, np.ndarray]
 
 
 def import_leaf(
-    path: Path | str, out: Path | str, test_fraction: float = 0.1, progress: Progress = SILENT
+    path: Path | str,
+    out: Path | str,
+    test_fraction: float = 0.1,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import LEAF's FEMNIST; without a `test` folder, examples are held out within each writer."""
     path = Path(path)

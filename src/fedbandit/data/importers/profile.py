@@ -32,7 +32,7 @@ KINDS = ("text", "number", "log", "raw", "category", "hashed", "date", "flag", "
 
 
 @dataclass(frozen=True)
-class Wish:
+class ColumnOverride:
     """What an option says about a column: `COLUMN=KIND` or `COLUMN=KIND:DETAIL`."""
 
     kind: str
@@ -40,7 +40,7 @@ class Wish:
     written: str | None = None
 
     @classmethod
-    def parse(cls, given: str) -> "Wish":
+    def parse(cls, given: str) -> "ColumnOverride":
         """From KIND or KIND:DETAIL; `ConfigError` says what is possible."""
         kind, _, detail = given.partition(":")
         if kind not in KINDS:
@@ -61,7 +61,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ColumnReading:
     """How a column of this very file is read, and what it becomes."""
 
     name: str
@@ -138,7 +138,7 @@ class _Numbers:
 class Profile:
     """What has been seen of one column."""
 
-    def __init__(self, name: str, wish: Wish | None = None) -> None:
+    def __init__(self, name: str, wish: ColumnOverride | None = None) -> None:
         self.name, self.wish = name, wish
         self.rows = self._before = self.named = self.present = self._words = self._flags = 0
         self._type = ""
@@ -221,16 +221,16 @@ class Profile:
         )
         self._last = float(found[-1])
 
-    def decide(self, *, categories: int, scale: str) -> Reading:
+    def decide(self, *, categories: int, scale: str) -> ColumnReading:
         """What the column is, by its cells or by the wish about it."""
         kind = self.wish.kind if self.wish is not None else self._kind(categories)
         if kind.startswith("ignore"):
-            return Reading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")
+            return ColumnReading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")
         if self._type == "list" or not self.present:
             what = "holds lists" if self._type == "list" else "is empty"
             raise DataError(f"{what}, and cannot be read as {kind}")
         if kind == "text":
-            return Reading(self.name, "text", missing=self.rows - self.named)
+            return ColumnReading(self.name, "text", missing=self.rows - self.named)
         if kind in ("number", "log", "raw"):
             return self._number(kind, scale)
         if kind == "date":
@@ -242,7 +242,7 @@ class Profile:
             return self._read("flag", wrong)
         return self._category(kind, categories)
 
-    def decide_flags(self) -> Reading | None:
+    def decide_flags(self) -> ColumnReading | None:
         """The column as true and false, if that is what all its cells are."""
         return self._read("flag", 0) if self._flags == self.present > 0 else None
 
@@ -275,7 +275,7 @@ class Profile:
             return "ignore:a different value in nearly every row"
         return "category" if distinct <= categories else "hashed"
 
-    def _number(self, kind: str, scale: str) -> Reading:
+    def _number(self, kind: str, scale: str) -> ColumnReading:
         written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
         numbers = self._numbers[written]
         self._enough(numbers.plain.count, "numbers")
@@ -287,7 +287,7 @@ class Profile:
         if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
             if self.wish is None:
                 same = self.present == self.rows
-                return Reading(
+                return ColumnReading(
                     self.name,
                     "ignore",
                     note="always the same" if same else "always the same or missing",
@@ -305,7 +305,7 @@ class Profile:
             deviation=deviation,
         )
 
-    def _date(self) -> Reading:
+    def _date(self) -> ColumnReading:
         # Of 03/04/2024 alone nobody knows; with slashes the month comes first, as where most such files come from.
         order = [
             "year-month-day",
@@ -331,26 +331,26 @@ class Profile:
             return self.wish.written
         return max(ways, key=count)  # of equals the first
 
-    def _category(self, kind: str, categories: int) -> Reading:
+    def _category(self, kind: str, categories: int) -> ColumnReading:
         missing = self.rows - self.named
         if kind == "hashed":
             least, most = _BUCKETS
             enough = 1 << max(self._distinct.distinct - 1, 1).bit_length()
             buckets = (self.wish.buckets if self.wish else None) or min(max(enough, least), most)
-            return Reading(
+            return ColumnReading(
                 self.name, "hashed", Column(name=self.name, kind="hashed", missing=missing > 0, buckets=buckets),
                 missing=missing,
             )  # fmt: skip
         values = in_natural_order(self._distinct.top(categories))
         column = Column(name=self.name, kind="category", missing=missing > 0, values=tuple(values))
-        return Reading(self.name, "category", column, missing=missing)
+        return ColumnReading(self.name, "category", column, missing=missing)
 
-    def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> Reading:
+    def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> ColumnReading:
         missing = self.rows - self.present
         column = Column(name=self.name, kind=kind, missing=missing + wrong > 0, **how)
-        return Reading(self.name, kind, column, written, missing=missing, wrong=wrong)
+        return ColumnReading(self.name, kind, column, written, missing=missing, wrong=wrong)
 
-    def read_as(self, column: Column) -> Reading:
+    def read_as(self, column: Column) -> ColumnReading:
         """The reading of this file's column for a column that another table decided."""
         if column.kind == "number":
             written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
@@ -365,6 +365,6 @@ class Profile:
         else:
             written, found = "", self._flags if column.kind == "flag" else self.named
         there = self.named if column.kind in ("category", "hashed") else self.present
-        return Reading(
+        return ColumnReading(
             self.name, column.kind, column, written, missing=self.rows - there, wrong=there - found
         )

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Advance, Progress
+from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts
 from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
@@ -53,7 +53,7 @@ def import_stackexchange(
     path: Path | str,
     out: Path | str,
     options: StackExchangeOptions | None = None,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent words and tags."""
     path, options = Path(path), options or StackExchangeOptions()
@@ -95,7 +95,7 @@ def import_stackexchange(
         return writer.finish()
 
 
-def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Question]:
+def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterator[Question]:
     """Stream the questions of a dump; what has been read is forgotten at once."""
     rows = 0
     with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:

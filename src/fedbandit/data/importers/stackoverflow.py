@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import cache_folder
 from fedbandit.data.formats.binary import Feature, NotAnExample, parse_example
 from fedbandit.data.formats.fetching import download, unpacked
@@ -37,7 +37,7 @@ def _downloads() -> Path:
     return cache_folder() / "downloads"
 
 
-def find_database(path: Path | None, name: str, progress: Progress) -> Path:
+def find_database(path: Path | None, name: str, progress: ProgressReporter) -> Path:
     """The SQLite file `name`, packed or not: the path itself, or found in that folder, or downloaded into it."""
     if path is not None and path.is_file():
         return path
@@ -50,7 +50,7 @@ def find_database(path: Path | None, name: str, progress: Progress) -> Path:
     return download(f"{BASE_URL}{name}.lzma", folder / f"{name}.lzma", progress=progress)
 
 
-def find_counts(given: Path | None, name: str, database: Path, progress: Progress) -> Path:
+def find_counts(given: Path | None, name: str, database: Path, progress: ProgressReporter) -> Path:
     """A file of counts: the one given, or found beside the database or in the cache, or downloaded into the cache."""
     if given is not None:
         if not given.is_file():
@@ -149,7 +149,11 @@ class PublishedSqlite:
         return promised
 
     def rows(
-        self, splits: Mapping[str, int], wanted: Collection[str], progress: Progress, what: str
+        self,
+        splits: Mapping[str, int],
+        wanted: Collection[str],
+        progress: ProgressReporter,
+        what: str,
     ) -> Iterator[Row]:
         """The wanted features of every example; `splits` maps splits to their promised number of examples."""
         # NOT INDEXED: one sequential scan; following an index would jump through a file of many gigabytes.
@@ -277,7 +281,7 @@ def import_stackoverflow(
     words: Path | str,
     tags: Path | str,
     options: StackOverflowOptions | None = None,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
     path, out, options = Path(path), check_target(out), options or StackOverflowOptions()
@@ -319,7 +323,7 @@ def import_stackoverflow(
 
 
 def _sentences(
-    published: PublishedSqlite, totals: dict[str, int], progress: Progress
+    published: PublishedSqlite, totals: dict[str, int], progress: ProgressReporter
 ) -> Iterator[Sentence]:
     for split, client, row, features in published.rows(
         totals, _FEATURES, progress, "Writing sentences"

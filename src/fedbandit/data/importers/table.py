@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.formats import cells
 from fedbandit.data.formats.columns import Table, TableBatch
 from fedbandit.data.importers.common import (
@@ -24,7 +24,7 @@ from fedbandit.data.importers.common import (
     check_counts,
     check_separator,
 )
-from fedbandit.data.importers.contexts import ColumnOptions, Plan, Survey, summary
+from fedbandit.data.importers.contexts import ColumnOptions, ContextPlan, Survey, summary
 from fedbandit.data.text import (
     FrequencyCounter,
     LabelEncoder,
@@ -64,7 +64,7 @@ def import_table(
     source: Any,
     out: Path | str,
     options: TableOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Import a CSV or Parquet file or a frame; vocabulary and actions are its most frequent words and labels."""
@@ -104,7 +104,7 @@ def import_table(
         return writer.finish()
 
 
-def preview_table(source: Any, options: TableOptions, progress: Progress = SILENT) -> str:
+def preview_table(source: Any, options: TableOptions, progress: ProgressReporter = SILENT) -> str:
     """What `import_table` would make of a file or a frame, in words; nothing is written."""
     return _Found.of(source, options, progress).summary(options)
 
@@ -114,7 +114,7 @@ class _Found:
     """All that the first passes have found."""
 
     table: Table
-    plan: Plan
+    plan: ContextPlan
     labels: "_Labels"
     actions: list[str]
     clients: int
@@ -126,7 +126,7 @@ class _Found:
         return self.labels.roles
 
     @classmethod
-    def of(cls, source: Any, options: TableOptions, progress: Progress) -> "_Found":
+    def of(cls, source: Any, options: TableOptions, progress: ProgressReporter) -> "_Found":
         """With a split column only training rows count; without one all of them do."""
         table = options.table(source)
         columns = table.matching(

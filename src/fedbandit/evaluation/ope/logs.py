@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedbandit.acting import explore
 from fedbandit.core.errors import DataError
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.progress import SILENT
@@ -46,9 +47,9 @@ def records_of(
             if predictions is None
             else predictions(rows)
         )
-        probabilities = policy.probabilities(
-            given.astype(np.float64), available_at(log, rows, num_actions)
-        )
+        contexts = None if predictions is None else split.contexts(rows)
+        exact, available = given.astype(np.float64), available_at(log, rows, num_actions)
+        probabilities = explore(policy, exact, available, contexts)
         actions = np.asarray(log.actions[rows])[:, None]
         target[rows] = np.take_along_axis(probabilities, actions, axis=1)[:, 0]
         if rewards is not None:

@@ -1,4 +1,4 @@
-"""How one client scores and trains: by automatic differentiation for any model, by a kernel where there is one.
+"""How one client trains: by automatic differentiation for any model, by a kernel where there is one.
 
 A learner works on flat weight vectors and a chunk of clients at a time. It knows nothing of rounds, policies or the
 server.
@@ -10,17 +10,12 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedbandit.core.prediction import Prediction
-from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts
+from fedbandit.acting.predictors import context_tensor, single_threaded_torch
+from fedbandit.core.contexts import rows_between
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
 from fedbandit.objectives import Batch, Objective
-
-_SCORE_ROWS = (
-    256  # contexts scored at a time: enough to keep a core busy, little enough to stay in its cache
-)
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ Drift = Callable[[int], np.ndarray | None]
 
 
 class Learner(Protocol):
-    """Predicts, and trains a chunk of clients.
+    """Trains a chunk of clients.
 
     Every learner takes one affine correction per client: gradient + pull · (w - received) + drift.
     """
@@ -59,10 +54,6 @@ class Learner(Protocol):
 
     @property
     def settings(self) -> ClientSettings: ...
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        """What the model of these weights says about every action."""
-        ...
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -78,17 +69,6 @@ class Learner(Protocol):
     ) -> Iterator[np.ndarray | None]:
         """Each client's change of the weights [P], not clipped; None for a client without events."""
         ...
-
-
-def single_threaded_torch() -> Any:
-    """Torch with one intra-op thread in the calling thread: torch keeps the number per thread, and it changes the bits.
-
-    Chunks are the unit of parallel work; teams of threads inside them only get in the way.
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    return torch
 
 
 @dataclass(frozen=True)
@@ -110,18 +90,6 @@ class AutogradLearner:
     def over(self, base: np.ndarray) -> "AutogradLearner":
         """The same learner for the trainable part of a whole model."""
         return replace(self, base=base)
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        torch = single_threaded_torch()
-        params = self.layout.split(torch.from_numpy(weights))
-        with torch.no_grad():
-            blocks = [
-                self.model.scores(
-                    params, _context_tensor(contexts, start, start + _SCORE_ROWS, weights.dtype)
-                ).numpy()
-                for start in range(0, len(contexts), _SCORE_ROWS)
-            ]
-        return prediction_of(blocks, self.model.heads, weights.dtype)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -178,7 +146,7 @@ class AutogradLearner:
         for _ in range(self.settings.epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
-                x = _context_tensor(events.contexts, begin, end, dtype)
+                x = context_tensor(rows_between(events.contexts.shared, begin, end), dtype)
                 gradients = torch.autograd.grad(
                     self._loss(self.model.scores(params, x), events, begin, end), views
                 )
@@ -209,12 +177,6 @@ class AutogradLearner:
         return sum(losses)
 
 
-def prediction_of(blocks: list[np.ndarray], heads: int, dtype: np.dtype) -> Prediction:
-    """What scores say that were made block by block; those of an ensemble are [n, heads, K]."""
-    scores = np.concatenate(blocks) if blocks else np.zeros((0, 1, 1) if heads else (0, 1), dtype)
-    return Prediction(scores.mean(axis=1), heads=scores) if heads else Prediction(scores)
-
-
 def clipped_sum_of(
     updates: Iterable[np.ndarray | None], total: np.ndarray, events: Events, clip_norm: float
 ) -> tuple[UpdateSum, np.ndarray]:
@@ -231,15 +193,6 @@ def clipped_sum_of(
         if np.isfinite(norm):
             adding.add_(delta, alpha=clip_factor(norm, clip_norm))
     return DenseSum(total), norms
-
-
-def _context_tensor(contexts: Contexts, begin: int, end: int, dtype: np.dtype) -> Any:
-    """A block of contexts as the model wants them: a tensor, or sparse rows as they are."""
-    import torch
-
-    if isinstance(contexts, Ragged):
-        return contexts.slice(begin, min(end, len(contexts)))
-    return torch.from_numpy(np.ascontiguousarray(contexts[begin:end], dtype))
 
 
 def _batch(events: Events, begin: int, end: int, dtype: Any) -> Batch:
@@ -259,7 +212,7 @@ def _batch(events: Events, begin: int, end: int, dtype: Any) -> Batch:
 
 @dataclass(frozen=True)
 class Untrained:
-    """Predicts like another learner and never trains: the baseline of an initial model left as it is."""
+    """Stands in for another learner and never trains: the baseline of an initial model."""
 
     learner: Learner
 
@@ -274,9 +227,6 @@ class Untrained:
     @property
     def settings(self) -> ClientSettings:
         return self.learner.settings
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        return self.learner.predict(weights, contexts)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit.acting import Predictor, make_predictor
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, Learner
 from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
@@ -75,6 +76,10 @@ class Trainable:
     def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
         """The model before anything has been learned, flat."""
         return self.layout.flatten(self.model.init(seed), dtype)
+
+    def predictor(self, device: str = "cpu", *, light: bool = False) -> Predictor:
+        """The fastest predictor there is for this model; a light one never compiles."""
+        return make_predictor(self.model, self.layout, device, light=light)
 
     def learner(
         self,

@@ -4,10 +4,10 @@ import os
 
 import numpy as np
 import pytest
-from builders import random_text
+from builders import add_example, random_text
 
 from fedbandit.core.errors import DataError
-from fedbandit.data import FederatedDataset, paging
+from fedbandit.data import FederatedDataset, mapped_files
 from fedbandit.data import dataset as datasets
 from fedbandit.data.writer import DatasetWriter
 
@@ -21,7 +21,8 @@ def dataset(tmp_path):
         for client in range(20):
             for _ in range(1 + client % 7):
                 words = np.sort(rng.choice(50, rng.integers(0, 5), replace=False))
-                out.add(
+                add_example(
+                    out,
                     f"c{client:02d}",
                     (words, rng.random(len(words))),
                     list(range(rng.integers(0, 3))),
@@ -64,11 +65,12 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
     clients, bounds, rows = some_rows(split, seed)
     mapped = split.examples(clients, bounds, rows)
     read = []
-    monkeypatch.setattr(paging, "_LARGE", 0)
+    monkeypatch.setattr(mapped_files, "_LARGE", 0)
     monkeypatch.setattr(
-        datasets, "read_rows", lambda *given: read.append(given) or paging.read_rows(*given)
+        datasets, "read_rows", lambda *given: read.append(given) or mapped_files.read_rows(*given)
     )
-    for one, other in zip(split.examples(clients, bounds, rows), mapped, strict=True):
+    (x, labels), (mapped_x, mapped_labels) = split.examples(clients, bounds, rows), mapped
+    for one, other in ((x.shared, mapped_x.shared), (labels, mapped_labels)):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     assert len(read) == 2
@@ -79,7 +81,7 @@ def test_rows_that_are_read_are_those_that_are_mapped(dataset, monkeypatch, seed
 
 
 def test_a_file_that_was_cut_is_an_error_and_no_signal(dataset, monkeypatch):
-    monkeypatch.setattr(paging, "_LARGE", 0)
+    monkeypatch.setattr(mapped_files, "_LARGE", 0)
     split = dataset.train
     clients = np.arange(split.num_clients)
     os.truncate(dataset.path / "train" / "feature_values.npy", 200)
@@ -91,7 +93,7 @@ def test_handles_are_closed_with_the_data(tmp_path):
     file = tmp_path / "f"
     file.write_bytes(b"12345678")
     with open(file, "rb") as opened:
-        pages = paging.Pages.of(opened.fileno(), 8, file)
+        pages = mapped_files.MappedFile.of(opened.fileno(), 8, file)
     handle = pages.handle
     assert os.pread(handle, 2, 3) == b"45"
     del pages
@@ -103,7 +105,7 @@ def test_rows_in_one_piece_are_those_that_are_taken(dataset):
     split = dataset.train
     contexts, labels = split.between(3, 9)
     rows = np.arange(3, 9)
-    for one, other in ((contexts, split.contexts(rows)), (labels, split.labels.take(rows))):
+    for one, other in ((contexts.shared, split.shared(rows)), (labels, split.labels.take(rows))):
         for name in ("offsets", "ids", "values"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 

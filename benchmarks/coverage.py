@@ -1,6 +1,6 @@
 """How often the intervals of off-policy evaluation hold the truth, on thirty kinds of logs.
 
-`python -m fedbandit.studies.coverage` prints the table of docs/off-policy.md.
+`python -m benchmarks.coverage` prints the table of docs/off-policy.md.
 """
 
 import sys

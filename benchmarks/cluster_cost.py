@@ -1,6 +1,6 @@
 """What a round costs on a cluster: bytes that travel and seconds of work, predicted from one measured round.
 
-`python -m fedbandit.studies.cluster_cost --help`. Arithmetic only; docs/distributed.md explains the terms.
+`python -m benchmarks.cluster_cost --help`. Arithmetic only; docs/distributed.md explains the terms.
 """
 
 import argparse
@@ -93,9 +93,7 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasure
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m fedbandit.studies.cluster_cost", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_cost", description=__doc__)
     parser.add_argument("--source", default="topics", help="data set to measure with")
     parser.add_argument("--model", default="linear")
     parser.add_argument(

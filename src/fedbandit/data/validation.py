@@ -1,4 +1,4 @@
-"""The door of a data set folder: fields of its header, types, shapes and sizes of its files, rules for their numbers.
+"""Validation of a data set folder: fields of its header, types, shapes and sizes of its files, rules for their numbers.
 
 What has passed may be trusted by the kernels: they check nothing again. Knows nothing of what the numbers mean.
 """
@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.paging import Pages
+from fedbandit.data.mapped_files import MappedFile
 
 _MOST_ENTRIES = 2**62
 
@@ -35,15 +35,9 @@ _TYPES: dict[str, type] = {
 _LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
 
 
-_LATER: dict[str, Any] = {
-    "published_counts": [],
-    "encoder": None,
-}  # fields that the first headers did not have
-
-
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a `Header`; `ValueError` names the field that is wrong."""
-    found = {**_LATER, **fields}
+    found = {"encoder": None, **fields}
     needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder"}
     if wrong := sorted(needed ^ found.keys()):
         raise ValueError(
@@ -104,7 +98,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
-class Rule(Protocol):
+class ValueRule(Protocol):
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
         """The first wrong entry of a block; `before` holds the last entry of the block before it, or nothing."""
         ...
@@ -221,10 +215,10 @@ class Part:
     dtype: np.dtype
     width: int  # numbers a row
     begins: int
-    rule: Rule | None
+    rule: ValueRule | None
 
 
-class Door:
+class FolderReader:
     """Opens the files of one folder and remembers each one's state at that moment."""
 
     def __init__(self, folder: Path) -> None:
@@ -256,7 +250,7 @@ class Door:
         name: str,
         types: Collection[str],
         shape: tuple[int | None, ...],
-        rule: Rule | None = None,
+        rule: ValueRule | None = None,
     ) -> np.ndarray:
         """A mapped array of one of these types and of this shape, where None stands for any length."""
         path = self.folder / name
@@ -292,7 +286,9 @@ class Door:
             if not size:
                 return np.empty(found, dtype)
             # Mapped from the open file: the one whose state was taken, even if another has taken its name since.
-            return np.ndarray(found, dtype, Pages.of(file.fileno(), begins + size, path), begins)
+            return np.ndarray(
+                found, dtype, MappedFile.of(file.fileno(), begins + size, path), begins
+            )
 
     def _open(self, name: str) -> IO[bytes]:
         path = self.folder / name

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from fedbandit.core import kernels, plain
 from fedbandit.core.prediction import Prediction
-from fedbandit.federated.exploring import drawn_at_once
 from fedbandit.policies import (
     EpsilonGreedy,
     Falcon,
@@ -17,6 +16,7 @@ from fedbandit.policies import (
     Greedy,
     Softmax,
     Uniform,
+    fused_form,
 )
 
 RULES = [
@@ -32,7 +32,7 @@ RULES = [
 
 def assert_same(rule, scores, uniforms):
     expected = plain.draw_actions(rule.probabilities(Prediction(scores.copy())), uniforms)
-    found = drawn_at_once(rule, Prediction(scores), uniforms)
+    found = fused_form(rule)(Prediction(scores), uniforms)
     assert found is not None
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype
@@ -70,16 +70,28 @@ def test_scores_that_are_not_finite_are_refused(rule, wrong):
     scores = np.zeros((3, 4), np.float32)
     scores[1, 2] = wrong
     with pytest.raises(ValueError, match="scores must be finite"):
-        drawn_at_once(rule, Prediction(scores), np.zeros(3))
+        fused_form(rule)(Prediction(scores), np.zeros(3))
 
 
 @pytest.mark.parametrize("rule", [Uniform(), Floored(Softmax(), 0.01), FalconSchedule()], ids=repr)
 def test_other_rules_take_the_plain_way(rule):
-    assert drawn_at_once(rule, Prediction(np.zeros((2, 3))), np.zeros(2)) is None
+    assert fused_form(rule) is None
 
 
 def test_many_actions_take_the_plain_way():
-    assert drawn_at_once(Softmax(), Prediction(np.zeros((2, 129))), np.zeros(2)) is None
+    assert fused_form(Softmax())(Prediction(np.zeros((2, 129))), np.zeros(2)) is None
+
+
+def test_a_subclass_that_changes_probabilities_alone_is_not_drawn_by_its_parent():
+    class Warm(Softmax):
+        def probabilities(self, prediction, available=None):
+            return Uniform().probabilities(prediction, available)
+
+    class Renamed(Softmax):
+        pass
+
+    assert fused_form(Warm()) is None
+    assert fused_form(Renamed()) is not None
 
 
 # --- held-out labels among the best ---

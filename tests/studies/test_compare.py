@@ -8,7 +8,7 @@ from small_runs import small_config
 
 from fedbandit import compare
 from fedbandit.core.errors import ConfigError
-from fedbandit.studies.comparing import members_of, seeds_of
+from fedbandit.studies.compare import members_of, seeds_of
 
 
 def test_configurations_run_into_folders_with_their_names_and_are_not_run_twice(

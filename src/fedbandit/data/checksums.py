@@ -19,8 +19,8 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json, to_json, write_text
-from fedbandit.core.progress import SILENT, Progress, to_stderr
-from fedbandit.data.door import AGAIN, Door, FileState, Part
+from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
+from fedbandit.data.validation import AGAIN, FileState, FolderReader, Part
 
 
 def cache_folder() -> Path:
@@ -51,35 +51,37 @@ _THREADS = 4
 _CLOCK_TICK = 100_000_000  # nanoseconds within which two changes of a file may carry the same time
 
 
-def ensure_verified(door: Door, *, again: bool = False, progress: Progress | None = None) -> None:
-    """Read all files that the door has opened, unless they are as they were when that was last done."""
-    total = sum(state.size for state in door.states.values())
-    stamp = _stamp_path(door.folder)
-    if total > _SMALL and not again and _stamped(stamp, door.states):
+def ensure_verified(
+    reader: FolderReader, *, again: bool = False, progress: ProgressReporter | None = None
+) -> None:
+    """Read all files that the reader has opened, unless they are as they were when that was last done."""
+    total = sum(state.size for state in reader.states.values())
+    stamp = _stamp_path(reader.folder)
+    if total > _SMALL and not again and _stamped(stamp, reader.states):
         return
     started = time.time_ns()
-    verify(door, progress or (to_stderr() if total > _LONG else SILENT))
-    settled = all(started - state.changed > _CLOCK_TICK for state in door.states.values())
+    verify(reader, progress or (to_stderr() if total > _LONG else SILENT))
+    settled = all(started - state.changed > _CLOCK_TICK for state in reader.states.values())
     if total > _SMALL and settled:
         # Without a cache to write to, it is read again next time.
         with suppress(OSError):
             stamp.parent.mkdir(parents=True, exist_ok=True)
-            files = {name: list(astuple(state)) for name, state in sorted(door.states.items())}
+            files = {name: list(astuple(state)) for name, state in sorted(reader.states.items())}
             write_text(
                 stamp,
-                to_json({"stamp": _STAMP, "folder": str(door.folder.resolve()), "files": files})
+                to_json({"stamp": _STAMP, "folder": str(reader.folder.resolve()), "files": files})
                 + "\n",
             )
 
 
-def verify(door: Door, progress: Progress = SILENT) -> None:
-    """Read all files that the door has opened; `DataError` names the first that is wrong, and where."""
-    sums = _checksums(door) if CHECKSUMS in door.states else {}
-    parts = {part.name: part for part in door.parts}
-    names = sorted(door.states.keys() - {CHECKSUMS}, key=lambda name: -door.states[name].size)
+def verify(reader: FolderReader, progress: ProgressReporter = SILENT) -> None:
+    """Read all files that the reader has opened; `DataError` names the first that is wrong, and where."""
+    sums = _checksums(reader)
+    parts = {part.name: part for part in reader.parts}
+    names = sorted(reader.states.keys() - {CHECKSUMS}, key=lambda name: -reader.states[name].size)
     stop, lock = threading.Event(), threading.Lock()
-    total = sum(door.states[name].size for name in names)
-    with progress.task(f"Verifying {door.folder.name}", total, unit="B") as advance:
+    total = sum(reader.states[name].size for name in names)
+    with progress.task(f"Verifying {reader.folder.name}", total, unit="B") as advance:
 
         def advanced(amount: int) -> None:
             if stop.is_set():
@@ -88,7 +90,7 @@ def verify(door: Door, progress: Progress = SILENT) -> None:
                 advance(amount)
 
         def read(name: str) -> None:
-            _read(door, name, parts.get(name), sums.get(name), advanced)
+            _read(reader, name, parts.get(name), sums[name], advanced)
 
         with ThreadPoolExecutor(_THREADS) as threads:
             try:
@@ -98,10 +100,14 @@ def verify(door: Door, progress: Progress = SILENT) -> None:
 
 
 def _read(
-    door: Door, name: str, part: Part | None, expected: str | None, advance: Callable[[int], None]
+    reader: FolderReader,
+    name: str,
+    part: Part | None,
+    expected: str,
+    advance: Callable[[int], None],
 ) -> None:
     """Read one file by plain reads: a file that is cut meanwhile is an error then, not a signal."""
-    path, state = door.folder / name, door.states[name]
+    path, state = reader.folder / name, reader.states[name]
     digest = hashlib.sha256()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -119,8 +125,7 @@ def _read(
                 block = buffer[: min(len(buffer), left)]
                 if file.readinto(block.data) != len(block):
                     raise DataError(f"{path}: was truncated while it was being read")
-                if expected is not None:
-                    digest.update(block.data)
+                digest.update(block.data)
                 if part is not None and part.rule is not None:
                     before = _follow(path, part, block.view(part.dtype), before, position)
                 position += len(block) // item
@@ -132,7 +137,7 @@ def _read(
         return
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    if expected is not None and digest.hexdigest() != expected:
+    if digest.hexdigest() != expected:
         raise DataError(
             f"{path}: its checksum is not the one that was written: it was damaged or changed; {AGAIN}"
         )
@@ -159,18 +164,18 @@ def write_checksums(folder: Path, sums: Mapping[str, str]) -> None:
         os.fsync(file.fileno())
 
 
-def _checksums(door: Door) -> dict[str, str]:
+def _checksums(reader: FolderReader) -> dict[str, str]:
     """The SHA-256 of every file, which must be exactly those that were opened."""
-    path = door.folder / CHECKSUMS
-    found = door.json(CHECKSUMS)
+    path = reader.folder / CHECKSUMS
+    found = reader.json(CHECKSUMS)
     sums = found.get("sha256") if isinstance(found, dict) else None
     if not isinstance(sums, dict) or not all(isinstance(value, str) for value in sums.values()):
         raise DataError(f"{path}: damaged; {AGAIN}")
-    if missing := sorted(sums.keys() - door.states.keys()):
+    if missing := sorted(sums.keys() - reader.states.keys()):
         raise DataError(
-            f"{door.folder / missing[0]}: is missing, or is not a part of such a data set; {AGAIN}"
+            f"{reader.folder / missing[0]}: is missing, or is not a part of such a data set; {AGAIN}"
         )
-    if unknown := sorted(door.states.keys() - sums.keys() - {CHECKSUMS}):
+    if unknown := sorted(reader.states.keys() - sums.keys() - {CHECKSUMS}):
         raise DataError(f"{path}: has no checksum of {unknown[0]}; {AGAIN}")
     return sums
 

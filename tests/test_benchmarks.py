@@ -1,9 +1,9 @@
 """The cost model: its arithmetic by hand, and its bytes against those of real chunks."""
 
 import pytest
+from benchmarks.cluster_cost import WorkMeasurement, measure, predict
 
 from fedbandit.data.embedded import topics
-from fedbandit.studies.cluster_cost import WorkMeasurement, measure, predict
 
 
 def test_a_round_by_hand():

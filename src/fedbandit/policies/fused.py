@@ -1,8 +1,9 @@
-"""Exploring and drawing in one go: what the built-in rules and `draw_actions` give, to the last bit, in fewer passes.
+"""Compiled forms of the built-in rules: exploring and drawing in one pass, with the bits of the plain forms.
 
-A rule that is not here, and a round in which some actions do not exist, take the plain way.
+A rule offers its form here as `sample_fused`. None of them knows unavailable actions: those take the plain way.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numba
@@ -10,42 +11,59 @@ import numpy as np
 
 from fedbandit.core.kernels import all_finite, draw_row, draw_rows
 from fedbandit.core.prediction import Prediction
-from fedbandit.policies import EpsilonGreedy, Falcon, Greedy, Policy, Softmax
 
 _MOST_ACTIONS = 128  # beyond it numpy adds up a row in another order
 _BLOCK = 32  # rows that stay in the first-level cache
 
+Drawn = tuple[np.ndarray, np.ndarray] | None
+"""Actions int64 [n] and their probabilities [n]; None where only the plain form works."""
+Probabilities = Callable[[Prediction], np.ndarray]
 
-def drawn_at_once(
-    rule: Policy, prediction: Prediction, uniforms: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Actions [n] and their probabilities [n] for uniforms [n] in [0, 1); None where there is only the plain way."""
+
+def sample_softmax(beta: float, prediction: Prediction, uniforms: np.ndarray) -> Drawn:
+    """Draw in proportion to exp(score / beta)."""
     scores = prediction.mean
-    n, k = scores.shape
-    if not 0 < k <= _MOST_ACTIONS or scores.dtype.kind != "f" or not scores.flags.c_contiguous:
+    if not _fits(scores):
         return None
-    actions, propensities = np.empty(n, np.int64), np.empty(n, scores.dtype)
-    if type(rule) is Softmax:
-        weights = np.empty_like(scores)
-        _check(_exponents(scores, _at_least_smallest(rule.beta, scores), weights))
-        np.exp(weights, out=weights)
-        _draw_weighted(weights, uniforms, actions, propensities)
-    elif type(rule) is Falcon:
-        weights = np.empty_like(scores)
-        gamma = scores.dtype.type(rule.gamma)
-        _check(_inverse_gaps(scores, _at_least_smallest(rule.mu, scores), gamma, weights))
-        _draw_weighted(weights, uniforms, actions, propensities)
-    elif isinstance(rule, Greedy | EpsilonGreedy) and type(rule) in (Greedy, EpsilonGreedy):
-        _check(all_finite(scores.reshape(-1)))
-        _draw_by_best(
-            np.argmax(scores, axis=1),
-            *_by_best(rule, k, scores.dtype),
-            uniforms,
-            actions,
-            propensities,
-        )
-    else:
+    weights = np.empty_like(scores)
+    _check(_exponents(scores, _at_least_smallest(beta, scores), weights))
+    np.exp(weights, out=weights)
+    return _drawn(weights, uniforms)
+
+
+def sample_falcon(mu: float, gamma: float, prediction: Prediction, uniforms: np.ndarray) -> Drawn:
+    """Draw by inverse gaps."""
+    scores = prediction.mean
+    if not _fits(scores):
         return None
+    weights = np.empty_like(scores)
+    _check(_inverse_gaps(scores, _at_least_smallest(mu, scores), scores.dtype.type(gamma), weights))
+    return _drawn(weights, uniforms)
+
+
+def sample_by_best(
+    probabilities: Probabilities, prediction: Prediction, uniforms: np.ndarray
+) -> Drawn:
+    """Draw for a rule whose probabilities follow from the place of the best action alone."""
+    scores = prediction.mean
+    if not _fits(scores):
+        return None
+    _check(all_finite(scores.reshape(-1)))
+    tables = _by_best(probabilities, scores.shape[1], scores.dtype)
+    actions, propensities = np.empty(len(scores), np.int64), np.empty(len(scores), scores.dtype)
+    _draw_by_best(np.argmax(scores, axis=1), *tables, uniforms, actions, propensities)
+    return actions, propensities
+
+
+def _fits(scores: np.ndarray) -> bool:
+    """Whether the kernels add up these rows in numpy's order."""
+    contiguous: bool = scores.flags.c_contiguous
+    return 0 < scores.shape[1] <= _MOST_ACTIONS and scores.dtype.kind == "f" and contiguous
+
+
+def _drawn(weights: np.ndarray, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    actions, propensities = np.empty(len(weights), np.int64), np.empty(len(weights), weights.dtype)
+    _draw_weighted(weights, uniforms, actions, propensities)
     return actions, propensities
 
 
@@ -62,11 +80,11 @@ def _at_least_smallest(value: float, like: np.ndarray) -> np.generic:
 
 @lru_cache(maxsize=16)
 def _by_best(
-    rule: Greedy | EpsilonGreedy, k: int, dtype: np.dtype
+    probabilities: Probabilities, k: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each best action the probabilities [k, k] of a rule that looks at nothing else, and their running sums."""
-    probabilities = rule.probabilities(Prediction(np.eye(k, dtype=dtype)))
-    return probabilities, np.cumsum(probabilities, axis=1)
+    """For each best action the probabilities [k, k] of such a rule, and their running sums."""
+    found = probabilities(Prediction(np.eye(k, dtype=dtype)))
+    return found, np.cumsum(found, axis=1)
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbandit.federated.learners import winograd
-from fedbandit.federated.learners.winograd import NARROW, PATCH, TILE, WIDE
+from fedbandit.models.kernels import winograd
+from fedbandit.models.kernels.winograd import NARROW, PATCH, TILE, WIDE
 
 BLOCK = 8  # images that go through the convolutions together, so that their tiles stay in the cache
 

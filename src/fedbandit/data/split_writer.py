@@ -24,7 +24,7 @@ _BLOCK_BYTES = 8 << 20  # gathered at a time when a split is completed
 _LONGEST_ID = 256  # ids are stored in columns of one width, so one absurd id would inflate them all
 
 
-class Spool:
+class SplitWriter:
     """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client."""
 
     def __init__(

@@ -19,7 +19,7 @@ _LARGE = 1 << 26  # bytes of a file from which on reading is cheaper than mappin
 _WASTE = 4  # times as much as is asked for may be read
 
 
-class Pages(mmap.mmap):
+class MappedFile(mmap.mmap):
     """A file that is mapped for reading and can be read from as well."""
 
     handle: int
@@ -41,7 +41,7 @@ class Pages(mmap.mmap):
 def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
     """Whether to read all `stored` rows of some clients for the sake of `asked` of them."""
     pages: object = rows.ids.base
-    return isinstance(pages, Pages) and len(pages) >= _LARGE and stored <= _WASTE * asked
+    return isinstance(pages, MappedFile) and len(pages) >= _LARGE and stored <= _WASTE * asked
 
 
 def read_rows(
