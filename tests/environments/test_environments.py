@@ -9,6 +9,7 @@ from core_samples import config, easy, met_with, played, text
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.contexts import Candidates, Contexts
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.environments import (
@@ -17,6 +18,7 @@ from fedbandit.environments import (
     Liked,
     Linear,
     Met,
+    Preferences,
     Renamed,
     Scenario,
     Stage,
@@ -370,3 +372,36 @@ def test_regret_counts_only_actions_that_exist():
     means = np.where(stage.available, stage.environment.expected(met), -np.inf)
     assert world.regret(met, means.argmax(axis=1)).max() == 0
     assert "regret" not in played(config(), text())[0][0]
+
+
+def test_candidates_are_paid_by_their_item_wherever_it_stands_in_the_list():
+    """The same item shown at another place, or among others, pays and is expected to pay the same."""
+    lists = [[4, 9, 2], [7, 4], [2, 3, 4, 9]]
+    worlds = Preferences(seed=3)
+
+    def met(lists):
+        shown = [item for items in lists for item in items]
+        bounds = np.cumsum([0, *map(len, lists)])
+        candidates = Candidates(bounds, np.array(shown), np.zeros((len(shown), 1)))
+        plain = met_with(Ragged.from_rows([[] for _ in lists]), 0)
+        return replace(plain, contexts=Contexts(np.zeros((len(lists), 1)), candidates))
+
+    forward, backward = met(lists), met([items[::-1] for items in lists])
+    places = np.array([0, 1, 2])  # item 4 of each
+    mirrored = np.array([2, 0, 1])
+    np.testing.assert_array_equal(forward.items(places), [4, 4, 4])
+    np.testing.assert_array_equal(
+        worlds.rewards(forward, places), worlds.rewards(backward, mirrored)
+    )
+    every = forward.uniforms("click", forward.items())
+    assert len(every) == 9
+    np.testing.assert_array_equal(
+        forward.chosen(every, places), backward.uniforms("click", backward.items(mirrored))
+    )
+    world = Scenario((Stage(worlds), Stage(worlds, from_round=2)))
+    later = replace(forward, times=np.array([1, 2, 1]))
+    means = world.expected(later)
+    np.testing.assert_array_equal(means, worlds.expected(forward))
+    regret = world.regret(later, places)
+    split = np.split(means.astype(float), [3, 5])
+    np.testing.assert_allclose(regret, [m.max() - m[p] for m, p in zip(split, places, strict=True)])

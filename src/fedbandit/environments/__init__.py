@@ -4,9 +4,11 @@ The paper's reward tables are one environment. A `Scenario` says which one holds
 
 Examples:
     >>> import numpy as np
+    >>> from fedbandit.core.contexts import Contexts
     >>> from fedbandit.core.ragged import Ragged
     >>> n, labels = 3, Ragged.from_rows([[0], [1], [1]])
-    >>> met = Met(0, np.zeros((n, 2)), labels, np.arange(n), np.ones(n, int), np.zeros(n, int), 2)
+    >>> contexts, zeros = Contexts(np.zeros((n, 2))), np.zeros(n, int)
+    >>> met = Met(0, contexts, labels, np.arange(n), zeros + 1, zeros, num_actions=2)
     >>> exact_match(2).rewards(met, np.array([0, 0, 1]))
     array([1., 0., 1.], dtype=float32)
     >>> Bernoulli(exact_match(2), least=0.2, most=0.9).expected(met)

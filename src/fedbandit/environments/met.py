@@ -21,7 +21,8 @@ class Met:
     """n decisions: who met what, when. Random draws are addressed by the decision and an item.
 
     An action is a place in the decision's list of actions, and the item is what stands there. For
-    fixed actions the two are the same number.
+    fixed actions the two are the same number. Values of all actions are [n, K], and over
+    candidates flat [m], one per candidate.
 
     Draws depend on (seed, time, client, position, item, purpose) and on nothing else. Policies
     that run with the same seed therefore meet the same world: had two of them chosen the same
@@ -82,11 +83,11 @@ class Met:
         return at_actions(values, actions, self.bounds)
 
     def uniforms(self, purpose: str, items: np.ndarray) -> np.ndarray:
-        """Draws from [0, 1) for items [n] or [n, K], in their shape: float64."""
+        """Draws from [0, 1) for items of one action per decision, or of all: float64."""
         return uniforms(self.seed, Purpose.WORLD, *self._address(purpose, items))
 
     def normals(self, purpose: str, items: np.ndarray) -> np.ndarray:
-        """Standard normal draws for items [n] or [n, K], in their shape: float64."""
+        """Standard normal draws for items of one action per decision, or of all: float64."""
         return normals(self.seed, Purpose.WORLD, *self._address(purpose, items))
 
     def take(self, rows: np.ndarray) -> "Met":

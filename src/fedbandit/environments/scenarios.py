@@ -97,8 +97,8 @@ class Scenario:
 
     def available(self, times: np.ndarray) -> np.ndarray | None:
         """The actions that exist at events of these times: bool [K] or [n, K]; None: all."""
-        stages = self._stage_numbers(times)
-        masks = [self.stages[number].available for number in np.unique(stages)]
+        stages, present = self._stages_at(times)
+        masks = [self.stages[number].available for number in present]
         if len(masks) <= 1 or all(mask is None for mask in masks):
             return masks[0] if masks else None
         known = next(mask for mask in masks if mask is not None)
@@ -106,14 +106,17 @@ class Scenario:
         rows = [everything if s.available is None else s.available for s in self.stages]
         return np.asarray(np.stack(rows)[stages])
 
-    def _stage_numbers(self, times: np.ndarray) -> np.ndarray:
+    def _stages_at(self, times: np.ndarray) -> tuple[np.ndarray, list[int]]:
+        """The place of each time's stage, and the places that occur."""
+        if len(self.stages) == 1:
+            return np.zeros(len(times), np.int64), [0]
         starts = [stage.from_round for stage in self.stages]
-        return np.searchsorted(starts, times, side="right") - 1
+        stages = np.searchsorted(starts, times, side="right") - 1
+        return stages, np.unique(stages).tolist()
 
     def _parts(self, met: Met) -> Iterator[tuple[Stage, Met, np.ndarray | slice]]:
         """The decisions of each stage, and where they stand."""
-        stages = self._stage_numbers(met.times)
-        present = np.unique(stages)
+        stages, present = self._stages_at(met.times)
         for number in present:
             if len(present) == 1:
                 yield self.stages[number], met, slice(None)
