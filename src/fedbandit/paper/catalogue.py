@@ -377,7 +377,7 @@ def _weights() -> Figure:
 
 _LARGE = {"extrapolation": _extrapolation, "cohorts": _cohorts, "population": _population}
 _OWN = {"weights": _weights, **_LARGE}
-OURS = ("drift", *_OWN)  # figures that the paper does not have
+OURS = tuple(_OWN)  # figures that the paper does not have
 _SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
 
 

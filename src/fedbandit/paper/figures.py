@@ -14,7 +14,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import pretraining_cohort
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import read_json, write_json
+from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
 from fedbandit.paper.catalogue import (
@@ -33,6 +33,7 @@ from fedbandit.paper.catalogue import (
     figure,
     labels_of,
 )
+from fedbandit.paper.page import page, read_figures
 from fedbandit.results.differences import Difference, from_zero, standard_error, with_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
@@ -281,6 +282,28 @@ def make_figure(
         },
     )
     return Made(wanted.name, text, png, kept)
+
+
+def make_figures(
+    names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
+) -> tuple[list[Made], Path | None]:
+    """Make figures one after another, and of several a page beside them: its path, None for a single figure.
+
+    Of several, those that the given data does not fit take embedded data.
+    """
+    if len(names) == 1:
+        return [make_figure(names[0], request, out, say)], None
+    made = [make_figure(name, _fitting(name, request), out, say) for name in names]
+    index = out / "index.html"
+    write_text(index, page(read_figures([one.kept for one in made]), index.parent))
+    return made, index
+
+
+def _fitting(name: str, request: FigureRequest) -> FigureRequest:
+    if request.data is None or name.startswith("ablation-"):
+        return request
+    sparse = open_dataset(request.data).header.kind == "sparse"
+    return request if (figure(name).family == "so") == sparse else replace(request, data=None)
 
 
 def describe(

@@ -56,7 +56,7 @@ def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
         raise DataError(
             f"{', '.join(map(str, places))}: no figure here; `fedbandit figure NAME -o FOLDER` makes one"
         )
-    order = [*figure_names(), *OURS]
+    order = [*figure_names(), "drift", *OURS]  # the picture of `fedbandit drift` among them
     return sorted(found, key=lambda kept: order.index(kept.name))
 
 
@@ -152,8 +152,13 @@ def page(figures: Sequence[FigureRecord], beside: Path) -> str:
 
 def _card(kept: FigureRecord, beside: Path) -> str:
     numbers, title = kept.numbers, escape(str(kept.numbers["title"]))
+    large = kept.path.with_suffix(".svg")
     png, svg = (
-        escape(os.path.relpath(kept.path.with_suffix(end), beside)) for end in (".png", ".svg")
+        escape(os.path.relpath(path, beside))
+        for path in (
+            kept.path.with_suffix(".png"),
+            large if large.exists() else large.with_suffix(".png"),
+        )
     )
     claims = "".join(
         f'<tr class="{_css(claim["verdict"])}"><td>{escape(claim["claim"])}<br><q>{escape(claim["words"])}</q></td>'

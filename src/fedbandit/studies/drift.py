@@ -4,7 +4,7 @@ Its runs are in run folders and can be resumed; a policy that diverges is counte
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbandit.config import Config, parse_settings
 from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.files import write_json
 from fedbandit.data import open_dataset
 from fedbandit.evaluation.metrics import Recovery, recoveries
 from fedbandit.presets import preset
@@ -146,9 +147,29 @@ def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
     return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
 
 
-def draw(
-    study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str, note: str = ""
+def write_numbers(
+    study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str
 ) -> Path:
+    """Write falls and recoveries of every seed as JSON, by which `fedbandit gallery` shows the picture beside it."""
+    clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples"
+    note = f"{study.rounds} rounds, deploying every {study.deploy_every}; {clients} each; published rates"
+    numbers = {
+        "figure": "drift",
+        "title": title,
+        "note": note,
+        "data": open_dataset(study.data).header.name,
+        "text": table(study, outcomes),
+        "members": {
+            o.policy: [[asdict(change) for change in seed] for seed in o.recovered]
+            for o in outcomes
+        },
+        "diverged": {o.policy: list(o.diverged) for o in outcomes if o.diverged},
+    }
+    write_json(path, numbers)
+    return path
+
+
+def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str) -> Path:
     """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
     return draw_curves(
         {
@@ -159,7 +180,6 @@ def draw(
         path,
         title=title,
         ylabel=f"reward, mean of {study.window} rounds",
-        note=note,
         changes=study.at,
     )
 
