@@ -13,17 +13,16 @@ import numpy as np
 
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.federated.cohorts import CyclicPoissonCohorts, PoissonCohorts
-from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.privacy.accounting import epsilon_of
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Memory, Tree, best_banded, best_blt, largest_column
+from fedbandit.privacy.strategies import Memory, largest_column
 
 Source = Literal["simulation", "deployment"]
 Verdict = Literal["passed", "violated", "inconclusive"]
 MISTAKE = 1e-3  # how often an audit may blame a mechanism that keeps its promise
 _POWER = 1.645  # standard deviations: what an audit can find, it finds in 95% of its repetitions
-_SHORT = 0.5  # of the stated noise: what an audit with power finds
+SHORT = 0.5  # of the stated noise: what an audit with power finds
 FEWEST, MOST_TRIALS = 200, 400_000
 
 
@@ -444,7 +443,7 @@ def trials_needed(stated: Stated) -> int:
     from scipy.stats import norm
 
     shift = stated.shifts[0]
-    apart = shift / _SHORT
+    apart = shift / SHORT
     enough = (
         (float(norm.isf(MISTAKE)) + _POWER) * math.sqrt(4 + apart**2 / 2) / (apart - shift)
     ) ** 2
@@ -464,7 +463,7 @@ def _trials_by_profile(stated: Stated) -> int:
         ):
             shape = (len(shifts), len(part))
             taking = rng.random(shape) < share
-            scores[part] = stated.score(shifts * taking + _SHORT * rng.standard_normal(shape))
+            scores[part] = stated.score(shifts * taking + SHORT * rng.standard_normal(shape))
         worlds.append(scores)
     with_client, without = worlds
     thresholds = np.quantile(np.concatenate(worlds), np.linspace(0.01, 0.99, 99))
@@ -479,61 +478,3 @@ def _trials_by_profile(stated: Stated) -> int:
             return math.ceil(1.2 * trials)
         trials = math.ceil(1.25 * trials)
     return trials
-
-
-def table_plans() -> dict[str, PrivacyPlan]:
-    """One plan of every mechanism, small enough to audit hundreds of times."""
-    apart = {"sampling": "min-separation", "separation": 4}
-    base = {"population": 240, "clients_per_round": 24, "rounds": 16, "delta": 1e-5}
-
-    def plan(**changes: object) -> PrivacyPlan:
-        return PrivacyPlan(**{**base, **changes})  # type: ignore[arg-type]
-
-    return {
-        "dp-fedavg (poisson)": plan(noise_multiplier=1.0),
-        "dp-fedavg (fixed)": plan(noise_multiplier=4.0, sampling="fixed"),
-        "dp-fedavg (fixed), adaptive clipping": plan(
-            noise_multiplier=1.5, sampling="fixed", clipping=AdaptiveClipping(0.5, 0.1), rounds=4
-        ),
-        "dp-ftrl (min-separation)": plan(noise_multiplier=6.0, strategy=Tree(), **apart),
-        "banded-mf (min-separation)": plan(
-            noise_multiplier=2.0, strategy=best_banded(16, 4), **apart
-        ),
-        "banded-mf (cyclic-poisson)": plan(
-            noise_multiplier=1.0,
-            strategy=best_banded(16, 4),
-            sampling="cyclic-poisson",
-            separation=4,
-        ),
-        "blt (min-separation)": plan(noise_multiplier=3.0, strategy=best_blt(16, 4, 2), **apart),
-    }
-
-
-@dataclass(frozen=True)
-class Row:
-    """How often audits of one mechanism came to which verdict."""
-
-    mechanism: str
-    source: Source
-    trials: int
-    caught: float  # share of audits that found half the noise
-    blamed: float  # share of audits that blamed the right noise
-
-
-def audit_table(
-    repetitions: int, sources: tuple[Source, ...] = ("simulation", "deployment")
-) -> Iterator[Row]:
-    """Audit every mechanism many times, with half the noise and with all of it."""
-    for name, plan in table_plans().items():
-        for source in sources:
-            shares = []
-            for actual in (_SHORT, 1.0):
-                found = [
-                    audit(plan, source, actual=actual, seed=seed) for seed in range(repetitions)
-                ]
-                shares.append(
-                    float(
-                        np.mean([any(one.verdict == "violated" for one in each) for each in found])
-                    )
-                )
-            yield Row(name, source, max(one.needed for one in found[0]), *shares)
