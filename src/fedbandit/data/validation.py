@@ -181,7 +181,8 @@ AGAIN = "import the data set again"
 _LARGEST_JSON = 1 << 28  # bytes
 
 
-_UNREADABLE = (
+# What numpy raises for an array's header that was damaged, or made up.
+NPY_ERRORS = (
     ValueError,
     TypeError,
     SyntaxError,
@@ -191,6 +192,21 @@ _UNREADABLE = (
     RecursionError,
     TokenError,
 )
+
+
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether stored by columns, and type of the `.npy` array that begins here; never unpickles.
+
+    `ValueError` says in one line what is wrong with it.
+    """
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, by_columns, dtype = read(file)
+    except NPY_ERRORS as error:
+        said = str(error).partition("\n")[0]
+        raise ValueError(said or type(error).__name__) from None
+    return shape, by_columns, dtype
 
 
 @dataclass(frozen=True)
@@ -256,14 +272,9 @@ class FolderReader:
         path = self.folder / name
         with self._open(name) as file:
             try:
-                version = npy.read_magic(file)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                found, by_columns, dtype = read(file)
-            except _UNREADABLE as error:
-                said = str(error).partition("\n")[0]
-                raise DataError(
-                    f"{path}: damaged: {said or type(error).__name__}; {AGAIN}"
-                ) from None
+                found, by_columns, dtype = read_npy_header(file)
+            except ValueError as error:
+                raise DataError(f"{path}: damaged: {error}; {AGAIN}") from None
             if dtype.hasobject or not dtype.itemsize or not _is_one_of(dtype, types):
                 kind = dtype.str if dtype.kind == "S" or not dtype.isnative else dtype.name
                 raise DataError(

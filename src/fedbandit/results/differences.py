@@ -72,9 +72,27 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-def with_error(text: str, error: float) -> str:
+def with_error(text: str, error: float | None) -> str:
     """`text ± error`; the text alone where a single seed gives no error."""
-    return f"{text} ± {error:.4f}" if math.isfinite(error) else text
+    return text if error is None or not math.isfinite(error) else f"{text} ± {error:.4f}"
+
+
+def text_table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Lines of cells as a text in columns; those named `left` stand on the left, the others on the right.
+
+    Examples:
+        >>> print(text_table([["rule", "reward"], ["greedy", "0.5"]]))
+        rule    reward
+        greedy     0.5
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 @dataclass(frozen=True)
@@ -101,14 +119,7 @@ class Differences:
             [one.configuration, str(one.seeds), f"{one.reward:.4f}", *self._said(one)]
             for one in self.outcomes
         ]
-        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i in (0, 5) else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in [heads, *lines]
-        )
+        return text_table([heads, *lines], left=(0, 5))
 
     def rows(self) -> list[dict[str, str | int | float | None]]:
         """The table as plain dictionaries."""

@@ -92,11 +92,7 @@ def curves_figure(
     With `trials` every seed is a thin line of its own in place of the band. Rounds before which the world changes are
     marked as `changes`. Rounds without a number are passed over.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(7.2, 4.5)
     axes = figure.add_subplot()
     rounds = max((np.atleast_2d(values).shape[1] for values in curves.values()), default=1)
     lines = deploy_every is not None and rounds // deploy_every <= 40
@@ -118,6 +114,16 @@ def curves_figure(
     axes.set_xlim(1, max(rounds, 2))
     if curves:
         axes.legend(frameon=False)
+    return figure
+
+
+def empty_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of this size in inches, without global state and without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
     return figure
 
 

@@ -10,9 +10,15 @@ from typing import Any, overload
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.parts import flatten, nearest
+from fedbandit.core.parts import counted, flatten, nearest
 from fedbandit.results import reading as labels
-from fedbandit.results.differences import Differences, differences
+from fedbandit.results.differences import (
+    Differences,
+    differences,
+    standard_error,
+    text_table,
+    with_error,
+)
 from fedbandit.results.plots import curves_figure, require_picture, save_picture
 from fedbandit.results.reading import RunRecord, arrow_table, needed, read_record, run_folders
 
@@ -135,7 +141,7 @@ class Results:
             return f"<Results: no runs{self._said_problems()}>"
         counts = [len(run.rounds) for run in self.runs]
         fewest, most = min(counts), max(counts)
-        rounds = _counted(most, "round") if fewest == most else f"{fewest} to {most} rounds"
+        rounds = counted(most, "round") if fewest == most else f"{fewest} to {most} rounds"
         what = self.runs[0].name
         if len(self) > 1:
             names = list(self._groups)
@@ -302,7 +308,7 @@ class Results:
             raise DataError(f"{metric}: no round has such a metric{hint}")
 
     def _said_problems(self) -> str:
-        return f"; {_counted(len(self.problems), 'problem')}" if self.problems else ""
+        return f"; {counted(len(self.problems), 'problem')}" if self.problems else ""
 
     def _table(self, timings: bool) -> Any:
         settings = [labels.settings_of(run.config) for run in self.runs]
@@ -346,19 +352,12 @@ class ResultsSummary:
                 row["configuration"],
                 str(row["runs"]),
                 str(row["rounds"]),
-                _with_error(row["running_reward"], row["standard_error"]),
+                with_error(_number(row["running_reward"]), row["standard_error"]),
                 *(_number(row.get(key)) for key in held_out),
             ]
             for row in self.rows
         ]
-        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
-        text = "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(cells)
-            )
-            for cells in (list(zip(line, widths, strict=True)) for line in [heads, *lines])
-        )
+        text = text_table([heads, *lines])
         for note in self.notes[:_SHOWN_NOTES]:
             text += f"\nnote: {note}"
         more = len(self.notes) - _SHOWN_NOTES
@@ -378,13 +377,12 @@ def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
 def _summary_row(label: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
     runs = _comparable(runs)
     final = [value for run in runs if not math.isnan(value := _last(run, "running_reward"))]
-    error = float(np.std(final, ddof=1) / math.sqrt(len(final))) if len(final) > 1 else None
     row: dict[str, Any] = {
         "configuration": label,
         "runs": len(runs),
         "rounds": max(len(run.rounds) for run in runs),
         "running_reward": float(np.mean(final)) if final else None,
-        "standard_error": error,
+        "standard_error": standard_error(final) if len(final) > 1 else None,
     }
     names = dict.fromkeys(name for run in runs for line in run.rounds for name in line)
     for name in (name for name in names if name.startswith("test_") or name == "epsilon"):
@@ -434,14 +432,6 @@ def _with_names_of_their_own(runs: tuple[RunRecord, ...]) -> tuple[RunRecord, ..
             number, name = number + 1, f"{run.name} ({number + 1})"
         named[name] = run if number == 1 else replace(run, name=name)
     return tuple(named.values())
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _with_error(value: float | None, error: float | None) -> str:
-    return _number(value) if error is None else f"{_number(value)} ± {_number(error)}"
 
 
 def _number(value: float | None) -> str:

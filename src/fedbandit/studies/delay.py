@@ -27,7 +27,7 @@ from fedbandit.federated.clients import ClientWork
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import Version
 from fedbandit.models import Layout
-from fedbandit.results.plots import COLOURS, OTHER_COLOURS, save_picture
+from fedbandit.results.plots import COLOURS, OTHER_COLOURS, empty_figure, save_picture
 from fedbandit.simulation.simulate import RoundEvents, simulate
 
 
@@ -303,11 +303,7 @@ def _bounds(
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
     """Bounds on the left and measurements on the right; above over the whole run, below for the model deployed last."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(10, 8)
     panels = figure.subplots(2, 2, sharex=True)
     (whole_bounds, whole), (last_bounds, last) = panels
     federated = _COLOURS["epsilon-greedy"]
@@ -326,11 +322,11 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
             _bound(
                 last_bounds,
                 rows,
-                lambda b, p=policy: b.last[p],
+                partial(_last_bound, policy),
                 _COLOURS[policy],
                 "o",
                 f"{name}, federated",
-            )  # type: ignore[misc]
+            )
         shown = f"{name}, γ = {study.gamma:g}" if policy == "falcon" else name
         _measured(
             whole, rows, [row.measured[policy].whole for row in rows], _COLOURS[policy], shown
@@ -376,6 +372,10 @@ def _bound(
         label=f"{label}, exact oracle",
         mfc="w",
     )
+
+
+def _last_bound(policy: str, bounds: RegretBounds) -> float:
+    return bounds.last[policy]
 
 
 def _finish_bounds(axes: Any, title: str) -> None:

@@ -8,14 +8,14 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tokenize import TokenError
 
 import numpy as np
-from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.parts import nearest
+from fedbandit.data.validation import NPY_ERRORS, read_npy_header
 
 MOST_ACTIONS = 1_000_000
 
@@ -43,18 +43,7 @@ def check_unpacked(
 _BLOCK_BYTES = 8 << 20
 
 
-_DAMAGE = (
-    *(
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        EOFError,
-        NotImplementedError,
-        KeyError,
-        RuntimeError,
-    ),
-    *(TypeError, SyntaxError, OverflowError, MemoryError, TokenError),
-)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, RuntimeError, *NPY_ERRORS)
 
 
 class Npz:
@@ -134,68 +123,51 @@ class Npz:
             raise DataError(f"{self.path}: {name} is truncated")
         return data
 
-    def _member(self, name: str) -> "_Member":
+    @contextmanager
+    def _member(
+        self, name: str
+    ) -> Iterator[tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]]:
+        """An array opened just behind its header: its shape and type, the file, and whether it is stored by columns."""
         if name not in self.names:
             raise DataError(f"{self.path}: no array {name!r}{nearest(name, self.names)}")
-        return _Member(self.path, self._zip, name)
-
-
-class _Member:
-    """One array, opened just behind its header."""
-
-    def __init__(self, path: Path, archive: zipfile.ZipFile, name: str) -> None:
-        self._path, self._archive, self._name = path, archive, name
-
-    def __enter__(self) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
-        inside = f"{self._name}.npy"
+        member = self._zip.getinfo(f"{name}.npy")
         try:
-            self._file: zipfile.ZipExtFile = self._archive.open(inside)  # type: ignore[assignment]
+            file = self._zip.open(member)
         except _DAMAGE as error:
-            raise DataError(f"{self._path}: {self._name} is damaged: {error}") from None
-        try:
-            return self._header(self._archive.getinfo(inside))
-        except BaseException:
-            self._file.close()
-            raise
+            raise DataError(f"{self.path}: {name} is damaged: {error}") from None
+        with file:
+            shape, dtype, fortran = _header(f"{self.path}: {name}", file, member)  # type: ignore[arg-type]
+            yield shape, dtype, file, fortran  # type: ignore[misc]
 
-    def _header(
-        self, member: zipfile.ZipInfo
-    ) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
-        where = f"{self._path}: {self._name}"
-        check_unpacked(
-            where,
-            member.file_size,
-            member.compress_size,
-            "if it is right, save it by np.savez, unpacked",
+
+def _header(
+    where: str, file: zipfile.ZipExtFile, member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape, type and order of the array that begins here; whatever is not plain numbers or names is refused."""
+    check_unpacked(
+        where,
+        member.file_size,
+        member.compress_size,
+        "if it is right, save it by np.savez, unpacked",
+    )
+    try:
+        shape, fortran, dtype = read_npy_header(file)
+    except _DAMAGE as error:  # of the array's header, or of the archive around it
+        raise DataError(f"{where} is damaged: {str(error) or type(error).__name__}") from None
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
+    if not dtype.itemsize or dtype.kind == "V":
+        raise DataError(f"{where} holds {dtype}, neither numbers nor names")
+    if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
+        raise DataError(
+            f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
         )
-        try:
-            version = npy.read_magic(self._file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(self._file)
-        except _DAMAGE as error:
-            said = str(error).partition("\n")[0]
-            raise DataError(f"{where} is damaged: {said or type(error).__name__}") from None
-        if dtype.hasobject:
-            raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
-        if not dtype.itemsize or dtype.kind == "V":
-            raise DataError(f"{where} holds {dtype}, neither numbers nor names")
-        if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
-            raise DataError(
-                f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
-            )
-        size, there = math.prod(shape) * dtype.itemsize, member.file_size - self._file.tell()
-        if min(shape, default=0) < 0 or size > there:
-            raise DataError(
-                f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes"
-            )
-        if size < there or (shape and not size and shape[0]):
-            raise DataError(
-                f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes"
-            )
-        return shape, dtype, self._file, fortran and len(shape) > 1
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+    size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+    if min(shape, default=0) < 0 or size > there:
+        raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
+    if size < there or (shape and not size and shape[0]):
+        raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
+    return shape, dtype, fortran and len(shape) > 1
 
 
 Feature = list[bytes] | np.ndarray

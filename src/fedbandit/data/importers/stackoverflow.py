@@ -4,7 +4,6 @@ One example is one sentence: the words of title and sentence, and the post's tag
 """
 
 import json
-import os
 import sqlite3
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import cache_folder
 from fedbandit.data.formats.binary import Feature, NotAnExample, parse_example
@@ -70,7 +70,6 @@ def find_counts(given: Path | None, name: str, database: Path, progress: Progres
 def _extract(archive: Path, name: str) -> Path:
     """Take one file out of an archive, by its own name only: paths in archives are not trusted."""
     target = archive.with_name(name)
-    unfinished = archive.with_name(f".{name}.partial")
     try:
         with tarfile.open(archive, "r:bz2") as tar:
             member = next(
@@ -79,11 +78,9 @@ def _extract(archive: Path, name: str) -> Path:
             source = tar.extractfile(member) if member is not None else None
             if source is None:
                 raise DataError(f"{archive}: holds no file {name}")
-            unfinished.write_bytes(source.read())
+            write_bytes(target, source.read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        unfinished.unlink(missing_ok=True)
         raise DataError(f"{archive}: cannot be unpacked: {error}") from None
-    os.replace(unfinished, target)
     archive.unlink()
     return target
 
