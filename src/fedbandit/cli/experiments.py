@@ -243,7 +243,8 @@ def advise(
 ) -> None:
     """Run a small tournament on your data and recommend a policy.
 
-    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a configuration to run.
+    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a
+    configuration to run.
     """
     from fedbandit.core.files import write_text
     from fedbandit.report.advice import advice_of, recommended, write_advice

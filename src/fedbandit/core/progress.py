@@ -1,4 +1,5 @@
-"""Telling a person how far a long job is: a bar on a terminal, plain lines when piped, both with rate and time left.
+"""Telling a person how far a long job is: a bar on a terminal, plain lines when piped, both with
+rate and time left.
 
 Knows nothing of what the job does; `SILENT` is for library calls and tests.
 """
@@ -36,7 +37,9 @@ class ProgressReporter:
     def task(
         self, what: str, total: float | None = None, *, unit: str = "examples", done: float = 0
     ) -> Iterator[Advance]:
-        """Report one task. `total` and `done`, what was done earlier, are in units; the unit "B" stands for bytes."""
+        """Report one task. `total` and `done`, what was done earlier, are in units; the unit "B"
+        stands for bytes.
+        """
         if self.stream is None:
             yield lambda amount, note="": None
             return
@@ -80,7 +83,9 @@ class _Tally:
             self.first = self.done, self.seconds()
 
     def facts(self) -> list[str]:
-        """Share, rate and time left, the last two from the second step on; without a total the amount and the rate."""
+        """Share, rate and time left, the last two from the second step on; without a total the
+        amount and the rate.
+        """
         if not self.total:
             rate = (self.done - self.earlier) / max(self.seconds(), 1e-9)
             return [self._amount(self.done), f"{self._amount(rate)}/s"]

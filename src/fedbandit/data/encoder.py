@@ -62,7 +62,9 @@ class Column:
         return [*names, f"{self.name} is missing"] if self.missing else names
 
     def encode(self, cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Its features that are not zero: rows int64 [entries], positions int64 [entries], values float64 [entries]."""
+        """Its features that are not zero: rows int64 [entries], positions int64 [entries], values
+        float64 [entries].
+        """
         missing = (
             np.isnan(cells)
             if isinstance(cells, np.ndarray)
@@ -115,7 +117,9 @@ class Column:
     def _dates(
         self, rows: np.ndarray, seconds: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Each part on its circle or its own features; together they weigh as much as any other column."""
+        """Each part on its circle or its own features; together they weigh as much as any other
+        column.
+        """
         parts, start, weight = [], 0, 1 / sqrt(len(self.parts))
         for part in self.parts:
             if part == "weekday":
@@ -179,10 +183,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Encoder:
-    """The features of a table's contexts: `words` words of the `text` columns, then those of each other column.
+    """The features of a table's contexts: `words` words of the `text` columns, then those of each
+    other column.
 
-    Words have an L2 norm of 1. Every other column has about 1, and so have all of them together by a fixed factor, so
-    that neither side drowns the other and learning rates mean what they mean for text. Dense contexts are not weighed.
+    Words have an L2 norm of 1. Every other column has about 1, and so have all of them together by
+    a fixed factor, so that neither side drowns the other and learning rates mean what they mean for
+    text. Dense contexts are not weighed.
     """
 
     columns: tuple[Column, ...]
@@ -200,7 +206,9 @@ class Encoder:
         return [*vocabulary, *(name for column in self.columns for name in column.features())]
 
     def sparse(self, bags: Ragged | None, cells: Mapping[str, Cells]) -> Ragged:
-        """Contexts as rows of (feature, value); `bags` holds the rows' words, where there are text columns."""
+        """Contexts as rows of (feature, value); `bags` holds the rows' words, where there are text
+        columns.
+        """
         n = len(next(iter(cells.values()))) if bags is None else len(bags)
         shares = 2 if self.words and self.columns else 1
         rows, ids, values = (
@@ -241,7 +249,9 @@ class Encoder:
         return out
 
     def cells(self, given: Mapping[str, object]) -> tuple[str, dict[str, Cells]]:
-        """What an app knows of one row, by column: its text, and its other cells. `ValueError` if it does not fit."""
+        """What an app knows of one row, by column: its text, and its other cells. `ValueError` if
+        it does not fit.
+        """
         known = [*self.text, *(column.name for column in self.columns)]
         for name in given:
             if name not in known:

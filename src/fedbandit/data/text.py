@@ -24,7 +24,9 @@ def tokenise(text: str) -> list[str]:
 
 
 class FrequencyCounter:
-    """Counts words or labels in bounded memory and names the most frequent; ties go to the alphabetically first."""
+    """Counts words or labels in bounded memory and names the most frequent; ties go to the
+    alphabetically first.
+    """
 
     def __init__(self, most_distinct: int = _MOST_DISTINCT) -> None:
         self._counts: Counter[str] = Counter()
@@ -50,14 +52,18 @@ class FrequencyCounter:
 
 
 class BagOfWords(Generic[AnyStr]):
-    """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are dropped."""
+    """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are
+    dropped.
+    """
 
     def __init__(self, words: Sequence[AnyStr]) -> None:
         self.words: list[AnyStr] = list(words)
         self._index: dict[AnyStr, int] = {word: i for i, word in enumerate(self.words)}
 
     def encode(self, sentences: Iterable[Sequence[AnyStr]]) -> Ragged:
-        """Rows of (word, count / L2 norm of the counts), words ascending; no known word gives an empty row."""
+        """Rows of (word, count / L2 norm of the counts), words ascending; no known word gives an
+        empty row.
+        """
         unknown = len(self._index)
         find = self._index.get
         lengths, ids = [0], []
@@ -79,7 +85,9 @@ EMNIST_LOWER_CASE = {10 + letter: 36 + letter for letter in range(26)}  # 'A' ->
 
 
 class LabelEncoder(Generic[AnyStr]):
-    """Turns label names into action numbers; names that are no action are dropped, repeats count once."""
+    """Turns label names into action numbers; names that are no action are dropped, repeats count
+    once.
+    """
 
     def __init__(self, actions: Sequence[AnyStr]) -> None:
         self.actions: list[AnyStr] = list(actions)
@@ -94,12 +102,16 @@ class LabelEncoder(Generic[AnyStr]):
 
 
 def case_map(actions: Sequence[str]) -> dict[int, int]:
-    """Upper-case letter -> lower-case letter, where the actions are the 62 characters; otherwise empty."""
+    """Upper-case letter -> lower-case letter, where the actions are the 62 characters; otherwise
+    empty.
+    """
     return dict(EMNIST_LOWER_CASE) if tuple(actions) == EMNIST_ACTIONS else {}
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
-    """Names sorted: as numbers where all are whole numbers, as EMNIST orders characters, else alphabetically."""
+    """Names sorted: as numbers where all are whole numbers, as EMNIST orders characters, else
+    alphabetically.
+    """
     names = list(names)
     if all(name.isascii() and name.isdigit() for name in names):
         return sorted(names, key=lambda name: (int(name), name))

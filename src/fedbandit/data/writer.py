@@ -1,6 +1,8 @@
-"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded memory.
+"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded
+memory.
 
-One process writes a folder at a time, and a folder is either whole or not there.
+One process writes a folder at a time, and a folder is either whole or not there: it is made beside
+its place, as `.NAME.partial`, and renamed in the end.
 """
 
 import fcntl
@@ -24,7 +26,9 @@ from fedbandit.data.split_writer import SplitWriter
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
-    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of `out` are refused."""
+    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of
+    `out` are refused.
+    """
     lock = os.open(path, flags, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,7 +44,10 @@ def claim(path: Path, flags: int, out: Path) -> int:
 
 
 def check_target(out: Path | str) -> Path:
-    """Refuse a target that already holds something, before any work is done for it."""
+    """The path of a data set to write; one that already holds something is refused.
+
+    To be called before any work is done for it. An empty folder is as good as none.
+    """
     out = Path(out)
     try:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -51,7 +58,8 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up unless finished.
+    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up
+    unless finished.
 
     Memory holds one batch and a few bytes for every client, however many examples there are.
     """
@@ -113,7 +121,10 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Throw away whatever is not finished."""
+        """Throw away what is not finished: raw files, the staging folder, and parents made for it.
+
+        Called at the end of a `with` block; does nothing after `finish`.
+        """
         for writer in self._splits.values():
             writer.close()
         if self._lock is not None:
@@ -132,7 +143,8 @@ class DatasetWriter:
         split: str = "train",
         log: Log | None = None,
     ) -> None:
-        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows, labels are rows.
+        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows,
+        labels are rows.
 
         A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
         """
@@ -147,7 +159,11 @@ class DatasetWriter:
         return self._splits[split].examples if split in self._splits else 0
 
     def finish(self, progress: ProgressReporter = SILENT) -> Path:
-        """Group the examples by client, write header and arrays, and give the folder its name."""
+        """Group the examples by client, write header and arrays, and give the folder its name.
+
+        Returns the path. The fingerprint is a digest of the header's facts, all arrays and the
+        vocabulary, so that the same examples give the same data set in whatever order clients came.
+        """
         train = self._splits.get("train")
         if train is None or train.examples == 0:
             raise DataError(
@@ -211,7 +227,9 @@ class DatasetWriter:
 
 
 def _claimed(folder: Path, out: Path) -> int:
-    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of it is refused."""
+    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of
+    it is refused.
+    """
     folder.mkdir(exist_ok=True)
     lock = claim(folder, os.O_RDONLY, out)
     for left in folder.iterdir():  # by an import that was killed

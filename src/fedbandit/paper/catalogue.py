@@ -1,4 +1,5 @@
-"""The paper's figures and ablations as data: which runs each one shows, and what the paper says about them in words.
+"""The paper's figures and ablations as data: which runs each one shows, and what the paper says
+about them in words.
 
 Nothing is run or drawn here.
 """
@@ -271,7 +272,9 @@ _ABLATIONS = {
 
 
 def _extrapolation() -> Figure:
-    """The paper expects this for EMNIST and a hundred times the clients; text stands in, whose users can be had."""
+    """The paper expects this for EMNIST and a hundred times the clients; text stands in, whose
+    users can be had.
+    """
     pairs = {64: 0.01, 640: 0.1, 6400: 1.0}
     members = {
         f"{clients} clients, NM={noise:g}": Member(
@@ -321,7 +324,9 @@ def _cohorts() -> Figure:
 
 
 def _population() -> Figure:
-    """Algorithm 1 beside the paper's simplification of it: caches that outlive a period, devices with old models."""
+    """Algorithm 1 beside the paper's simplification of it: caches that outlive a period, devices
+    with old models.
+    """
     own = {"mode": "population", "population.events_per_period": 256, "population.cache_size": 256}
     modes: dict[str, tuple[dict[str, Any], str]] = {
         "simple mode": ({}, ""),
@@ -355,7 +360,9 @@ def _population() -> Figure:
 
 
 def _weights() -> Figure:
-    """Importance weights for softmax, at the published client rate and at one that is small enough for them."""
+    """Importance weights for softmax, at the published client rate and at one that is small enough
+    for them.
+    """
     start, small = "so-init-shift-softmax", {"client.learning_rate": 0.05}
     weighted = {"objective.name": "weighted-regression"}
     members = {
@@ -388,7 +395,9 @@ def figure_names() -> list[str]:
 
 
 def matching(name: str) -> list[str]:
-    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of many clients."""
+    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of
+    many clients.
+    """
     names = [*figure_names(), *OURS]
     usual = [
         n for n in names if n not in _LARGE
@@ -404,7 +413,9 @@ def matching(name: str) -> list[str]:
 
 
 def figure(name: str, family: Family | None = None) -> Figure:
-    """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless asked for."""
+    """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless
+    asked for.
+    """
     if name in _ABLATIONS:
         return _ABLATIONS[name](family or "so")
     if name in _OWN:

@@ -45,7 +45,9 @@ Verdict = Literal["agrees", "disagrees", "not clear"]
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """A claim of the paper and what came out here: a difference of final rewards, with its standard error."""
+    """A claim of the paper and what came out here: a difference of final rewards, with its standard
+    error.
+    """
 
     claim: str
     words: str
@@ -97,7 +99,9 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
 
 
 def _positive(text: str, words: str, found: Difference) -> FigureVerdict:
-    """Whether a difference lies above zero, two standard errors at least; no difference at all decides nothing."""
+    """Whether a difference lies above zero, two standard errors at least; no difference at all
+    decides nothing.
+    """
     verdict: Verdict = "agrees" if found.mean > 0 else "disagrees"
     sure = abs(found.mean) > _SURE * found.error
     return FigureVerdict(text, words, found.mean, found.error, verdict if sure else "not clear")
@@ -144,7 +148,9 @@ def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str,
 def beside_the_paper(
     figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]
 ) -> str:
-    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
+    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts
+    on its claims.
+    """
     lines = [table(curves, "member")]
     if figure.stated:
         lines.append("\nstated in the paper's text (its data, tuned rates):")
@@ -167,7 +173,9 @@ def beside_the_paper(
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as published."""
+    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as
+    published.
+    """
 
     data: str | None = None  # None: the embedded data set of the figure's family
     seeds: int = 5
@@ -190,7 +198,9 @@ class FigureRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its numbers."""
+    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its
+    numbers.
+    """
 
     name: str
     text: str
@@ -287,7 +297,8 @@ def make_figure(
 def make_figures(
     names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
 ) -> tuple[list[Made], Path | None]:
-    """Make figures one after another, and of several a page beside them: its path, None for a single figure.
+    """Make figures one after another, and of several a page beside them: its path, None for a
+    single figure.
 
     Of several, those that the given data does not fit take embedded data.
     """
@@ -327,7 +338,9 @@ def describe(
 
 @dataclass(frozen=True)
 class Regime:
-    """How much a run sees of its data: the same picture means something else where every client comes back often."""
+    """How much a run sees of its data: the same picture means something else where every client
+    comes back often.
+    """
 
     visits_per_client: float  # how often a client of the bandit phase is drawn, on average
     examples_per_visit: float
@@ -386,7 +399,9 @@ def _source(wanted: Figure, request: FigureRequest) -> str:
 
 
 def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) -> Path:
-    """A folder named after everything that all members of a figure share, so that no run is taken for another."""
+    """A folder named after everything that all members of a figure share, so that no run is taken
+    for another.
+    """
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
     return (

@@ -1,4 +1,5 @@
-"""The page of figures that were made: pictures small, verdicts beside them, everything else one click away.
+"""The page of figures that were made: pictures small, verdicts beside them, everything else one
+click away.
 
 Reads the JSON files that figures leave; runs nothing.
 """
@@ -39,7 +40,9 @@ class FigureRecord:
 
 
 def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
-    """The figures in these files and folders, in the paper's order; those of one panel in the order given."""
+    """The figures in these files and folders, in the paper's order; those of one panel in the order
+    given.
+    """
     found = []
     for place in places:
         for path in (
@@ -62,7 +65,9 @@ def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rules in one setting: mean final rewards, the best, and by how much it leads the second, paired by seeds."""
+    """The rules in one setting: mean final rewards, the best, and by how much it leads the second,
+    paired by seeds.
+    """
 
     setting: str
     data: str
@@ -175,7 +180,9 @@ def _card(kept: FigureRecord, beside: Path) -> str:
 
 
 def tuned(kept: FigureRecord) -> str:
-    """`, tuned` behind the name of a figure whose rates were searched for; nothing for published rates."""
+    """`, tuned` behind the name of a figure whose rates were searched for; nothing for published
+    rates.
+    """
     return ", tuned" if kept.numbers.get("tuning") else ""
 
 

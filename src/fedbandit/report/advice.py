@@ -160,7 +160,9 @@ def _rule(held: Tournament) -> str:
 
 
 def _period(held: Tournament) -> tuple[int, str]:
-    """The usual period, unless another is shown to be better; nothing is said to be enough for want of evidence."""
+    """The usual period, unless another is shown to be better; nothing is said to be enough for want
+    of evidence.
+    """
     usual = held.configs[held.chosen].deploy_every
     ended = {every: curves for every, curves in sorted(held.periods.items()) if len(curves.final)}
     differences = {

@@ -1,7 +1,8 @@
 """A report of runs: one HTML file that needs nothing else and asks the network for nothing.
 
-The curves are SVG, drawn by a small script of our own: they print, follow the page's colours, and can be read by
-keyboard and by screen readers, which charts on a canvas (uPlot, say, of fifty kilobytes) cannot.
+The curves are SVG, drawn by a small script of our own: they print, follow the page's colours, and
+can be read by keyboard and by screen readers, which charts on a canvas (uPlot, say, of fifty
+kilobytes) cannot.
 """
 
 import base64
@@ -160,7 +161,9 @@ def _charts(groups: Sequence[RunGroup], columns: Mapping[Path, Columns]) -> dict
 
 
 def _says_something(name: str, data: dict[str, Any]) -> bool:
-    """Where many clients have an example or two, a tenth of them always goes without reward; a flat zero is no news."""
+    """Where many clients have an example or two, a tenth of them always goes without reward; a flat
+    zero is no news.
+    """
     return name != "worst_decile" or any(
         value > 0.01 for series in data["series"] for value in series["mean"]
     )
@@ -190,7 +193,9 @@ POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
 
 
 def demo(out: Path, say: Callable[[str], None] = print) -> Path:
-    """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the results."""
+    """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the
+    results.
+    """
     say(
         f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds."
     )

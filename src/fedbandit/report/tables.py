@@ -1,4 +1,6 @@
-"""What a report shows: chart data, tables of outcomes and parameters, facts about the data, the commands."""
+"""What a report shows: chart data, tables of outcomes and parameters, facts about the data, the
+commands.
+"""
 
 import json
 import math
@@ -194,7 +196,9 @@ def chart(
 def _curve(
     label: str, colour: str | None, dashed: bool, values: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """The mean over seeds ± one standard deviation, as far as all of them have come where they still run."""
+    """The mean over seeds ± one standard deviation, as far as all of them have come where they
+    still run.
+    """
     length = min(len(run) for run in values)
     stacked = np.stack([run[:length] for run in values])
     rounds = np.flatnonzero(np.isfinite(stacked).all(axis=0))
@@ -223,8 +227,9 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def outcomes(groups: Sequence[RunGroup]) -> str:
-    """Final running average of each configuration over its finished runs, in the order given (`ranked`), how far it
-    is behind the first, and what the summaries say."""
+    """Final running average of each configuration over its finished runs, in the order given
+    (`ranked`), how far it is behind the first, and what the summaries say.
+    """
     extra = list(
         dict.fromkeys(
             key for group in groups for run in group.finished for key in beside_reward(run.summary)
@@ -287,7 +292,9 @@ def ranked(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def headline(groups: Sequence[RunGroup]) -> str:
-    """Who came first, with how much, and whether that may be chance; nothing where no run has finished."""
+    """Who came first, with how much, and whether that may be chance; nothing where no run has
+    finished.
+    """
     found = standing(groups)
     if not found.outcomes:
         return ""
@@ -325,7 +332,9 @@ def privacy(groups: Sequence[RunGroup]) -> str:
 
 
 def apart(groups: Sequence[RunGroup]) -> str:
-    """Runs that are in no average, by name: not finished, or shorter than the others of their configuration."""
+    """Runs that are in no average, by name: not finished, or shorter than the others of their
+    configuration.
+    """
     rows = [
         (
             f'<th scope="row">{escape(run.name)}</th>',
@@ -353,7 +362,9 @@ def left_out(problems: Sequence[Problem]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Rows of a head, which is HTML, and cells, which are texts; each knows its column, for a phone shows it beside."""
+    """Rows of a head, which is HTML, and cells, which are texts; each knows its column, for a phone
+    shows it beside.
+    """
     head = "".join(
         f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>'
         for i, text in enumerate(heads)

@@ -1,6 +1,7 @@
 """Paired differences between configurations: over the seeds that both have, with an interval.
 
-A seed gives every configuration the same clients and examples, so a difference varies less than either reward.
+A seed gives every configuration the same clients and examples, so a difference varies less than
+either reward.
 """
 
 import math
@@ -14,7 +15,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval; one seed gives no interval."""
+    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval; one seed
+    gives no interval.
+    """
 
     mean: float
     low: float | None
@@ -42,8 +45,8 @@ class Difference:
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
     """How much more ours came to than theirs, each a value by seed; None where they share no seed.
 
-    The interval is Student's for the mean of the differences. It holds for this one comparison: of twenty, one is
-    expected to leave zero out by chance.
+    The interval is Student's for the mean of the differences. It holds for this one comparison: of
+    twenty, one is expected to leave zero out by chance.
 
     Examples:
         >>> paired({0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.9, 1: 1.0, 2: 1.0, 3: 5.0}).interval
@@ -78,7 +81,8 @@ def with_error(text: str, error: float | None) -> str:
 
 
 def text_table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Lines of cells as a text in columns; those named `left` stand on the left, the others on the right.
+    """Lines of cells as a text in columns; those named `left` stand on the left, the others on the
+    right.
 
     Examples:
         >>> print(text_table([["rule", "reward"], ["greedy", "0.5"]]))
@@ -97,7 +101,9 @@ def text_table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> st
 
 @dataclass(frozen=True)
 class ConfigurationOutcome:
-    """A configuration's mean reward, and its difference from the reference; None for the reference itself."""
+    """A configuration's mean reward, and its difference from the reference; None for the reference
+    itself.
+    """
 
     configuration: str
     reward: float
@@ -107,7 +113,9 @@ class ConfigurationOutcome:
 
 @dataclass(frozen=True, repr=False)
 class Differences:
-    """What every configuration came to beside a reference, best first; printed, it is a table with a verdict."""
+    """What every configuration came to beside a reference, best first; printed, it is a table with
+    a verdict.
+    """
 
     reference: str
     outcomes: Sequence[ConfigurationOutcome]
@@ -180,7 +188,9 @@ class Differences:
 def differences(
     rewards: Mapping[str, Mapping[int, float]], reference: str | None = None
 ) -> Differences:
-    """Every configuration beside a reference, by default the one with the highest mean; rewards are by seed."""
+    """Every configuration beside a reference, by default the one with the highest mean; rewards are
+    by seed.
+    """
     known = {label: values for label, values in rewards.items() if values}
     means = {label: float(np.mean(list(values.values()))) for label, values in known.items()}
     ranked = sorted(known, key=lambda label: -means[label])

@@ -1,4 +1,6 @@
-"""Results: the rounds of one run or of many as arrays, tables, pictures and a summary. Reads runs, never makes them."""
+"""Results: the rounds of one run or of many as arrays, tables, pictures and a summary. Reads runs,
+never makes them.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,8 +31,8 @@ _SHOWN_NOTES = 5
 class Results:
     """What runs measured, round by round: of one run, of a sweep, or of every run in some folders.
 
-    A metric is an array by its name, `[rounds]` for one run and `[runs, rounds]` for several. A part of a nested
-    metric has a dot in its name. NaN stands where a round has no value.
+    A metric is an array by its name, `[rounds]` for one run and `[runs, rounds]` for several. A
+    part of a nested metric has a dot in its name. NaN stands where a round has no value.
 
     Examples:
         >>> from fedbandit import preset, simulate
@@ -63,7 +65,8 @@ class Results:
     def open(cls, *folders: Path | str) -> "Results":
         """The runs in or below the folders, as far as they have come.
 
-        Folders that cannot be read are left out and named in `problems`, as are runs that have not ended.
+        Folders that cannot be read are left out and named in `problems`, as are runs that have not
+        ended.
 
         Examples:
             >>> import tempfile
@@ -165,7 +168,8 @@ class Results:
         )
 
     def where(self, settings: Mapping[str, Any]) -> "Results":
-        """The runs whose configuration has these values, by dotted key: `results.where({"policy.name": "greedy"})`.
+        """The runs whose configuration has these values, by dotted key:
+        `results.where({"policy.name": "greedy"})`.
 
         Examples:
             >>> from fedbandit import preset, simulate
@@ -188,9 +192,9 @@ class Results:
     def to_arrow(self, *, timings: bool = False) -> Any:
         """A `pyarrow.Table` with one row per run and round, and one column per metric.
 
-        Before the metrics come the run's name, its configuration in short, its seed, and every setting that differs
-        between the runs (one whose name is a metric's too has `config.` before it). `timings` adds where the seconds
-        went, for runs in folders. Lists are JSON text.
+        Before the metrics come the run's name, its configuration in short, its seed, and every
+        setting that differs between the runs (one whose name is a metric's too has `config.` before
+        it). `timings` adds where the seconds went, for runs in folders. Lists are JSON text.
         """
         return self._table(timings)
 
@@ -216,7 +220,8 @@ class Results:
         *,
         title: str | None = None,
     ) -> Any:
-        """A matplotlib figure of a metric over rounds: one curve per configuration, with a band over its seeds.
+        """A matplotlib figure of a metric over rounds: one curve per configuration, with a band
+        over its seeds.
 
         With a path, which ends in .png or .svg, the figure is saved there too.
 
@@ -253,10 +258,11 @@ class Results:
         return figure
 
     def summary(self) -> "ResultsSummary":
-        """One row per configuration: runs, rounds, the final running reward with its standard error, held-out metrics.
+        """One row per configuration: runs, rounds, the final running reward with its standard
+        error, held-out metrics.
 
-        Numbers are over the finished runs of a configuration, or while none is finished over those that have come
-        furthest. The others are named in the notes below the table.
+        Numbers are over the finished runs of a configuration, or while none is finished over those
+        that have come furthest. The others are named in the notes below the table.
 
         Examples:
             >>> from fedbandit import preset, simulate
@@ -273,9 +279,11 @@ class Results:
     def differences(
         self, metric: str = "running_reward", against: str | None = None
     ) -> Differences:
-        """The last value of a metric beside that of one configuration: paired by seed, with a 95% interval.
+        """The last value of a metric beside that of one configuration: paired by seed, with a 95%
+        interval.
 
-        `against` is a configuration as `summary()` names it, by default the best one. Only finished runs count.
+        `against` is a configuration as `summary()` names it, by default the best one. Only finished
+        runs count.
 
         Examples:
             >>> from fedbandit import preset, simulate
@@ -368,7 +376,9 @@ _SUMMARY = ("configuration", "runs", "rounds", "running_reward", "standard_error
 
 
 def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of a configuration that may be averaged: finished ones of one length, or else the longest."""
+    """The runs of a configuration that may be averaged: finished ones of one length, or else the
+    longest.
+    """
     ended = [run for run in runs if run.status is None] or list(runs)
     longest = max(len(run.rounds) for run in ended)
     return [run for run in ended if len(run.rounds) == longest]

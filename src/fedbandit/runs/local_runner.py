@@ -1,6 +1,8 @@
-"""Many runs, each in a folder of its own: one per core at a time, interrupted and resumed like a single one.
+"""Many runs, each in a folder of its own: one per core at a time, interrupted and resumed like a
+single one.
 
-Knows nothing of figures or sweeps. What a run computes does not depend on where it runs or what runs beside it.
+Knows nothing of figures or sweeps. What a run computes does not depend on where it runs or what
+runs beside it.
 """
 
 import contextlib
@@ -63,12 +65,16 @@ def nobody(job: Job, ended: Ended) -> None:
 
 
 class Runner(Protocol):
-    """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it leaves."""
+    """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it
+    leaves.
+    """
 
     def run(
         self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
     ) -> list[Ended]:
-        """Play every job; those not started by the deadline (of `time.monotonic`), or after an interrupt, are left."""
+        """Play every job; those not started by the deadline (of `time.monotonic`), or after an
+        interrupt, are left.
+        """
         ...
 
 
@@ -76,8 +82,8 @@ class Runner(Protocol):
 class LocalRunner:
     """Plays on this machine, `workers` runs at a time (one per core).
 
-    A run alone spreads its clients over all cores, but its rounds have a serial part and end when the slowest thread
-    does. With several jobs, one run per core on one thread wastes neither.
+    A run alone spreads its clients over all cores, but its rounds have a serial part and end when
+    the slowest thread does. With several jobs, one run per core on one thread wastes neither.
     """
 
     workers: int | None = None
@@ -225,9 +231,11 @@ def _dataset(source: str) -> FederatedDataset:
 def prepare(
     jobs: Iterable[Job], stopping: threading.Event, progress: ProgressReporter = SILENT
 ) -> dict[str, Path]:
-    """Make what runs share, embedded data and pre-trained models, once before they start side by side.
+    """Make what runs share, embedded data and pre-trained models, once before they start side by
+    side.
 
-    The files of the pre-trained models, by `shared_start`. A request to stop ends it after the round.
+    The files of the pre-trained models, by `shared_start`. A request to stop ends it after the
+    round.
     """
     missing = {shared_start(job.config): job for job in jobs if not _past_start(job.folder)}
     made: dict[str, Path] = {}
@@ -303,7 +311,8 @@ def _follow_parent() -> None:
 def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set.
 
-    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is passed on to them.
+    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is
+    passed on to them.
     """
     requested = threading.Event()
 

@@ -65,9 +65,11 @@ class _Rounds:
 
 @contextmanager
 def showing_runs(lengths: Mapping[Path, int], reporter: ProgressReporter) -> Iterator[None]:
-    """Show how far many runs have come together, by folder and number of rounds, while others run them.
+    """Show how far many runs have come together, by folder and number of rounds, while others run
+    them.
 
-    It reads the last lines that the runs have written, so it is the same for processes here and on other machines.
+    It reads the last lines that the runs have written, so it is the same for processes here and on
+    other machines.
     """
     runs = _Runs(dict.fromkeys(lengths, 0), lengths)
     runs.look()
@@ -93,7 +95,9 @@ def showing_runs(lengths: Mapping[Path, int], reporter: ProgressReporter) -> Ite
 
 @dataclass
 class _Runs:
-    """Rounds that each run has recorded, of those it is to have; one that failed has no more to come."""
+    """Rounds that each run has recorded, of those it is to have; one that failed has no more to
+    come.
+    """
 
     seen: dict[Path, int]
     lengths: Mapping[Path, int]
@@ -117,7 +121,9 @@ class _Runs:
 
 
 def _recorded(folder: Path) -> int:
-    """The number of the last round that a run has recorded; 0 where there is none, or none that can be read."""
+    """The number of the last round that a run has recorded; 0 where there is none, or none that can
+    be read.
+    """
     try:
         lines = last_lines(folder / "metrics.jsonl", enough=1 << 12)
         return int(json.loads(lines[-1])["round"]) if lines else 0
@@ -126,7 +132,9 @@ def _recorded(folder: Path) -> int:
 
 
 class Tracker(Protocol):
-    """Made with the run's folder and configuration, updated after every round, and closed at the end."""
+    """Made with the run's folder and configuration, updated after every round, and closed at the
+    end.
+    """
 
     def update(self, metrics: dict[str, Any]) -> None:
         """One round's metrics, as in `metrics.jsonl`."""
@@ -136,7 +144,9 @@ class Tracker(Protocol):
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by the names that trackers know: parts of a nested metric behind a slash."""
+    """The numbers of a round by the names that trackers know: parts of a nested metric behind a
+    slash.
+    """
     flat = {
         name.replace(".", "/"): value for name, value in flatten(metrics).items() if name != "round"
     }
@@ -148,7 +158,9 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
-    """The id that a tracker knows this run by, and whether it is new; a resumed run goes on under its own."""
+    """The id that a tracker knows this run by, and whether it is new; a resumed run goes on under
+    its own.
+    """
     kept = read_json(folder / "trackers.json") or {}
     known = kept.get(tracker)
     if isinstance(known, str):
@@ -159,7 +171,9 @@ def _kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> tuple[str, 
 
 
 class TensorBoard:
-    """Scalars of every round and the configuration as text, below `tensorboard` in the run's folder."""
+    """Scalars of every round and the configuration as text, below `tensorboard` in the run's
+    folder.
+    """
 
     def __init__(self, folder: Path, config: Config) -> None:
         with needing("--tracker tensorboard"):
@@ -176,7 +190,8 @@ class TensorBoard:
 
 
 class MLflow:
-    """A run of MLflow where `MLFLOW_TRACKING_URI` says, in the experiment `MLFLOW_EXPERIMENT_NAME` or "fedbandit".
+    """A run of MLflow where `MLFLOW_TRACKING_URI` says, in the experiment `MLFLOW_EXPERIMENT_NAME`
+    or "fedbandit".
 
     Settings are its parameters. A resumed or extended run goes on in the same run of MLflow.
     """
@@ -223,7 +238,8 @@ class MLflow:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, offline unless `WANDB_MODE` says otherwise, below `wandb` in the run's folder.
+    """A run of Weights & Biases, offline unless `WANDB_MODE` says otherwise, below `wandb` in the
+    run's folder.
 
     `wandb sync FOLDER/wandb/offline-run-*` sends it. A resumed or extended run has the same id.
     """

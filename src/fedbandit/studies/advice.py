@@ -1,6 +1,8 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `fedbandit.report.advice` says what it shows.
+"""`fedbandit advise`: a tournament of exploration rules on a user's own data.
+`fedbandit.report.advice` says what it shows.
 
-What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
+What is run is decided once, in rounds: every rule has the same tries. The time there is decides
+only how many.
 """
 
 import time
@@ -69,7 +71,9 @@ class Tournament:
 
 
 def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[str, Config]:
-    """Where each policy starts: the paper's values for the nearer of its two kinds of data, fitted to this one."""
+    """Where each policy starts: the paper's values for the nearer of its two kinds of data, fitted
+    to this one.
+    """
     header = dataset.header
     image = header.kind == "dense" and len(header.shape) == 2
     family = "emnist" if image else "so"
@@ -194,7 +198,9 @@ def run_tournament(
 
 
 def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
-    """The policy with the highest mean, or softmax where the two cannot be told apart; and what was said to a tie."""
+    """The policy with the highest mean, or softmax where the two cannot be told apart; and what was
+    said to a tie.
+    """
     entrants = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
     if not entrants:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
@@ -210,7 +216,9 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:
-    """What the same clients pay for a random action, and for the action that is best to take always: exact."""
+    """What the same clients pay for a random action, and for the action that is best to take
+    always: exact.
+    """
     work, split = experiment.bandit.work, experiment.dataset.train
     stages = experiment.bandit.scenario.stages
     ends = [*(stage.from_round for stage in stages[1:]), experiment.config.rounds + 1]
@@ -242,7 +250,9 @@ def visits_per_example(config: Config, experiment: Experiment) -> float:
 
 
 def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, np.ndarray]]:
-    """Accuracy or recall of the last models on the test split: its name, and one value for each seed."""
+    """Accuracy or recall of the last models on the test split: its name, and one value for each
+    seed.
+    """
     found: dict[str, np.ndarray] = {}
     name = ""
     for label, member in curves.items():
@@ -279,7 +289,8 @@ def _is_decided(out: Path, *names: str) -> bool:
 def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
     """What an earlier call for this folder has decided, or a decision now, kept for the next call.
 
-    How long runs are and how many depends on the time there is; a tournament that is resumed has to stay the same.
+    How long runs are and how many depends on the time there is; a tournament that is resumed has to
+    stay the same.
     """
     kept = read_json(out / "tournament.json") or {}
     if not isinstance(kept.get(name), int | float):
@@ -318,7 +329,8 @@ def _under_privacy(
     runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
-    """The chosen policy with noise for the epsilon asked for, at rates of its own from as many tries.
+    """The chosen policy with noise for the epsilon asked for, at rates of its own from as many
+    tries.
 
     Its clip norm is the median update without noise.
     """

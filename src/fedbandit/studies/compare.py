@@ -1,7 +1,8 @@
-"""Several configurations over the same seeds: `fedbandit compare`, curves of all seeds, paired differences, a table.
+"""Several configurations over the same seeds: `fedbandit compare`, curves of all seeds, paired
+differences, a table.
 
-Each run of `fedbandit.compare` lies in a folder named after its configuration, so that a person finds it; other studies
-say by a function where theirs lie. Finished runs are never run again.
+Each run of `fedbandit.compare` lies in a folder named after its configuration, so that a person
+finds it; other studies say by a function where theirs lie. Finished runs are never run again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,9 @@ def telling(say: Callable[[str], None]) -> OnRunEnd:
 
 @dataclass(frozen=True)
 class Curves:
-    """The seeds of one member, round by round: [seeds, rounds]. Seeds that diverged are left out and counted."""
+    """The seeds of one member, round by round: [seeds, rounds]. Seeds that diverged are left out
+    and counted.
+    """
 
     running_reward: np.ndarray
     propensity: np.ndarray
@@ -53,7 +56,9 @@ class Curves:
         return self.running_reward[:, -1:].ravel()
 
     def minus(self, other: "Curves") -> Difference:
-        """How much more it earned than the other, over the seeds that both have: these share clients and examples."""
+        """How much more it earned than the other, over the seeds that both have: these share
+        clients and examples.
+        """
         ours, theirs = (dict(zip(c.seeds, c.final.tolist(), strict=True)) for c in (self, other))
         return from_zero(np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
 
@@ -66,7 +71,9 @@ def run_members(
     runner: Runner = HERE,
     on_end: OnRunEnd = nobody,
 ) -> dict[str, Curves]:
-    """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
+    """Run every member with every seed into `folders(label, seed)`; finished runs are not run
+    again.
+    """
     places = [(label, seed) for label in members for seed in seeds]
     jobs = [
         Job(members[label].with_values({"seed": seed}), folders(label, seed))
@@ -127,7 +134,9 @@ def read_curves(
 
 
 def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
-    """Final running average reward of each member: mean, standard error, standard deviation, lowest and highest."""
+    """Final running average reward of each member: mean, standard error, standard deviation, lowest
+    and highest.
+    """
     width = max(len(first), *map(len, curves))
     heads = "  ".join(f"{head:>8}" for head in ("mean", "± s.e.", "std", "lowest", "highest"))
     lines = [f"{first:<{width}}  {heads}  seeds"]
@@ -159,15 +168,17 @@ def compare(
     workers: int | None = 1,
     progress: bool = False,
 ) -> Results:
-    """Run several configurations with the same seeds into `out`, and return the `Results` of all of them.
+    """Run several configurations with the same seeds into `out`, and return the `Results` of all of
+    them.
 
-    A configuration is a preset's name, a TOML file, or either with changes behind it (`"so-scratch-softmax
-    policy.beta=0.5"`), or a `Config`; in a dictionary each has a name of your own. `set` has changes to all of them.
-    `Results.differences()` tells which can be told apart. Finished runs are not repeated: an interrupted comparison is
-    resumed, further configurations and seeds are added, and with more rounds all of them are extended.
+    A configuration is a preset's name, a TOML file, or either with changes behind it
+    (`"so-scratch-softmax policy.beta=0.5"`), or a `Config`; in a dictionary each has a name of your
+    own. `set` has changes to all of them. `Results.differences()` tells which can be told apart.
+    Finished runs are not repeated: an interrupted comparison is resumed, further configurations and
+    seeds are added, and with more rounds all of them are extended.
 
-    With `workers` above 1, or None for one per core, runs are processes of their own; a script that asks for it needs
-    an `if __name__ == "__main__":` around its work.
+    With `workers` above 1, or None for one per core, runs are processes of their own; a script that
+    asks for it needs an `if __name__ == "__main__":` around its work.
 
     Examples:
         >>> import tempfile

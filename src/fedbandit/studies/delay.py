@@ -1,4 +1,6 @@
-"""The cost of delayed deployment: regret measured in a realisable environment, beside the bounds of the paper."""
+"""The cost of delayed deployment: regret measured in a realisable environment, beside the bounds of
+the paper.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -112,7 +114,9 @@ class LeastSquares:
         )
 
     def excess(self, layout: Layout, weights: np.ndarray) -> float:
-        """By how much the mean squared error of a linear model on this log exceeds the smallest possible one."""
+        """By how much the mean squared error of a linear model on this log exceeds the smallest
+        possible one.
+        """
         params = layout.split(weights.astype(np.float64))
         ours = np.vstack([params["weight"], params["bias"]]).T
         best = np.stack(
@@ -187,7 +191,9 @@ class DelayStudy:
 
 @dataclass(frozen=True)
 class PolicyRegret:
-    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's error."""
+    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's
+    error.
+    """
 
     whole: np.ndarray  # [seeds]: mean over the run
     last: np.ndarray  # [seeds]: of the model deployed last
@@ -302,7 +308,9 @@ def _bounds(
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
-    """Bounds on the left and measurements on the right; above over the whole run, below for the model deployed last."""
+    """Bounds on the left and measurements on the right; above over the whole run, below for the
+    model deployed last.
+    """
     figure = empty_figure(10, 8)
     panels = figure.subplots(2, 2, sharex=True)
     (whole_bounds, whole), (last_bounds, last) = panels

@@ -1,6 +1,8 @@
-"""The drift study: how far the reward of each policy falls after a change, and how soon it recovers.
+"""The drift study: how far the reward of each policy falls after a change, and how soon it
+recovers.
 
-Its runs are in run folders and can be resumed; a policy that diverges is counted, and does not end the study.
+Its runs are in run folders and can be resumed; a policy that diverges is counted, and does not end
+the study.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +38,9 @@ _RATES_OF = {"falcon-schedule": "falcon"}
 
 @dataclass(frozen=True)
 class DriftStudy:
-    """What changes when, and who is compared; learning rates are those of the paper's `scratch` tables."""
+    """What changes when, and who is compared; learning rates are those of the paper's `scratch`
+    tables.
+    """
 
     data: str = "topics"
     kind: str = "permute"
@@ -58,7 +62,9 @@ class DriftStudy:
 
 @dataclass(frozen=True)
 class DriftOutcome:
-    """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and seeds that diverged."""
+    """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and
+    seeds that diverged.
+    """
 
     policy: str
     rewards: np.ndarray
@@ -89,7 +95,9 @@ class DriftOutcome:
 
 
 def members(study: DriftStudy) -> dict[str, Config]:
-    """The configuration of each policy, as the paper has it for this kind of data, in the study's world."""
+    """The configuration of each policy, as the paper has it for this kind of data, in the study's
+    world.
+    """
     family = "so" if open_dataset(study.data).header.kind == "sparse" else "emnist"
     world = {
         "data.source": study.data,
@@ -106,7 +114,8 @@ def members(study: DriftStudy) -> dict[str, Config]:
 
 
 def _member(family: str, described: str) -> Config:
-    """A policy by its name and parameters behind it, `softmax floor=0.05`, at the rates that the paper has for it.
+    """A policy by its name and parameters behind it, `softmax floor=0.05`, at the rates that the
+    paper has for it.
 
     The paper has none for FALCON with its schedule, which takes those of FALCON.
     """
@@ -124,7 +133,9 @@ def run_study(
     runner: Runner = HERE,
     on_end: OnRunEnd = nobody,
 ) -> list[DriftOutcome]:
-    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what the changes did."""
+    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what
+    the changes did.
+    """
     outcomes = []
     for policy, curves in run_members(
         members(study), range(study.seeds), folders, runner=runner, on_end=on_end
@@ -150,7 +161,9 @@ def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
 def write_numbers(
     study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str
 ) -> Path:
-    """Write falls and recoveries of every seed as JSON, by which `fedbandit gallery` shows the picture beside it."""
+    """Write falls and recoveries of every seed as JSON, by which `fedbandit gallery` shows the
+    picture beside it.
+    """
     clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples"
     note = f"{study.rounds} rounds, deploying every {study.deploy_every}; {clients} each; published rates"
     numbers = {
@@ -170,7 +183,9 @@ def write_numbers(
 
 
 def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str) -> Path:
-    """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
+    """The reward of each round, averaged over the last rounds and over seeds, with a band of one
+    standard deviation.
+    """
     return draw_curves(
         {
             outcome.policy: _smooth(outcome.rewards, study.window)

@@ -1,4 +1,6 @@
-"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing of the terminal."""
+"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing
+of the terminal.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -157,23 +159,26 @@ def evaluate(
     estimators: Sequence[str] = (),
     **options: Any,
 ) -> Evaluation:
-    """What a policy would have earned, from the log of another one: estimates with intervals and warnings.
+    """What a policy would have earned, from the log of another one: estimates with intervals and
+    warnings.
 
-    `logs` is a table of decisions with the columns `action`, `reward` and `propensity`: a data frame, an Arrow table,
-    a dictionary of columns, or the path of a .csv, .tsv or .parquet file. Or it is a data set of logged feedback, or
-    the folder of one (`fedbandit data import logged`). `client` names the column with the client's id; without it
-    every row counts as a client of its own.
+    `logs` is a table of decisions with the columns `action`, `reward` and `propensity`: a data
+    frame, an Arrow table, a dictionary of columns, or the path of a .csv, .tsv or .parquet file. Or
+    it is a data set of logged feedback, or the folder of one (`fedbandit data import logged`).
+    `client` names the column with the client's id; without it every row counts as a client of its
+    own.
 
-    `policy` is a policy, a name (`"uniform"`), or a name with parameters (`{"name": "constant", "action": "c"}`). One
-    that explores by scores needs a `model`: a run folder, a model file, or the `Results` of a run in a folder. Models
-    need contexts, which only data sets have. In place of a policy, `target` names a column of the table with the
-    policy's probability of the action taken.
+    `policy` is a policy, a name (`"uniform"`), or a name with parameters (`{"name": "constant",
+    "action": "c"}`). One that explores by scores needs a `model`: a run folder, a model file, or
+    the `Results` of a run in a folder. Models need contexts, which only data sets have. In place of
+    a policy, `target` names a column of the table with the policy's probability of the action
+    taken.
 
     A data set is evaluated on its held-out clients; `split="train"` asks for the others.
 
-    Further options are those of `fedbandit evaluate`: the columns `action`, `reward`, `propensity` and `available`;
-    `split`, `reward_model`, `clip`, `shrink`, `switch`, `confidence`, `interval`, `reward_range`, `floor`,
-    `estimate_propensities`, `replicates`, `seed`.
+    Further options are those of `fedbandit evaluate`: the columns `action`, `reward`, `propensity`
+    and `available`; `split`, `reward_model`, `clip`, `shrink`, `switch`, `confidence`, `interval`,
+    `reward_range`, `floor`, `estimate_propensities`, `replicates`, `seed`.
 
     Examples:
         >>> log = {
@@ -249,7 +254,9 @@ def _model_path(model: Path | str | Results | None) -> Path | None:
 
 
 def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> Evaluation:
-    """Evaluate a policy on a table of decisions, or on a data set made by `fedbandit data import logged`."""
+    """Evaluate a policy on a table of decisions, or on a data set made by `fedbandit data import
+    logged`.
+    """
     if isinstance(logs, Path) and not logs.exists():
         raise DataError(f"{logs}: no such file or folder")
     of_table = isinstance(logs, Path) and not logs.is_dir()
@@ -300,7 +307,9 @@ def _hull(found: Sequence[Estimate]) -> Estimate:
 
 
 def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -> None:
-    """An option that does not fit what is evaluated is a mistake, and its answer would be taken for another's."""
+    """An option that does not fit what is evaluated is a mistake, and its answer would be taken for
+    another's.
+    """
     columns = request.columns
     if of_table and request.split is not None:
         raise ConfigError(
@@ -462,7 +471,9 @@ def _switch(limit: float) -> Switch:
 
 
 def _within(request: EvaluationRequest, log: Log) -> tuple[Range | None, list[str]]:
-    """What is known of rewards and propensities; what was not given is taken from the log, and said."""
+    """What is known of rewards and propensities; what was not given is taken from the log, and
+    said.
+    """
     notes = []
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
     if request.reward_range is not None:

@@ -1,4 +1,6 @@
-"""How much of a tournament fits into some minutes: the pace of this machine, and the lengths and counts that follow."""
+"""How much of a tournament fits into some minutes: the pace of this machine, and the lengths and
+counts that follow.
+"""
 
 import math
 import time
@@ -42,14 +44,17 @@ class Pace:
     workers: int
 
     def batch_of(self, jobs: int, rounds: int) -> float:
-        """The seconds of some runs together, of this many rounds each: the last ones run beside nothing."""
+        """The seconds of some runs together, of this many rounds each: the last ones run beside
+        nothing.
+        """
         return self.batch + math.ceil(jobs / self.workers) * (self.job + rounds * self.round)
 
 
 def measured(
     config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], TournamentPlan | None]
 ) -> tuple[Runner, Pace]:
-    """The runner to use and its pace: runs one after another where starting processes would take longer than they.
+    """The runner to use and its pace: runs one after another where starting processes would take
+    longer than they.
 
     `plan` says what fits at a pace, None for nothing.
     """
@@ -118,7 +123,8 @@ def _seeds_seconds(config: Config, seeds: int, private: bool, pace: Pace) -> flo
 def plan_for(
     config: Config, seconds: float, most_tries: int, private: bool, pace: Pace
 ) -> TournamentPlan:
-    """The longest runs with which everything fits, all tries included; fewer tries only where even short ones do not.
+    """The longest runs with which everything fits, all tries included; fewer tries only where even
+    short ones do not.
 
     Refused, with the minutes that it takes, where the least there is does not fit.
     """
@@ -140,7 +146,9 @@ def plan_for(
 
 
 def seeds_for(config: Config, seconds: float, tries: int, private: bool, pace: Pace) -> int:
-    """As many seeds as the time left allows, beside the search for the private rates; the same for everybody."""
+    """As many seeds as the time left allows, beside the search for the private rates; the same for
+    everybody.
+    """
     left = seconds - _PRIVATE * private * search_seconds(config, tries, pace)
     fits = [
         n

@@ -1,4 +1,6 @@
-"""The paper's recipe for clip norms, mechanisms compared by their error, and pictures of epsilon and error."""
+"""The paper's recipe for clip norms, mechanisms compared by their error, and pictures of epsilon
+and error.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,7 +42,9 @@ class Tried:
 def estimate_norm(
     config: Config, dataset: FederatedDataset | None = None, quantile: float = 0.5
 ) -> float:
-    """The norm at which adaptive clipping without noise settles: the median of the last quarter of rounds."""
+    """The norm at which adaptive clipping without noise settles: the median of the last quarter of
+    rounds.
+    """
     plain = config.with_values({"privacy": {}, "clipping": {"quantile": quantile, "initial": 0.1}})
     norms = simulate(plain, dataset).collect()["clip_norm"]
     return float(np.median(norms[-max(1, len(norms) // 4) :]))
@@ -82,7 +86,9 @@ _EXACT_POINTS = 12  # a privacy loss distribution takes a second each
 
 
 def draw_epsilon(ledger: Ledger, path: Path) -> Path:
-    """Epsilon by RDP after every round, and by privacy loss distributions at some, saved by the path's suffix."""
+    """Epsilon by RDP after every round, and by privacy loss distributions at some, saved by the
+    path's suffix.
+    """
     require_picture(path)
     plan = ledger.plan
     rounds = np.unique(np.linspace(1, plan.rounds, min(plan.rounds, 200)).astype(int))
@@ -175,7 +181,9 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 
 
 def draw_errors(found: list[Compared], config: Config, population: int, path: Path) -> Path:
-    """The noise of the weights after every round, one line a mechanism; of banded-mf the best of each sampling."""
+    """The noise of the weights after every round, one line a mechanism; of banded-mf the best of
+    each sampling.
+    """
     require_picture(path)
     shown: dict[str, Compared] = {}
     for one in found:  # the best first

@@ -1,6 +1,8 @@
-"""Sweeps: any product of configuration values over seeds, run and ranked. `fedbandit sweep SPEC.toml`.
+"""Sweeps: any product of configuration values over seeds, run and ranked. `fedbandit sweep
+SPEC.toml`.
 
-A member's folder is named after its configuration, so that a sweep can be interrupted, resumed or extended.
+A member's folder is named after its configuration, so that a sweep can be interrupted, resumed or
+extended.
 """
 
 import hashlib
@@ -42,7 +44,9 @@ from fedbandit.studies.search import (
 
 
 class Halving(BaseModel):
-    """Early stopping: after `shortest` rounds the best `1/factor` continue, then again, up to the last round."""
+    """Early stopping: after `shortest` rounds the best `1/factor` continue, then again, up to the
+    last round.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     factor: Annotated[int, Field(ge=2)] = 3
@@ -172,15 +176,18 @@ def sweep(
     workers: int | None = 1,
     progress: bool = False,
 ) -> Results:
-    """Run every combination of some values with every seed into `out`, and return the `Results` of all of them.
+    """Run every combination of some values with every seed into `out`, and return the `Results` of
+    all of them.
 
-    `spec` is a dictionary or a TOML file: `start` names presets or TOML files, or is a `Config` (or a list of these);
-    `grid` has a list of values for every key that varies; `set` has changes to all; `seeds` is a number of seeds or a
-    list; `halving = {"factor": 3}` stops the worse ones early. The best configuration is kept in `out/winner.toml`.
-    Runs that are finished are not repeated, so a grid can be extended and an interrupted sweep resumed.
+    `spec` is a dictionary or a TOML file: `start` names presets or TOML files, or is a `Config` (or
+    a list of these); `grid` has a list of values for every key that varies; `set` has changes to
+    all; `seeds` is a number of seeds or a list; `halving = {"factor": 3}` stops the worse ones
+    early. The best configuration is kept in `out/winner.toml`. Runs that are finished are not
+    repeated, so a grid can be extended and an interrupted sweep resumed.
 
-    With `workers` above 1, or None for one per core, runs are processes of their own. That is faster for many small
-    runs, but a script that asks for it needs an `if __name__ == "__main__":` around its work.
+    With `workers` above 1, or None for one per core, runs are processes of their own. That is
+    faster for many small runs, but a script that asks for it needs an `if __name__ == "__main__":`
+    around its work.
 
     Examples:
         >>> import tempfile
@@ -305,7 +312,9 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
 
 
 def summary_text(results: Sequence[Result], top: int = 5) -> str:
-    """The best members of each group with what sets them apart, and a warning where a winner lies on an edge."""
+    """The best members of each group with what sets them apart, and a warning where a winner lies
+    on an edge.
+    """
     lines = []
     for result in results:
         lines.append(f"{result.group.start}: {counted(len(result.standings), 'member')}")

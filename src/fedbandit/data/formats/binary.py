@@ -1,6 +1,8 @@
-"""Binary sources read strictly: `.npz` arrays without unpickling, `tf.train.Example` messages without TensorFlow.
+"""Binary sources read strictly: `.npz` arrays without unpickling, `tf.train.Example` messages
+without TensorFlow.
 
-Both know how much a file may ask for: generous for data that people have; more is an accident or an attack.
+Both know how much a file may ask for: generous for data that people have; more is an accident or an
+attack.
 """
 
 import math
@@ -101,7 +103,9 @@ class Npz:
         dtype: np.dtype,
         step: int,
     ) -> Iterator[np.ndarray]:
-        """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of memory."""
+        """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of
+        memory.
+        """
         with tempfile.TemporaryFile() as copy:
             left = dtype.itemsize * math.prod(shape)
             while left:
@@ -127,7 +131,9 @@ class Npz:
     def _member(
         self, name: str
     ) -> Iterator[tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]]:
-        """An array opened just behind its header: its shape and type, the file, and whether it is stored by columns."""
+        """An array opened just behind its header: its shape and type, the file, and whether it is
+        stored by columns.
+        """
         if name not in self.names:
             raise DataError(f"{self.path}: no array {name!r}{nearest(name, self.names)}")
         member = self._zip.getinfo(f"{name}.npy")
@@ -143,7 +149,9 @@ class Npz:
 def _header(
     where: str, file: zipfile.ZipExtFile, member: zipfile.ZipInfo
 ) -> tuple[tuple[int, ...], np.dtype, bool]:
-    """Shape, type and order of the array that begins here; whatever is not plain numbers or names is refused."""
+    """Shape, type and order of the array that begins here; whatever is not plain numbers or names
+    is refused.
+    """
     check_unpacked(
         where,
         member.file_size,
@@ -187,7 +195,9 @@ class NotAnExample(ValueError):
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Feature]:
-    """The features of one serialized Example by name, all or only those wanted; raises `NotAnExample`."""
+    """The features of one serialized Example by name, all or only those wanted; raises
+    `NotAnExample`.
+    """
     features: dict[str, Feature] = {}
     for number, wire, start, end in _fields(data, 0, len(data)):
         if number == 1 and wire == _BYTES:
@@ -266,7 +276,9 @@ def _int64_list(data: bytes, start: int, end: int) -> np.ndarray:
 
 
 def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message in `data[start:end]`: number, wire type, and where the value begins and ends."""
+    """The fields of a message in `data[start:end]`: number, wire type, and where the value begins
+    and ends.
+    """
     position = start
     while position < end:
         tag = data[position]

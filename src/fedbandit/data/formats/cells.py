@@ -1,4 +1,5 @@
-"""Cells of a table's columns as numbers, dates, flags and names, however they are written; a column at a time.
+"""Cells of a table's columns as numbers, dates, flags and names, however they are written; a column
+at a time.
 
 What a cell means is decided elsewhere. All functions take Arrow arrays as `plain` makes them.
 """
@@ -60,7 +61,9 @@ DATES = {
 
 
 def plain(array: Any) -> Any:
-    """An Arrow array of one of few types: string, float64, bool, timestamp[us] or list; `DataError` for bytes."""
+    """An Arrow array of one of few types: string, float64, bool, timestamp[us] or list; `DataError`
+    for bytes.
+    """
     kind = array.type
     if pa.types.is_dictionary(kind):
         return plain(array.dictionary_decode())
@@ -83,7 +86,9 @@ def plain(array: Any) -> Any:
 
 
 def without(array: Any, words: Collection[str]) -> Any:
-    """The array with nothing where a cell is one of these words, or a number that one of them names."""
+    """The array with nothing where a cell is one of these words, or a number that one of them
+    names.
+    """
     if not words or pa.types.is_nested(array.type):
         return array
     if pa.types.is_string(array.type):
@@ -163,7 +168,9 @@ def flags(array: Any) -> np.ndarray:
 
 
 def dates(array: Any, written: str = "year-month-day") -> np.ndarray:
-    """Cells in seconds since 1970 by the clock on the wall, float64 [n]; NaN where a cell is missing or no date."""
+    """Cells in seconds since 1970 by the clock on the wall, float64 [n]; NaN where a cell is
+    missing or no date.
+    """
     if pa.types.is_timestamp(array.type):
         stamps = array.to_numpy(zero_copy_only=False).astype("datetime64[us]")
         seconds = stamps.astype(np.int64) / 1e6

@@ -1,4 +1,5 @@
-"""Chosen columns of a table as a stream of batches: of a CSV or Parquet file, or of a frame in memory.
+"""Chosen columns of a table as a stream of batches: of a CSV or Parquet file, or of a frame in
+memory.
 
 Missing columns are named before any work. Knows nothing of what the columns mean.
 """
@@ -40,7 +41,9 @@ class Source(Protocol):
     def size(self) -> float | None: ...
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
-        """Record batches with at least these columns, and how far each comes in the units of `size`."""
+        """Record batches with at least these columns, and how far each comes in the units of
+        `size`.
+        """
         ...
 
     def describe(self) -> str: ...
@@ -48,7 +51,9 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class TableBatch:
-    """Some consecutive rows of a table; `first` is the number of the first one, as a person counts them."""
+    """Some consecutive rows of a table; `first` is the number of the first one, as a person counts
+    them.
+    """
 
     table: "Table"
     first: int
@@ -95,7 +100,9 @@ class TableBatch:
         ]
 
     def exact(self, name: str, written: str = "1234.5") -> np.ndarray:
-        """A column of numbers without gaps, float64 [rows]; what is missing or no number is named by its row."""
+        """A column of numbers without gaps, float64 [rows]; what is missing or no number is named
+        by its row.
+        """
         array = self.array(name)
         try:
             found = cells.numbers(array, written)
@@ -105,7 +112,9 @@ class TableBatch:
         return found
 
     def check_finite(self, name: str, found: np.ndarray) -> None:
-        """Raise `DataError` with the row of the first number that is missing, or that float32 cannot hold."""
+        """Raise `DataError` with the row of the first number that is missing, or that float32
+        cannot hold.
+        """
         with np.errstate(over="ignore"):
             bad = np.flatnonzero(~np.isfinite(found.astype(np.float32)))
         if len(bad):
@@ -169,7 +178,9 @@ class Table:
                 raise DataError(f"{self.label}: no column {name!r}{nearest(name, self.names)}")
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
-        """The columns named, separated by commas, or matched by a pattern such as `x_*`; in the table's order."""
+        """The columns named, separated by commas, or matched by a pattern such as `x_*`; in the
+        table's order.
+        """
         chosen: set[str] = set()
         for entry in patterns:
             parts = [entry] if entry in self.names else [part.strip() for part in entry.split(",")]

@@ -1,4 +1,6 @@
-"""How a text file of a table is written: its encoding and its delimiter, found in its bytes. Standard library only."""
+"""How a text file of a table is written: its encoding and its delimiter, found in its bytes.
+Standard library only.
+"""
 
 import codecs
 import csv
@@ -56,7 +58,9 @@ def find_dialect(path: Path, encoding: str | None = None, delimiter: str | None 
 
 
 def _encoding(path: Path) -> str:
-    """By its mark, or the first of UTF-8, UTF-16 without a mark and Windows' or ISO's Latin-1 that all bytes fit."""
+    """By its mark, or the first of UTF-8, UTF-16 without a mark and Windows' or ISO's Latin-1 that
+    all bytes fit.
+    """
     with open(path, "rb") as file:
         head = file.read(_SAMPLE)
         for mark, name in _MARKS:

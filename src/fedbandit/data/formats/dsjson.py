@@ -1,7 +1,7 @@
 """Decisions as Vowpal Wabbit's services log them: DSJSON, one JSON object a line, read as a table.
 
-A row has a column for each feature of the context (`User.age`), and four that say what was done. Lines are checked one
-by one: they are a stranger's.
+A row has a column for each feature of the context (`User.age`), and four that say what was done.
+Lines are checked one by one: they are a stranger's.
 """
 
 import json
@@ -226,7 +226,9 @@ def _as_text(value: Any) -> str | None:
 def _flat(
     nested: Mapping[str, Any], where: str, before: str = "", depth: int = _DEEPEST
 ) -> dict[str, Any]:
-    """Features by their path: numbers as floats, truths and texts as texts; a list of texts is one text."""
+    """Features by their path: numbers as floats, truths and texts as texts; a list of texts is one
+    text.
+    """
     if not depth:
         raise DataError(f"{where}: features are nested more than {_DEEPEST} deep")
     found: dict[str, Any] = {}

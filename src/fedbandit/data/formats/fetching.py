@@ -114,7 +114,9 @@ def _total(headers: Message) -> int | None:
 
 
 def _published_checksums(headers: Message) -> dict[str, str]:
-    """Google Cloud Storage publishes `x-goog-hash: crc32c=...,md5=...` (base64) with the files it serves."""
+    """Google Cloud Storage publishes `x-goog-hash: crc32c=...,md5=...` (base64) with the files it
+    serves.
+    """
     for header in headers.get_all("x-goog-hash") or []:
         for part in header.split(","):
             name, _, value = part.strip().partition("=")
@@ -128,7 +130,9 @@ _UNPACKING_MEMORY = 1 << 29  # bytes; a file names the dictionary it wants, publ
 
 
 def clear_unpacked(out: Path) -> None:
-    """Remove what a killed import of this target left; refused while another one is working with it."""
+    """Remove what a killed import of this target left; refused while another one is working with
+    it.
+    """
     copy = _unpacked_name(out)
     if copy.exists():
         lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
@@ -143,7 +147,9 @@ def _unpacked_name(out: Path) -> Path:
 
 @contextmanager
 def unpacked(path: Path, out: Path, progress: ProgressReporter) -> Iterator[Path]:
-    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the `with` block."""
+    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the
+    `with` block.
+    """
     if path.suffix not in (".lzma", ".xz"):
         yield path
         return

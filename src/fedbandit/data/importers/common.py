@@ -1,4 +1,6 @@
-"""What importers share: holding out, adding rows, counting what is dropped, checking options, cleaning up."""
+"""What importers share: holding out, adding rows, counting what is dropped, checking options,
+cleaning up.
+"""
 
 import errno
 import signal
@@ -121,7 +123,9 @@ class Dropped:
 
 
 def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
-    """Refuse an empty vocabulary, fewer actions than there is a choice between, and more than any data set has."""
+    """Refuse an empty vocabulary, fewer actions than there is a choice between, and more than any
+    data set has.
+    """
     for name, number, least in (("vocabulary", vocabulary, 1), ("actions", actions, 2)):
         if number is not None and number < least:
             raise ConfigError(f"{name}: must be at least {least}, got {number}")
@@ -140,7 +144,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def importing(out: Path | str) -> Iterator[None]:
-    """Check the target before any work; SIGTERM and SIGHUP clean up like Ctrl-C; OS errors become one line."""
+    """Check the target before any work; SIGTERM and SIGHUP clean up like Ctrl-C; OS errors become
+    one line.
+    """
     out = check_target(out)
     clear_unpacked(out)  # the writer clears its own leftovers
     with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):

@@ -1,6 +1,8 @@
-"""From the columns of a table to contexts: which columns, what each becomes, and the words of those that are text.
+"""From the columns of a table to contexts: which columns, what each becomes, and the words of those
+that are text.
 
-What tables with labels and logs share. One pass decides; a second one counts words where text was found by the first.
+What tables with labels and logs share. One pass decides; a second one counts words where text was
+found by the first.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +29,9 @@ Rows = Callable[[TableBatch], np.ndarray | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
-    """Which columns decide, and what is made of them; the names are those of the command line's options."""
+    """Which columns decide, and what is made of them; the names are those of the command line's
+    options.
+    """
 
     text: Sequence[str] = ()
     features: Sequence[str] = ()  # numbers; alone they become a dense array
@@ -69,7 +73,9 @@ class ColumnOptions:
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """What becomes of the columns: how each is read here, and how it is encoded here and everywhere."""
+    """What becomes of the columns: how each is read here, and how it is encoded here and
+    everywhere.
+    """
 
     readings: tuple[ColumnReading, ...]
     words: tuple[str, ...]

@@ -1,4 +1,6 @@
-"""Logs in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset; read as tables of decisions."""
+"""Logs in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset; read as
+tables of decisions.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -42,7 +44,9 @@ def preview_dsjson(
 def dsjson_options(
     client: str, columns: ColumnOptions, test_fraction: float = 0.1
 ) -> LoggedOptions:
-    """The options of a log in DSJSON: `client` is the feature that says whose decision it was, such as User.id."""
+    """The options of a log in DSJSON: `client` is the feature that says whose decision it was, such
+    as User.id.
+    """
     roles: dict[str, Any] = {
         "client": client, "action": dsjson.ACTION, "reward": dsjson.REWARD, "propensity": dsjson.PROPENSITY,
         "available": dsjson.AVAILABLE,
@@ -84,9 +88,11 @@ def preview_open_bandit(
 def open_bandit_options(
     path: Path | str, columns: ColumnOptions, client: str | None = None, test_fraction: float = 0.1
 ) -> LoggedOptions:
-    """The options of a log in Open Bandit's layout: contexts are the user features and the position.
+    """The options of a log in Open Bandit's layout: contexts are the user features and the
+    position.
 
-    Without a client column, users with the same features are one client: the published files know no more of them.
+    Without a client column, users with the same features are one client: the published files know
+    no more of them.
     """
     table = Table(OpenBandit(Path(path)))
     given = dict(vars(columns))
@@ -119,7 +125,9 @@ def _plain(name: str) -> str:
 
 
 class OpenBandit:
-    """A campaign's file with a column for the client, and the items' names where `item_context.csv` has them."""
+    """A campaign's file with a column for the client, and the items' names where `item_context.csv`
+    has them.
+    """
 
     unit, first = "B", 2
 

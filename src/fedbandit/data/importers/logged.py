@@ -1,4 +1,5 @@
-"""Logged bandit feedback a user has: client, context, action, reward, propensity, and which actions were available.
+"""Logged bandit feedback a user has: client, context, action, reward, propensity, and which actions
+were available.
 
 Rewards must be finite and propensities in (0, 1]: off-policy evaluation divides by them.
 """
@@ -67,7 +68,9 @@ def import_logged(
     progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame of logged decisions; of many clients whole ones are held out."""
+    """Import a CSV or Parquet file or a frame of logged decisions; of many clients whole ones are
+    held out.
+    """
     check_target(out)
     found = _Found.of(source, options, progress)
     say(found.summary(options))

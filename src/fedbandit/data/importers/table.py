@@ -1,7 +1,8 @@
-"""Any table a user has: a client id, columns to decide from, and labels, from CSV, Parquet or a frame.
+"""Any table a user has: a client id, columns to decide from, and labels, from CSV, Parquet or a
+frame.
 
-Read twice: once to find what the columns are and to count words and labels, once to write. Where text is found on the
-way, words take a pass of their own. Only counts and one batch are in memory.
+Read twice: once to find what the columns are and to count words and labels, once to write. Where
+text is found on the way, words take a pass of their own. Only counts and one batch are in memory.
 """
 
 from collections import Counter
@@ -67,7 +68,9 @@ def import_table(
     progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame; vocabulary and actions are its most frequent words and labels."""
+    """Import a CSV or Parquet file or a frame; vocabulary and actions are its most frequent words
+    and labels.
+    """
     check_target(out)
     found = _Found.of(source, options, progress)
     say(found.summary(options))
@@ -186,7 +189,9 @@ class _Found:
 
 
 class _Labels:
-    """The labels of rows: in one column, with or without a separator, in several, or marked in several."""
+    """The labels of rows: in one column, with or without a separator, in several, or marked in
+    several.
+    """
 
     def __init__(self, columns: list[str], roles: list[str], separator: str | None) -> None:
         self.columns, self.roles = columns, roles
@@ -250,7 +255,9 @@ class _Labels:
         return self._counts[self.separator].top()
 
     def _divides(self, separator: str) -> bool:
-        """Whether it separates labels: a bar always does, the others where the parts occur elsewhere, too."""
+        """Whether it separates labels: a bar always does, the others where the parts occur
+        elsewhere, too.
+        """
         if not self._split[separator]:
             return False
         return separator == "|" or self._counts[separator].distinct <= self._counts[_WHOLE].distinct
