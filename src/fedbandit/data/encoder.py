@@ -208,6 +208,9 @@ class Encoder:
     def sparse(self, bags: Ragged | None, cells: Mapping[str, Cells]) -> Ragged:
         """Contexts as rows of (feature, value); `bags` holds the rows' words, where there are text
         columns.
+
+        `cells` has the cells of every other column: float64 [n] for numbers, dates and flags, n
+        names for categories. Features of a row ascend.
         """
         n = len(next(iter(cells.values()))) if bags is None else len(bags)
         shares = 2 if self.words and self.columns else 1
@@ -239,7 +242,7 @@ class Encoder:
         return Ragged(offsets, feature[order].astype(np.int32), value[order].astype(np.float32))
 
     def matrix(self, cells: Mapping[str, Cells]) -> np.ndarray:
-        """Dense contexts: float32 [n, width]."""
+        """Dense contexts, float32 [n, width], from the cells of every column; not weighed."""
         out = np.zeros((len(next(iter(cells.values()))), self.width), np.float32)
         start = self.words
         for column in self.columns:

@@ -19,7 +19,12 @@ _MOST_DISTINCT = (
 
 
 def tokenise(text: str) -> list[str]:
-    """The lower-case words of a raw text, in order."""
+    """The lower-case words of a raw text, in order.
+
+    Examples:
+        >>> tokenise("How do I call C++ from node.js?")
+        ['how', 'do', 'i', 'call', 'c++', 'from', 'node.js']
+    """
     return _WORD.findall(text.lower())
 
 
@@ -54,6 +59,9 @@ class FrequencyCounter:
 class BagOfWords(Generic[AnyStr]):
     """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are
     dropped.
+
+    Importers and devices call the same code, so that a device's context has the bits of the
+    import's.
     """
 
     def __init__(self, words: Sequence[AnyStr]) -> None:
@@ -109,8 +117,12 @@ def case_map(actions: Sequence[str]) -> dict[int, int]:
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
-    """Names sorted: as numbers where all are whole numbers, as EMNIST orders characters, else
-    alphabetically.
+    """Names sorted: as numbers where all are whole numbers, as EMNIST orders characters, else by
+    letters.
+
+    Examples:
+        >>> in_natural_order(["10", "9", "1"]), in_natural_order(["b", "a"])
+        (['1', '9', '10'], ['a', 'b'])
     """
     names = list(names)
     if all(name.isascii() and name.isdigit() for name in names):
@@ -121,5 +133,10 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 
 
 def split_labels(cell: str, separator: str) -> list[str]:
-    """The labels in one cell of a table; spaces around them and empty ones are dropped."""
+    """The labels in one cell of a table; spaces around them and empty ones are dropped.
+
+    Examples:
+        >>> split_labels("java | c++ |", "|")
+        ['java', 'c++']
+    """
     return [name for part in cell.split(separator) if (name := part.strip())]

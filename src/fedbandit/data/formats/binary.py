@@ -49,7 +49,12 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, Runtim
 
 
 class Npz:
-    """An open `.npz` file; a context manager."""
+    """An open `.npz` file whose arrays are read block by block, and never unpickled; a context
+    manager.
+
+    Names are without `.npy`. An array that is stored by columns is turned by way of a nameless
+    file, so that memory stays that of one block.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)

@@ -1,5 +1,6 @@
 """How a text file of a table is written: its encoding and its delimiter, found in its bytes.
-Standard library only.
+
+Standard library only. What an option says is taken and not looked for.
 """
 
 import codecs
@@ -26,7 +27,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a reader of the file has to know."""
+    """The encoding, by Python's name, and the delimiter of a CSV file."""
 
     encoding: str
     delimiter: str
@@ -38,7 +39,12 @@ class Dialect:
 
 
 def find_dialect(path: Path, encoding: str | None = None, delimiter: str | None = None) -> Dialect:
-    """The dialect of a file; what is given is taken."""
+    """The dialect of a file; what is given is taken.
+
+    The encoding is that of the byte order mark, or the first of UTF-8, UTF-16 without a mark and
+    Latin 1 that fits every byte of the file. The delimiter is the one of comma, semicolon, tab and
+    bar that cuts the first 200 lines into the most columns, the same number in nearly each.
+    """
     if encoding is None:
         encoding = _encoding(path)
     else:

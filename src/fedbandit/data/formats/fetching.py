@@ -26,7 +26,11 @@ _TIMEOUT = 30.0  # seconds without a byte
 def download(
     url: str, target: Path, *, sha256: str | None = None, progress: ProgressReporter = SILENT
 ) -> Path:
-    """Fetch `url` to `target`; checked against `sha256` and whatever checksum the server publishes."""
+    """Fetch `url` to `target`, and return it; an interrupted download is resumed.
+
+    The file is checked against `sha256` and whatever checksum the server publishes before it gets
+    its name; one that does not match is thrown away.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.download")
     checksums = {} if sha256 is None else {"sha256": sha256}

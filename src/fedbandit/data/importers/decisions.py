@@ -44,8 +44,10 @@ def preview_dsjson(
 def dsjson_options(
     client: str, columns: ColumnOptions, test_fraction: float = 0.1
 ) -> LoggedOptions:
-    """The options of a log in DSJSON: `client` is the feature that says whose decision it was, such
-    as User.id.
+    """The options of a log in DSJSON: `client` is the feature that says whose decision it was.
+
+    Features are named by their path in the JSON, such as `User.id`. The event's id says nothing and
+    is left out unless it is the client.
     """
     roles: dict[str, Any] = {
         "client": client, "action": dsjson.ACTION, "reward": dsjson.REWARD, "propensity": dsjson.PROPENSITY,
@@ -125,8 +127,10 @@ def _plain(name: str) -> str:
 
 
 class OpenBandit:
-    """A campaign's file with a column for the client, and the items' names where `item_context.csv`
-    has them.
+    """A source of rows: a campaign's file of the Open Bandit Dataset with a column for the client.
+
+    The published files name no users; those with the same features are one client. Items have the
+    names of `item_context.csv` where that lies beside it.
     """
 
     unit, first = "B", 2
@@ -158,12 +162,15 @@ class OpenBandit:
         self._items = _items(path.with_name("item_context.csv"))
 
     def size(self) -> float:
+        """The bytes of the file, for progress."""
         return self._csv.size()
 
     def describe(self) -> str:
+        """The layout and how the file is written, in words."""
         return f"Open Bandit's layout; {self._csv.describe()}"
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
+        """Record batches with these columns, made ones among them, and the bytes of each."""
         made = not self._own_client and _CLIENT in names
         read = [name for name in names if name != _CLIENT or not made]
         for record, amount in self._csv.records(

@@ -35,7 +35,11 @@ _MANY = 20  # clients from which whole clients are held out; of fewer, a part of
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedOptions(ColumnOptions):
-    """Which columns mean what; the names are those of the command line's options."""
+    """Which columns of a log mean what; the names are those of the command line's options.
+
+    `available` lists the actions that could be taken at each row, in a list or in a cell with a
+    separator; an empty cell means all.
+    """
 
     client: str
     action: str
@@ -68,8 +72,12 @@ def import_logged(
     progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame of logged decisions; of many clients whole ones are
-    held out.
+    """Import a CSV or Parquet file or a frame of logged decisions, and return the folder of the
+    data set.
+
+    From 20 clients on whole clients are held out; of fewer, a part of each one's rows. An action
+    that is not known, a reward that is not finite or a propensity outside (0, 1] is refused with
+    its row.
     """
     check_target(out)
     found = _Found.of(source, options, progress)

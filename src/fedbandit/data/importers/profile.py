@@ -1,6 +1,8 @@
 """What each column of a table is: decided from its cells in one pass, unless an option says it.
 
-Keeps counts and moments, never cells. Knows nothing of clients, labels or data sets.
+A column is tried as flags, dates in three orders, numbers in three notations, categories and text;
+the first that nearly all cells fit wins. Keeps counts and moments, never cells. Knows nothing of
+clients, labels or data sets.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +35,11 @@ KINDS = ("text", "number", "log", "raw", "category", "hashed", "date", "flag", "
 
 @dataclass(frozen=True)
 class ColumnOverride:
-    """What an option says about a column: `COLUMN=KIND` or `COLUMN=KIND:DETAIL`."""
+    """An option's word about a column, in place of what would be found: `COLUMN=KIND[:DETAIL]`.
+
+    KIND is one of `KINDS`; DETAIL is a number of buckets (`hashed:256`), an order of dates
+    (`date:dmy`) or a notation of numbers (`number:comma`).
+    """
 
     kind: str
     buckets: int | None = None
@@ -62,7 +68,12 @@ class ColumnOverride:
 
 @dataclass(frozen=True)
 class ColumnReading:
-    """How a column of this very file is read, and what it becomes."""
+    """How a column of this very file is read, and what it becomes.
+
+    `column` is the part that other files share: kind, scaling, categories. `written` is of this
+    file alone. Cells that are no number or date, though most are, count as missing and are
+    reported.
+    """
 
     name: str
     kind: str  # text, ignore, or the kind of the column
@@ -89,7 +100,11 @@ class ColumnReading:
 
 @dataclass
 class _Moments:
-    """Mean, spread and skewness of numbers that come in blocks."""
+    """Mean, spread and skewness of numbers that come in blocks.
+
+    Blocks are merged by the formulas of Chan et al. and Pébay for central moments, which lose no
+    digits where sums of powers would.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -99,6 +114,7 @@ class _Moments:
     high: float = -np.inf
 
     def add(self, block: np.ndarray) -> None:
+        """Merge a block of numbers, float64 [n]."""
         if not len(block):
             return
         a, b, mean = self.count, len(block), float(block.mean())
@@ -117,10 +133,12 @@ class _Moments:
 
     @property
     def deviation(self) -> float:
+        """The standard deviation over all numbers so far; 0 without any."""
         return sqrt(self.second / self.count) if self.count else 0.0
 
     @property
     def skewness(self) -> float:
+        """The third standardised moment; 0 where all numbers are the same."""
         return self.third / self.count / self.deviation**3 if self.deviation > 0 else 0.0
 
 
@@ -130,13 +148,19 @@ class _Numbers:
     logs: _Moments = field(default_factory=_Moments)
 
     def add(self, found: np.ndarray) -> None:
+        """Merge a block into the moments of the numbers and of their logarithms; NaN is left out."""
         found = found[~np.isnan(found)]
         self.plain.add(found)
         self.logs.add(np.log1p(np.maximum(found, 0.0)))
 
 
 class Profile:
-    """What has been seen of one column."""
+    """What has been seen of one column; `decide` says what it is.
+
+    At most 20,000 distinct values are counted, and a notation that fits few of the first thousand
+    cells is not tried any more: a column costs the same whether the file has a thousand rows or a
+    billion.
+    """
 
     def __init__(self, name: str, wish: ColumnOverride | None = None) -> None:
         self.name, self.wish = name, wish
@@ -222,7 +246,12 @@ class Profile:
         self._last = float(found[-1])
 
     def decide(self, *, categories: int, scale: str) -> ColumnReading:
-        """What the column is, by its cells or by the wish about it."""
+        """The reading of the column, by its cells or by the override.
+
+        Values of a category beyond `categories` are hashed; `scale` is `standard` (mean 0,
+        deviation 1, and the logarithm of numbers that are very skewed) or `none`. `DataError` where
+        an override asks for something that most cells are not.
+        """
         kind = self.wish.kind if self.wish is not None else self._kind(categories)
         if kind.startswith("ignore"):
             return ColumnReading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")

@@ -42,7 +42,11 @@ _WHOLE = "none"  # in place of a separator: a cell is one label
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(ColumnOptions):
-    """Which columns mean what; the names are those of the command line's options."""
+    """Which columns of a table mean what; the names are those of the command line's options.
+
+    `labels` names one column, whose cells may hold several labels, or several: further labels, or
+    marks (true where the label of the column's name applies).
+    """
 
     client: str
     labels: str | Sequence[str]
@@ -68,8 +72,11 @@ def import_table(
     progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame; vocabulary and actions are its most frequent words
-    and labels.
+    """Import a CSV or Parquet file or a frame, and return the folder of the data set.
+
+    Vocabulary and actions are its most frequent words and labels. `say` is told, before anything is
+    written, what was made of every column. Rows without a client, and those without any action
+    unless they are to be kept, are dropped and counted.
     """
     check_target(out)
     found = _Found.of(source, options, progress)
