@@ -26,9 +26,11 @@ class Member:
 
     @property
     def key(self) -> str:
+        """The name of its folder: the preset and what sets it apart."""
         return self.preset + self.suffix
 
     def config(self) -> Config:
+        """The configuration of the preset with its changes."""
         return preset(self.preset).with_values(self.changes)
 
 
@@ -105,7 +107,11 @@ def labels_of(claim: Claim) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to make."""
+    """A figure to make: members by label, what it shows of them, and the claims that are judged.
+
+    `stated` are final rewards that the paper prints in words. `beside` are members of another
+    figure that claims speak of, which are judged once that figure was made too.
+    """
 
     name: str
     title: str
@@ -124,6 +130,7 @@ class Figure:
 
     @property
     def y_axis(self) -> str:
+        """The label of the vertical axis."""
         return (
             "mean probability of the chosen action"
             if self.shows == "propensity"

@@ -1,4 +1,8 @@
-"""One figure of the paper: run what is missing, draw it, and hold it against what the paper says."""
+"""A figure of the paper: run what is missing, draw it, and hold it against what the paper says.
+
+Every claim in the paper's words is judged by seeds: `agrees` or `disagrees` beyond two standard
+errors, else `not clear`. The numbers behind a picture lie beside it as JSON.
+"""
 
 import hashlib
 import json
@@ -57,7 +61,11 @@ class FigureVerdict:
 
 
 def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
-    """Whether the seeds bear a claim out; differences within two standard errors decide nothing."""
+    """Whether the seeds bear a claim out; differences within two standard errors decide nothing.
+
+    `curves` has the members that the claim speaks of, those of other figures among them. A claim of
+    likeness allows five percent of the larger reward.
+    """
     match claim:
         case Above():
             text = f"{claim.higher} above {claim.lower}"
@@ -173,7 +181,7 @@ def beside_the_paper(
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as
+    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or
     published.
     """
 
@@ -211,7 +219,12 @@ class Made:
 def make_figure(
     name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print
 ) -> Made:
-    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
+    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON.
+
+    Runs lie below `out/runs`, in a folder named after everything that the members share, so that
+    figures with the same members share their runs. With `tune_minutes` rates are searched first, on
+    a seed that no run of the figure has.
+    """
     wanted, dataset = _choose(name, request)
     model = request.settings.get("model.name")
     if model is not None:  # another curve altogether, so the picture says it first
@@ -338,8 +351,9 @@ def describe(
 
 @dataclass(frozen=True)
 class Regime:
-    """How much a run sees of its data: the same picture means something else where every client
-    comes back often.
+    """How much a run sees of its data.
+
+    The same picture means something else where every client comes back often.
     """
 
     visits_per_client: float  # how often a client of the bandit phase is drawn, on average
@@ -348,6 +362,7 @@ class Regime:
     pretraining_examples: int  # counted each time they are used; 0 without pre-training
 
     def in_words(self) -> str:
+        """The numbers in a line, for the note below a picture."""
         visits, passes = (
             f"{n:.2g}" if n < 10 else f"{n:.0f}" for n in (self.visits_per_client, self.passes)
         )

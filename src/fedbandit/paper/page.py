@@ -32,10 +32,12 @@ class FigureRecord:
 
     @property
     def name(self) -> str:
+        """The figure that it is: `fig2c`."""
         return str(self.numbers["figure"])
 
     @property
     def verdicts(self) -> Counter[str]:
+        """How many of its claims agree, disagree or are not clear."""
         return Counter(claim["verdict"] for claim in self.numbers.get("claims", []))
 
 
@@ -80,6 +82,7 @@ class Comparison:
 
     @property
     def clear(self) -> bool:
+        """Whether the winner can be told from the second."""
         return self.second not in self.level
 
     def cell(self, rule: str) -> str:

@@ -73,7 +73,11 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
 def render(
     groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems: Sequence[Problem] = ()
 ) -> str:
-    """The whole page; `columns` has the metrics of each run by its folder."""
+    """The whole page as one HTML text; `columns` has the metrics of each run by its folder.
+
+    Style and script stand in the page, and its policy allows nothing else: it can be mailed,
+    archived and opened without a network.
+    """
     groups = tables.ranked(groups)
     charts = _charts(groups, columns)
     unfinished = tables.apart(groups)

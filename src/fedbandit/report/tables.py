@@ -1,5 +1,8 @@
-"""What a report shows: chart data, tables of outcomes and parameters, facts about the data, the
+"""What a report shows: chart data, tables of outcomes and parameters, facts about the data,
 commands.
+
+Each function makes one section of the page as HTML, from groups of runs that differ in their seed
+alone. `MetricsFile` follows a file of metrics, for reports and for the live page.
 """
 
 import json
@@ -56,7 +59,13 @@ _REMEMBERED = 256  # bytes before the offset, by which a file that was replaced 
 
 @dataclass
 class MetricsFile:
-    """A run's `metrics.jsonl`, followed."""
+    """A run's `metrics.jsonl`, followed: `follow` reads what was appended since the last call.
+
+    A file that was replaced, or cut back to a checkpoint, is read again from its beginning; it is
+    known by its inode, its size and the bytes before the last position. `problem` says why a
+    damaged file is not shown. `columns` has the values by name, float64 [rounds], NaN where a round
+    has none.
+    """
 
     path: Path
     problem: str | None = None  # why the file cannot be shown, until it is another file
@@ -68,7 +77,7 @@ class MetricsFile:
     _columns: tuple[int, Columns] = (-1, {})
 
     def follow(self, most: int | None = None) -> int:
-        """Read what was appended, at most about so many bytes; how many were read."""
+        """Read what was appended, at most about `most` bytes; the bytes that were read."""
         try:
             with open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
@@ -96,6 +105,7 @@ class MetricsFile:
 
     @property
     def columns(self) -> Columns:
+        """The values of every metric by name, float64 [rounds]."""
         if self._columns[0] != self.rounds:
             values = {
                 name: np.array(self._values.get(name, self._missing()), float)
@@ -227,8 +237,10 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def outcomes(groups: Sequence[RunGroup]) -> str:
-    """Final running average of each configuration over its finished runs, in the order given
-    (`ranked`), how far it is behind the first, and what the summaries say.
+    """The table of results: final running average of each configuration over its finished runs.
+
+    In the order given (`ranked`), with how far each is behind the first and the 95% interval of
+    that difference, and what the summaries say beside: held-out metrics, epsilon.
     """
     extra = list(
         dict.fromkeys(

@@ -15,8 +15,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval; one seed
-    gives no interval.
+    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval.
+
+    One seed gives no interval. As a string: `+0.0123, 95% interval +0.0100 to +0.0146`.
     """
 
     mean: float
@@ -37,6 +38,7 @@ class Difference:
 
     @property
     def interval(self) -> str:
+        """The ends in brackets, or a dash."""
         return (
             "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
         )
@@ -59,7 +61,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
 
 
 def from_zero(differences: np.ndarray) -> Difference:
-    """The mean of some differences, one a seed, and where the true one lies."""
+    """The mean of some differences, float [seeds], and where the true one lies by Student's t."""
     mean, seeds = float(differences.mean()) if len(differences) else math.nan, len(differences)
     if seeds < 2:
         return Difference(mean, None, None, seeds)
@@ -101,9 +103,7 @@ def text_table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> st
 
 @dataclass(frozen=True)
 class ConfigurationOutcome:
-    """A configuration's mean reward, and its difference from the reference; None for the reference
-    itself.
-    """
+    """A configuration's mean reward, and its difference from the reference (None for that itself)."""
 
     configuration: str
     reward: float

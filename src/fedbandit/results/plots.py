@@ -1,5 +1,6 @@
-"""Pictures of runs. The same policy has the same colour everywhere, and the colours are safe for
-the colour-blind.
+"""Pictures of runs. The same policy has the same colour everywhere.
+
+Colours are safe for the colour-blind (Okabe and Ito) and dark enough for thin lines on white.
 """
 
 import textwrap

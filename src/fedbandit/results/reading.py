@@ -1,5 +1,6 @@
-"""Run folders as plain values: what was configured and measured, which runs belong together, and
-Arrow tables.
+"""Run folders as plain values: what was configured and measured, and which runs belong together.
+
+Knows the files of a run, not what makes them: it imports nothing that runs. Tables are Arrow's.
 """
 
 import json
@@ -95,7 +96,7 @@ def grouped(
     """The positions of the runs of each configuration, by label and sorted by seed.
 
     Runs of one group differ in nothing but their seed; `data` says what else each run was made from
-    (`made_from`).
+    (`made_from`). Labels are the policy's name and the fewest values that tell two of a name apart.
     """
     groups: dict[str, list[int]] = {}
     settings = [settings_of(config) for config in configs]
@@ -196,7 +197,10 @@ def _said(key: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its name, its configuration and the metrics of its rounds, nested as in the files."""
+    """One run: its name, its configuration and the metrics of its rounds, nested as in the files.
+
+    `rounds` are the lines of `metrics.jsonl`; `ended` is False where some are missing.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -211,6 +215,7 @@ class RunRecord:
 
     @property
     def seed(self) -> int:
+        """The seed of the bandit phase."""
         return int(self.config.get("seed", 0))
 
     @property

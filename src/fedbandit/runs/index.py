@@ -1,7 +1,6 @@
-"""Finding run folders and reading them: what each run is, how far it came, and which runs differ
-only in their seed.
+"""Finding run folders and reading them: what each run is, how far it came, which belong together.
 
-Reads only; a run may be written while it is read.
+Reads only; a run may be written while it is read. `fedbandit report` and `watch` stand on it.
 """
 
 import contextlib
@@ -35,7 +34,9 @@ _FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to b
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as it is now."""
+    """A run folder as it is now: configuration, environment, summary and the last line of its
+    metrics.
+    """
 
     path: Path
     name: str  # the path as a user would say it, from where the search began
@@ -52,6 +53,7 @@ class Run:
 
     @cached_property
     def status(self) -> Status:
+        """Whether it has finished, is running (its lock is held), was stopped, or has failed."""
         if self.summary is not None:
             return "finished"
         if _held(self.path / ".lock"):
@@ -68,6 +70,7 @@ class RunGroup:
 
     @property
     def config(self) -> Config:
+        """The configuration that all have in common, but for the seed."""
         return self.runs[0].config
 
     @property

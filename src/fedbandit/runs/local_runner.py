@@ -40,7 +40,9 @@ Status = Literal["finished", "paused", "diverged", "interrupted", "not run"]
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration to run into a folder, to its last round or up to a round to pause at."""
+    """A configuration to run into a folder, to its last round or up to a round to pause at
+    (`until`).
+    """
 
     config: Config
     folder: Path
@@ -49,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended."""
+    """How a job ended: its status, the rounds it has, why it stopped, and the seconds it took."""
 
     status: Status
     rounds: int = 0
@@ -65,22 +67,26 @@ def nobody(job: Job, ended: Ended) -> None:
 
 
 class Runner(Protocol):
-    """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it
+    """Runs jobs somewhere. What a run computes is the same everywhere, and so are the files it
     leaves.
+
+    `LocalRunner` uses the cores of this machine, `RayRunner` those of a cluster.
     """
 
     def run(
         self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
     ) -> list[Ended]:
-        """Play every job; those not started by the deadline (of `time.monotonic`), or after an
-        interrupt, are left.
+        """Run every job, and return how each ended, in the order of the jobs.
+
+        Jobs not started by the deadline (of `time.monotonic`), or after an interrupt, are `not
+        run`; `on_end` hears of each that ends.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Plays on this machine, `workers` runs at a time (one per core).
+    """Runs jobs on this machine, `workers` at a time (one per core).
 
     A run alone spreads its clients over all cores, but its rounds have a serial part and end when
     the slowest thread does. With several jobs, one run per core on one thread wastes neither.

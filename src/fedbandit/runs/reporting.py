@@ -1,4 +1,8 @@
-"""What runs tell others while they work: a line for a person, metrics for a tracker."""
+"""What runs tell others while they work: a line for a person, metrics for a tracker.
+
+A tracker receives every round's metrics: TensorBoard, MLflow, Weights & Biases, or a class of the
+user's own by its import path.
+"""
 
 import json
 import math
@@ -22,7 +26,7 @@ _LOOK_SECONDS = 1.0  # between two looks at runs in other processes
 
 
 class RoundFollower(Protocol):
-    """Receives the metrics of every round, and shows them."""
+    """Receives the metrics of every round, as in `metrics.jsonl`, and shows them."""
 
     def update(self, metrics: dict[str, Any]) -> None: ...
 
@@ -182,10 +186,12 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{config.to_toml()}```")
 
     def update(self, metrics: dict[str, Any]) -> None:
+        """Write the numbers of a round."""
         for name, value in scalars(metrics).items():
             self._writer.add_scalar(name, value, metrics["round"])
 
     def close(self) -> None:
+        """Flush and close the event file."""
         self._writer.close()
 
 
@@ -223,6 +229,7 @@ class MLflow:
         return str(self._client.create_run(experiment, run_name=_name_of(folder)).info.run_id)
 
     def update(self, metrics: dict[str, Any]) -> None:
+        """Log the numbers of a round, with the round as the step."""
         self._last, now = metrics["round"], int(time.time() * 1000)
         entities = self._library.entities
         values = [
@@ -232,6 +239,7 @@ class MLflow:
         self._client.log_batch(self._id, metrics=values)
 
     def close(self) -> None:
+        """Mark the run of MLflow as finished, or as killed if rounds are missing."""
         self._client.set_terminated(
             self._id, "FINISHED" if self._last >= self._rounds else "KILLED"
         )
@@ -263,9 +271,11 @@ class WeightsAndBiases:
         )
 
     def update(self, metrics: dict[str, Any]) -> None:
+        """Log the numbers of a round, with the round as the step."""
         self._run.log(scalars(metrics), step=metrics["round"])
 
     def close(self) -> None:
+        """End the run and flush its files."""
         self._run.finish()
 
 

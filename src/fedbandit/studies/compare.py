@@ -40,8 +40,9 @@ def telling(say: Callable[[str], None]) -> OnRunEnd:
 
 @dataclass(frozen=True)
 class Curves:
-    """The seeds of one member, round by round: [seeds, rounds]. Seeds that diverged are left out
-    and counted.
+    """The seeds of one member, round by round: [seeds, rounds].
+
+    Seeds that diverged are left out of the arrays and named in `diverged`.
     """
 
     running_reward: np.ndarray
@@ -71,8 +72,11 @@ def run_members(
     runner: Runner = HERE,
     on_end: OnRunEnd = nobody,
 ) -> dict[str, Curves]:
-    """Run every member with every seed into `folders(label, seed)`; finished runs are not run
-    again.
+    """Run every member with every seed into `folders(label, seed)`; the curves of each by label.
+
+    Finished runs are not run again, and a folder of another configuration is refused. A seed that
+    diverged is left out of the curves and counted. `Interrupted` is raised if any run was stopped;
+    the same call resumes. `on_end` hears of every run that was run now.
     """
     places = [(label, seed) for label in members for seed in seeds]
     jobs = [
@@ -134,8 +138,9 @@ def read_curves(
 
 
 def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
-    """Final running average reward of each member: mean, standard error, standard deviation, lowest
-    and highest.
+    """A text table of final running average rewards, a line per member.
+
+    Mean, standard error, standard deviation, lowest and highest over seeds, and how many diverged.
     """
     width = max(len(first), *map(len, curves))
     heads = "  ".join(f"{head:>8}" for head in ("mean", "± s.e.", "std", "lowest", "highest"))
@@ -216,7 +221,12 @@ def run_comparison(
 
 
 def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[str, Config]:
-    """The configurations by the names of their folders; two that are the same are refused."""
+    """The configurations by the names of their folders, `changes` made to each.
+
+    Names are those of a dictionary, or what the user wrote: `so-scratch-softmax,policy.beta=0.5`.
+    Two configurations that differ in nothing are refused, since their comparison would mean
+    nothing.
+    """
     pairs = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in given]
     if not pairs:
         raise ConfigError("compare: name at least one configuration")

@@ -1,5 +1,7 @@
-"""The cost of delayed deployment: regret measured in a realisable environment, beside the bounds of
-the paper.
+"""The cost of delayed deployment: regret measured in a realisable world, beside the paper's bounds.
+
+`fedbandit theory` runs the same rounds with different deployment periods, in a world whose mean
+rewards are linear in the context, so that the regret of every event is known exactly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +50,11 @@ class DelayMeasurement:
 
 
 def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> DelayMeasurement:
-    """Run the configuration in the environment and compute the expected regret of every event."""
+    """Run the configuration in the environment and compute the expected regret of every event.
+
+    The deployed model acts until the next deployment, so its expected regret over all contexts is
+    computed once per period. Beside it the error of the regression oracle on the very log it had.
+    """
     simulation = simulate(config, environment.dataset, engine=engine)
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
     work, clients = phase.work, phase.cohorts.pool
@@ -85,7 +91,11 @@ def _predict(work: ClientWork, version: Version, rows: np.ndarray) -> Prediction
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """All that a linear regression of rewards needs to know of a log, per action: sums that add."""
+    """All that a linear regression of rewards needs to know of a log, per action: sums that add.
+
+    From X'X, X'r and r'r the squared error of any linear model follows without the log; `excess` is
+    by how much it exceeds the smallest possible one (ε_fed of the paper).
+    """
 
     squares: np.ndarray  # [K, d + 1, d + 1]
     products: np.ndarray  # [K, d + 1]
@@ -94,12 +104,14 @@ class LeastSquares:
 
     @classmethod
     def empty(cls, environment: RealizableEnvironment) -> "LeastSquares":
+        """The sums of a log without events."""
         features, k = environment.weight.shape
         return cls(np.zeros((k, features + 1, features + 1)), np.zeros((k, features + 1)), 0.0, 0)
 
     def with_events(
         self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray
     ) -> "LeastSquares":
+        """The sums with further events: contexts float64 [n, d], actions [n], rewards [n]."""
         x = np.column_stack([contexts, np.ones(len(contexts))])
         squares, products = self.squares.copy(), self.products.copy()
         for action in np.unique(actions):
@@ -201,6 +213,7 @@ class PolicyRegret:
 
     @classmethod
     def of(cls, found: Sequence[DelayMeasurement]) -> "PolicyRegret":
+        """The measurements of one policy and period over seeds."""
         return cls(
             np.array([one.regret for one in found]),
             np.array([one.last_regret for one in found]),
@@ -308,8 +321,9 @@ def _bounds(
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
-    """Bounds on the left and measurements on the right; above over the whole run, below for the
-    model deployed last.
+    """Bounds on the left and measurements on the right, saved by the path's suffix.
+
+    Above over the whole run, below for the model deployed last. Grey marks bounds that say nothing.
     """
     figure = empty_figure(10, 8)
     panels = figure.subplots(2, 2, sharex=True)

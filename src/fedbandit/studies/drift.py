@@ -2,7 +2,7 @@
 recovers.
 
 Its runs are in run folders and can be resumed; a policy that diverges is counted, and does not end
-the study.
+the study. docs/drift.md shows the three kinds of change.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,8 +38,10 @@ _RATES_OF = {"falcon-schedule": "falcon"}
 
 @dataclass(frozen=True)
 class DriftStudy:
-    """What changes when, and who is compared; learning rates are those of the paper's `scratch`
-    tables.
+    """The change, its rounds, and the policies that are compared.
+
+    Learning rates are those of the paper's `scratch` tables. `window` is the number of rounds that
+    a mean is taken over, before and after a change.
     """
 
     data: str = "topics"

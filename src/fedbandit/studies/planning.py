@@ -1,5 +1,7 @@
-"""How much of a tournament fits into some minutes: the pace of this machine, and the lengths and
-counts that follow.
+"""How much of a tournament fits into some minutes: the pace of this machine, then lengths and
+counts.
+
+Runs are shortened first, all rules alike; fewer tries and fewer seeds come after that.
 """
 
 import math
@@ -36,7 +38,9 @@ class TournamentPlan:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast runs are here: measured, in seconds."""
+    """How fast runs are here, measured by a few short ones: seconds of a round, a run and a batch
+    of runs.
+    """
 
     round: float
     job: float  # what a run costs beside its rounds
@@ -53,9 +57,9 @@ class Pace:
 def measured(
     config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], TournamentPlan | None]
 ) -> tuple[Runner, Pace]:
-    """The runner to use and its pace: runs one after another where starting processes would take
-    longer than they.
+    """The runner to use and its pace.
 
+    Runs go one after another where starting processes would take longer than the runs themselves.
     `plan` says what fits at a pace, None for nothing.
     """
     if not isinstance(runner, LocalRunner) or runner.workers == 1:

@@ -93,6 +93,7 @@ class SweepSpec(BaseModel):
 
     @property
     def all_seeds(self) -> list[int]:
+        """The seeds, given as a list or as their number."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
@@ -117,6 +118,7 @@ class Result:
 
     @property
     def winner(self) -> Standing:
+        """The member that came furthest with the highest reward."""
         return self.standings[0]
 
     @property
@@ -220,7 +222,11 @@ def run_sweep(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> list[Result]:
-    """Run the sweep into `out` and rank each group; called again, it resumes where it stopped."""
+    """Run the sweep into `out` and rank each group; called again, it resumes where it stopped.
+
+    All members are built and checked against their data before anything runs. The best member over
+    all groups is written to `winner.toml`; there is none where every member diverged.
+    """
     groups = groups_of(spec)
     if any(
         member.config.privacy.mechanism != "none" for group in groups for member in group.members
@@ -274,7 +280,9 @@ def _member(start: str, config: Config, point: dict[str, Any]) -> SearchCandidat
 
 
 def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
-    """One row per member and seed: its place, what came out, and the whole configuration."""
+    """One row per member and seed: its place, its reward and held-out metrics, the whole
+    configuration.
+    """
     rows = []
     for result in results:
         for place, standing in enumerate(result.standings, start=1):
