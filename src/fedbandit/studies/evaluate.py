@@ -5,7 +5,6 @@ of the terminal.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import nearest, resolve
 from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
+from fedbandit.data.formats.columns import Table
 from fedbandit.evaluation.ope.estimate import Constant, looks_at_scores, target_policy
 from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
 from fedbandit.evaluation.ope.logs import (
@@ -224,22 +224,17 @@ def evaluate(
     )
     if isinstance(logs, str | Path | FederatedDataset):
         return evaluate_logs(Path(logs) if isinstance(logs, str) else logs, request)
-    return _evaluate_table(logs, request)
+    return evaluate_logs(_table_of(logs), request)
 
 
-def _evaluate_table(table: Any, request: EvaluationRequest) -> Evaluation:
-    """Through a file, so that a table in memory is read and checked as any other."""
-    pa, parquet = needed("pyarrow"), needed("pyarrow.parquet")
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "logs.parquet"
-        try:
-            parquet.write_table(pa.table(table), path)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"logs: no table of decisions: {error}") from None
-        try:
-            return evaluate_logs(path, request)
-        except DataError as error:
-            raise DataError(str(error).replace(str(path), "logs")) from None
+def _table_of(frame: Any) -> Table:
+    """A table of decisions in memory, read and checked as a file is."""
+    try:
+        table = Table(needed("pyarrow").table(frame))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"logs: no table of decisions: {error}") from None
+    table.label = "logs"
+    return table
 
 
 def _model_path(model: Path | str | Results | None) -> Path | None:
@@ -253,19 +248,25 @@ def _model_path(model: Path | str | Results | None) -> Path | None:
     return folders[0]
 
 
-def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> Evaluation:
-    """Evaluate a policy on a table of decisions, or on a data set made by `fedbandit data import
-    logged`.
+def evaluate_logs(logs: Path | Table | FederatedDataset, request: EvaluationRequest) -> Evaluation:
+    """Evaluate a policy on logged decisions, and return the estimates with intervals and warnings.
+
+    A folder, or a `FederatedDataset`, is a data set made by `fedbandit data import logged`; a file
+    or a `Table` holds decisions without contexts.
     """
     if isinstance(logs, Path) and not logs.exists():
         raise DataError(f"{logs}: no such file or folder")
-    of_table = isinstance(logs, Path) and not logs.is_dir()
-    _refuse_what_would_not_be_used(request, of_table)
-    if isinstance(logs, Path) and of_table:
-        ready = _table_records(logs, request)
+    if isinstance(logs, Path):
+        of_table = not logs.is_dir()
+        _refuse_what_would_not_be_used(request, of_table)
+        logs = Table(logs) if of_table else FederatedDataset.open(logs)
     else:
-        dataset = FederatedDataset.open(logs) if isinstance(logs, Path) else logs
-        ready = _dataset_records(dataset, request)
+        _refuse_what_would_not_be_used(request, isinstance(logs, Table))
+    ready = (
+        _table_records(logs, request)
+        if isinstance(logs, Table)
+        else _dataset_records(logs, request)
+    )
     records, notes = ready.records, list(ready.notes)
     chosen = _estimators(request, records)
     found = [
@@ -352,13 +353,13 @@ class _Ready:
     otherwise: Sequence[Records] = ()  # with other propensities that are as likely
 
 
-def _table_records(path: Path, request: EvaluationRequest) -> _Ready:
+def _table_records(source: Table, request: EvaluationRequest) -> _Ready:
     columns = (
         replace(request.columns, propensity=None)
         if request.estimate_propensities
         else request.columns
     )
-    table = read_log_table(path, columns)
+    table = read_log_table(source, columns)
     within, notes = _within(request, log_of(table.split))
     if table.target is not None:
         records = records_for(table.split, table.target)
