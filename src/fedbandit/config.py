@@ -135,7 +135,7 @@ class AlgorithmConfig(_Component):
 
 
 class CompressionConfig(_Component):
-    """How clients write their updates in fewer bytes; further keys are its own parameters (`bits`,
+    """Compression of clients' updates; further keys are its own parameters (`bits`,
     `fraction`, ...).
     """
 
@@ -143,7 +143,7 @@ class CompressionConfig(_Component):
 
 
 class AggregationConfig(_Component):
-    """What the server makes of the clients' updates; further keys are the rule's own parameters
+    """Aggregation of the clients' updates; further keys are the rule's own parameters
     (`trim`, ...).
     """
 
@@ -190,7 +190,7 @@ class PretrainingConfig(_Section):
 
 
 class PopulationConfig(_Section):
-    """How clients live in population mode (`mode = "population"`)."""
+    """Clients in population mode (`mode = "population"`)."""
 
     events_per_period: Count = 64
     cache_size: Count = 256
@@ -229,7 +229,7 @@ class PrivacyConfig(_Section):
 
 
 class DriftConfig(_Section):
-    """What changes in the `drift` scenario, and before which rounds."""
+    """The change in the `drift` scenario, and before which rounds."""
 
     kind: Literal["permute", "appear", "rotate"] = "permute"
     at: Annotated[tuple[Count, ...], Field(strict=False)] = ()  # a list, in TOML
@@ -346,7 +346,7 @@ class Config(_Section):
         return changed
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: everything but where it is computed."""
+        """The values that identify a run: everything but where it is computed."""
         values = {
             key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED
         }

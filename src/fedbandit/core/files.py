@@ -177,7 +177,7 @@ def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines of a file have their end; 0 if there is no such file."""
+    """The number of complete lines of a file; 0 if there is no such file."""
     try:
         with open_regular(path) as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))

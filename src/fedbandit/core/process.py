@@ -1,4 +1,4 @@
-"""What a process shares with its surroundings: locks on folders, signals that ask it to stop, and
+"""A process and its surroundings: locks on folders, signals that ask it to stop, and
 where its time goes.
 
 A lock ends with its process, however it ends. Timings never enter results.
@@ -112,7 +112,7 @@ class Stopwatch:
             self.seconds[name] += value
 
     def take(self) -> dict[str, float]:
-        """What was added up since the last time, and start again from nothing."""
+        """The seconds since the last call, by name; starts again from zero."""
         taken = dict(self.seconds)
         self.seconds.clear()
         return taken

@@ -57,7 +57,7 @@ SILENT = ProgressReporter(None)
 
 
 def to_stderr() -> ProgressReporter:
-    """What the command line uses: results go to stdout, progress does not."""
+    """The reporter of the command line: results go to stdout, progress does not."""
     return ProgressReporter(sys.stderr)
 
 
@@ -129,7 +129,9 @@ def _bar(tally: _Tally, stream: TextIO) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    last_seconds = last_done = -float("inf")  # the first call is told at once: the job has begun
+    last_seconds = last_done = -float(
+        "inf"
+    )  # the first call is told immediately: the job has begun
 
     def line(*facts: str) -> None:
         say("  ".join([f"{tally.what} {tally.note}".rstrip(), *facts]))

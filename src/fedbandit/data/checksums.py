@@ -38,7 +38,7 @@ CHECKSUMS = "checksums.json"
 _STAMP = 1  # raised when more is verified than before
 
 
-_SMALL = 8 << 20  # bytes that are read anew at every opening: they take a few milliseconds
+_SMALL = 8 << 20  # bytes that are read again at every opening: they take a few milliseconds
 
 
 _LONG = 1 << 28  # bytes whose reading is worth a line about its progress

@@ -37,7 +37,8 @@ from fedbandit.data.validation import (
 FORMAT = "fedbandit-dataset"
 VERSION = 2
 Contexts = np.ndarray | Ragged
-"""What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other feature, value) for sparse."""
+"""Contexts that a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other
+feature, value) for sparse."""
 
 
 def contexts_at(contexts: Contexts, rows: np.ndarray) -> Contexts:
@@ -87,7 +88,7 @@ class Header:
 
     @property
     def frequencies(self) -> tuple[int, ...]:
-        """How frequent each action is: as its source published it, otherwise counted over the
+        """Frequency of each action: as its source published it, otherwise counted over the
         training split.
         """
         return self.published_counts or self.action_counts
@@ -417,8 +418,8 @@ def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
 
 
 def _mapped_bytes() -> int:
-    """What is resident of files, where the system reports it; 0 elsewhere. Asked in every round, so
-    it is plain.
+    """Bytes of files that are resident, where the system reports it; 0 elsewhere. Asked in every
+    round, so it is plain.
     """
     try:
         handle = os.open(_STATUS, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""How a row of a table becomes a context: words first, then the features of each column.
+"""From a row of a table to a context: words first, then the features of each column.
 
 What importers and devices share. Numpy alone, since a device has no more. Knows nothing of files.
 """
@@ -36,7 +36,7 @@ class Column:
 
     name: str
     kind: Kind
-    missing: bool = False  # a feature of its own says that the value is missing
+    missing: bool = False  # one more feature says that the value is missing
     log: bool = False  # numbers: log(1 + x) comes before scaling
     scaled: bool = True  # numbers: (x - mean) / deviation, at most 5 either way
     mean: float = 0.0
@@ -139,7 +139,7 @@ class Column:
         return parts
 
     def cell(self, value: object) -> float | str:
-        """What an app has for this column as a cell; `ValueError` if it cannot be one."""
+        """An app's value for this column as a cell; `ValueError` if it cannot be one."""
         names = self.kind in ("category", "hashed")
         if isinstance(value, np.generic):
             value = value.item()
@@ -167,7 +167,7 @@ class Column:
         return float(value)
 
     def describe(self) -> str:
-        """What becomes of it, in a few words."""
+        """The encoding in a few words, for people."""
         if self.kind == "number":
             if not self.scaled:
                 return "number, as it is"
@@ -252,7 +252,7 @@ class Encoder:
         return out
 
     def cells(self, given: Mapping[str, object]) -> tuple[str, dict[str, Cells]]:
-        """What an app knows of one row, by column: its text, and its other cells. `ValueError` if
+        """An app's values of one row, by column: its text, and its other cells. `ValueError` if
         it does not fit.
         """
         known = [*self.text, *(column.name for column in self.columns)]

@@ -194,7 +194,7 @@ def _first_of_each_class(dataset: FederatedDataset, client: int) -> dict[int, in
 
 
 def label_matrix(split: Split, actions: int) -> np.ndarray:
-    """How often each client has each label: float64 [clients, actions]."""
+    """Counts of labels by client: float64 [clients, actions]."""
     client_of_row = np.repeat(np.arange(split.num_clients), split.sizes())
     client_of_label = client_of_row[split.labels.row_of_entry()]
     flat = np.bincount(
@@ -204,7 +204,7 @@ def label_matrix(split: Split, actions: int) -> np.ndarray:
 
 
 def heterogeneity(counts: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """How far clients' labels are from the population's, beside clients drawn from the population.
+    """Distance of clients' labels from the population's, beside clients drawn from the population.
 
     `counts` is [clients, actions]. Total variation is half the absolute difference of frequencies,
     averaged over clients with at least 20 labels; `total_variation_if_alike` is the same for

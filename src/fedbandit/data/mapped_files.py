@@ -56,7 +56,7 @@ def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
 def read_rows(
     rows: Ragged, starts: np.ndarray, stops: np.ndarray, bounds: np.ndarray, chosen: np.ndarray
 ) -> Ragged:
-    """What `rows.take(chosen)` gives, read from the mapped files client by client.
+    """The same as `rows.take(chosen)`, read from the mapped files client by client.
 
     Client i has the rows starts[i] to stops[i], and chosen[bounds[i]:bounds[i + 1]] are some of
     them.

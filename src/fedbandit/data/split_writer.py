@@ -284,7 +284,7 @@ class _Column:
         while start < len(order) and self.entries:
             done = filled[start - 1] if start else 0
             stop = max(int(np.searchsorted(filled, done + limit, side="right")), start + 1)
-            # Mapped anew for every block: pages of finished blocks then stop counting as this process's memory.
+            # Mapped again for every block: pages of finished blocks then stop counting as this process's memory.
             source = np.asarray(np.memmap(self.path, self.dtype, mode="r"))
             yield Ragged(offsets, source).take(order[start:stop]).ids
             start = stop

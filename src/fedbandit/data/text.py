@@ -40,7 +40,9 @@ class FrequencyCounter:
 
     @property
     def distinct(self) -> int:
-        """How many different items it holds; once some were forgotten, one more than it can hold."""
+        """The number of different items that it holds; once some were forgotten, one more than it
+        can hold.
+        """
         return len(self._counts) if self._floor == 0 else self._most_distinct + 1
 
     def add(self, items: Iterable[str] | Mapping[str, int]) -> None:

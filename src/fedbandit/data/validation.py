@@ -119,7 +119,7 @@ class ValueRule(Protocol):
         ...
 
     def wrong(self, value: object) -> str:
-        """What is wrong with an entry, in words."""
+        """The fault of an entry in words, for the end of a message."""
         ...
 
 
@@ -132,8 +132,8 @@ class Within:
     wanted: str
 
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        # Smallest and largest take no memory of their own; NaN comes through both and compares as false.
-        """The first number outside the range, or None; takes no memory of its own for a good block."""
+        """The first number outside the range, or None; a good block takes no further memory."""
+        # Smallest and largest take no further memory; NaN comes through both and compares as false.
         if block.min() >= self.low and block.max() <= self.high:
             return None
         return int(np.argmin((block >= self.low) & (block <= self.high)))
@@ -242,7 +242,7 @@ def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 @dataclass(frozen=True)
 class FileState:
-    """What the system says about a file; other contents have another state, unless a disk is
+    """Size, times and inode of a file; other contents have another state, unless a disk is
     failing.
     """
 

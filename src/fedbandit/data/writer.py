@@ -151,11 +151,11 @@ class DatasetWriter:
         self._split_writer(split).add_many(clients, features, labels, log)
 
     def num_clients(self, split: str = "train") -> int:
-        """How many clients of a split have examples so far."""
+        """The number of clients of a split that have examples so far."""
         return self._splits[split].clients if split in self._splits else 0
 
     def num_examples(self, split: str = "train") -> int:
-        """How many examples a split has so far."""
+        """The number of examples of a split so far."""
         return self._splits[split].examples if split in self._splits else 0
 
     def finish(self, progress: ProgressReporter = SILENT) -> Path:
@@ -200,7 +200,7 @@ class DatasetWriter:
         return self.out
 
     def _write(self, name: str, content: bytes) -> str:
-        """A file of its own beside the splits, on disk for good: its SHA-256."""
+        """Write a file beside the splits, on disk for good: its SHA-256."""
         with open(self._folder / name, "wb") as file:
             file.write(content)
             file.flush()

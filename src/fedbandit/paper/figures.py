@@ -143,7 +143,7 @@ def _paired(one: Curves, other: Curves) -> tuple[np.ndarray, np.ndarray]:
 
 
 def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
-    """What each private member has spent here, beside what the paper states for its own population."""
+    """The epsilon of each private member, beside what the paper states for its own population."""
     lines = ["epsilon (RDP) of the released weights, for the clients of this data set:"]
     for label, epsilon in epsilons.items():
         there = (
@@ -181,7 +181,7 @@ def beside_the_paper(
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or
+    """A request for a figure: on which data, over how many seeds, how much shortened, tuned or
     published.
     """
 
@@ -351,7 +351,7 @@ def describe(
 
 @dataclass(frozen=True)
 class Regime:
-    """How much a run sees of its data.
+    """Exposure of a run to its data.
 
     The same picture means something else where every client comes back often.
     """
@@ -376,7 +376,7 @@ class Regime:
 
 
 def regime(dataset: FederatedDataset, config: Config) -> Regime:
-    """What a configuration will see of a data set, on average over the draws of clients."""
+    """The regime of a configuration on a data set, on average over the draws of clients."""
     experiment = build_experiment(config, dataset)
     pool, plan = _pool(experiment.bandit), experiment.bandit.work.plan
     events = plan.event_counts(dataset.train, pool)
@@ -437,7 +437,9 @@ def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[s
 
 
 def _epsilon(run: Path) -> float | None:
-    """What a private run has spent, by the accountant that the paper uses; None for any other."""
+    """The epsilon that a private run has spent, by the accountant that the paper uses; None for any
+    other.
+    """
     summary = read_json(run / "summary.json") or {}
     return (summary.get("privacy") or {}).get("epsilon_rdp")
 
@@ -475,7 +477,7 @@ def _with_losses(label: str, curves: Curves) -> str:
 
 
 def _setting(wanted: Figure) -> str | None:
-    """What the four rules are compared in, for figures that compare them."""
+    """The setting in which the four rules are compared, for figures that compare them."""
     return wanted.title if len(RULES & wanted.members.keys()) == len(RULES) else None
 
 

@@ -37,7 +37,7 @@ class FigureRecord:
 
     @property
     def verdicts(self) -> Counter[str]:
-        """How many of its claims agree, disagree or are not clear."""
+        """Counts of its claims that agree, disagree or are not clear."""
         return Counter(claim["verdict"] for claim in self.numbers.get("claims", []))
 
 
@@ -93,7 +93,7 @@ class Comparison:
         return f"**{self.means[rule]:.3f}**" if best else f"{self.means[rule]:.3f}"
 
     def lead(self) -> str:
-        """By how much the winner leads, or that nobody does."""
+        """By how much the winner leads, or that there is a tie."""
         if not np.isfinite(self.error):
             return f"one seed: {self.winner} by {self.margin:.3f} over {self.second}"
         told = f"{self.winner} by {self.margin:.3f} ± {self.error:.3f} over {self.second}"
@@ -206,7 +206,7 @@ def _css(verdict: str) -> str:
 
 
 def chips(verdicts: Counter[str]) -> str:
-    """How many claims agree, disagree or are not clear."""
+    """Counts of claims that agree, disagree or are not clear."""
     shown = [(verdict, verdicts[verdict]) for verdict in VERDICTS if verdicts[verdict]]
     words = {"agrees": ("agrees", "agree"), "disagrees": ("disagrees", "disagree")}
     return " ".join(

@@ -33,7 +33,7 @@ class EvidenceTable:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is said: warnings to read first, answers to questions, and the tables behind them.
+    """Advice to print: warnings to read first, answers to questions, and the tables behind them.
 
     As a string it is Markdown; `render_advice` makes a page of the same parts.
     """

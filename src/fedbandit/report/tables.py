@@ -1,4 +1,4 @@
-"""What a report shows: chart data, tables of outcomes and parameters, facts about the data,
+"""Sections of a report: chart data, tables of outcomes and parameters, facts about the data,
 commands.
 
 Each function makes one section of the page as HTML, from groups of runs that differ in their seed
@@ -280,7 +280,7 @@ def _reversed(gap: Difference) -> str:
 
 
 def standing(groups: Sequence[RunGroup]) -> Differences:
-    """What the finished runs of each configuration came to beside the best, paired by seed."""
+    """Rewards of all configurations over finished runs, beside the best and paired by seed."""
     rewards = {
         group.label: {
             run.config.seed: value
@@ -404,7 +404,7 @@ def failures(groups: Sequence[RunGroup]) -> str:
 
 
 def parameters(groups: Sequence[RunGroup]) -> str:
-    """What differs between the configurations as a table; what they share below it."""
+    """A table of the values that differ between configurations, and the shared ones below it."""
     flat = [flatten(group.config.identity()) for group in groups]
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key != "seed"]
     differing = [key for key in keys if len({json.dumps(values.get(key)) for values in flat}) > 1]
@@ -430,7 +430,7 @@ def _value(value: Any) -> str:
 
 
 def data_facts(groups: Sequence[RunGroup]) -> str:
-    """What is in the data sets, as far as they are still where the runs found them."""
+    """Facts about the data sets, as far as they are still where the runs found them."""
     facts = []
     for source in dict.fromkeys(group.config.data.source for group in groups):
         try:

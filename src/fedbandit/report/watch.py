@@ -56,7 +56,7 @@ _HEADERS = {
 
 
 class Watcher:
-    """What the runs below a folder look like now; remembers what it has read, so that asking often
+    """The state of all runs below a folder; remembers what it has read, so that asking often
     is cheap.
 
     The table needs the last line of each run; the curves need whole files, of which each call reads
@@ -204,7 +204,7 @@ def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:
 
 
 def _comparison(runs: list[Run]) -> dict[str, Any]:
-    """What sets the chosen runs apart: the keys, and each run's values."""
+    """Differences between the chosen runs: the keys, and each run's values."""
     settings = [settings_of(run.config.model_dump()) for run in runs]
     keys = differing(settings)
     rows = [

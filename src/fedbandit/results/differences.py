@@ -45,7 +45,7 @@ class Difference:
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """How much more ours came to than theirs, each a value by seed; None where they share no seed.
+    """The difference of ours and theirs, each a value by seed; None where they share no seed.
 
     The interval is Student's for the mean of the differences. It holds for this one comparison: of
     twenty, one is expected to leave zero out by chance.
@@ -113,7 +113,7 @@ class ConfigurationOutcome:
 
 @dataclass(frozen=True, repr=False)
 class Differences:
-    """What every configuration came to beside a reference, best first; printed, it is a table with
+    """All configurations beside a reference, best first; printed, it is a table with
     a verdict.
     """
 

@@ -98,7 +98,7 @@ def curves_figure(
     """A matplotlib figure with the mean and band (± one standard deviation over seeds) of curves
     [seeds, rounds].
 
-    With `trials` every seed is a thin line of its own in place of the band. Rounds before which the
+    With `trials` every seed is a thin line in place of the band. Rounds before which the
     world changes are marked as `changes`. Rounds without a number are passed over.
     """
     figure = empty_figure(7.2, 4.5)

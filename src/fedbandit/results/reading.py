@@ -64,15 +64,15 @@ _TELLING = (
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run the run it is, by dotted key; what is not set, and where it is computed, is
-    left out.
+    """The settings that identify a run, by dotted key; what is not set, and where it is computed,
+    is left out.
     """
     flat = flatten({key: value for key, value in config.items() if key not in WHERE_COMPUTED})
     return {key: value for key, value in flat.items() if value is not None}
 
 
 def made_from(environment: Mapping[str, Any]) -> str | None:
-    """What beside its configuration a run was made from: data, the user's own source, the results
+    """The inputs of a run beside its configuration: data, the user's own source, the results
     number.
     """
     fingerprint = environment.get("data_fingerprint")
@@ -220,7 +220,7 @@ class RunRecord:
 
     @property
     def status(self) -> str | None:
-        """What is wrong with the run, in a few words; None if it is finished."""
+        """The fault of a run in a few words; None if it is finished."""
         after = f"after {len(self.rounds)} of {self.config.get('rounds', '?')} rounds"
         if self.error is not None:
             return f"failed {after}: {self.error}"
@@ -268,7 +268,7 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a finished run, None if there is none; `ValueError` if it is not what a run
     writes.
 
-    `DataError` if it cannot be read: then nobody knows whether the run is finished.
+    `DataError` if it cannot be read: then it is not known whether the run is finished.
     """
     try:
         found = read_object(path)

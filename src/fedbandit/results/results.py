@@ -29,7 +29,8 @@ _SHOWN_NOTES = 5
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What runs measured, round by round: of one run, of a sweep, or of every run in some folders.
+    """Measurements of runs, round by round: of one run, of a sweep, or of every run in some
+    folders.
 
     A metric is an array by its name, `[rounds]` for one run and `[runs, rounds]` for several. A
     part of a nested metric has a dot in its name. NaN stands where a round has no value.

@@ -34,7 +34,7 @@ _FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to b
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as it is now: configuration, environment, summary and the last line of its
+    """The state of a run folder: configuration, environment, summary and the last line of its
     metrics.
     """
 
@@ -48,7 +48,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have a line of metrics."""
+        """The number of rounds that have a line of metrics."""
         return int(self.last.get("round", 0))
 
     @cached_property
@@ -140,7 +140,7 @@ class RunReader:
         )
 
     def _file(self, path: Path, read: Callable[[Path], Any], required: bool = False) -> Any:
-        """What `read` makes of a file; None where there is none."""
+        """The result of `read` for a file; None where there is none."""
         try:
             found = path.stat()
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Many runs, each in a folder of its own: one per core at a time, interrupted and resumed like a
+"""Many runs, each in its folder: one per core at a time, interrupted and resumed like a
 single one.
 
 Knows nothing of figures or sweeps. What a run computes does not depend on where it runs or what
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended: its status, the rounds it has, why it stopped, and the seconds it took."""
+    """The end of a job: its status, the rounds it has, why it stopped, and the seconds it took."""
 
     status: Status
     rounds: int = 0
@@ -111,7 +111,7 @@ HERE = LocalRunner()
 
 
 def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
-    """How many rounds each folder is to have when its job has ended."""
+    """The number of rounds that each folder is to have when its job has ended."""
     return {job.folder: min(job.config.rounds, job.until or job.config.rounds) for job in jobs}
 
 
@@ -185,7 +185,7 @@ def _threads(jobs: int, workers: int) -> list[int]:
 
 
 def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> Ended:
-    """How a worker's job ended; a worker that was killed leaves a run that can be resumed."""
+    """The end of a worker's job; a worker that was killed leaves a run that can be resumed."""
     try:
         return future.result()
     except BrokenProcessPool:

@@ -168,7 +168,7 @@ class RayRunner:
     def _tasks(
         self, jobs: Sequence[Job], token: Token, stopping: threading.Event
     ) -> tuple[list[RayTask], dict[str | None, Any]]:
-        """What to send for each job, and the pre-trained models, put once for all machines, by
+        """The task to send for each job, and the pre-trained models, put once for all machines, by
         name.
         """
         made = prepare(jobs, stopping, self._progress)
@@ -215,7 +215,7 @@ class RayRunner:
         )
 
     def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
-        """How the job ended; None if its worker died first, and the job has to resume elsewhere."""
+        """The end of the job; None if its worker died first, and the job has to resume elsewhere."""
         try:
             ended: Ended = self._ray.get(call)
             if ended.status != "interrupted":

@@ -1,4 +1,4 @@
-"""What runs tell others while they work: a line for a person, metrics for a tracker.
+"""Reports of runs while they work: a line for a person, metrics for a tracker.
 
 A tracker receives every round's metrics: TensorBoard, MLflow, Weights & Biases, or a class of the
 user's own by its import path.
@@ -288,7 +288,7 @@ BUILT_IN = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBia
 
 
 def tracker_named(name: str) -> Callable[[Path, Config], Tracker]:
-    """What makes trackers of that name: a built-in one, or `my_module:MyTracker`."""
+    """A maker of trackers of that name: a built-in one, or `my_module:MyTracker`."""
     make = resolve("--tracker", name, BUILT_IN)
 
     def made(folder: Path, config: Config) -> Tracker:

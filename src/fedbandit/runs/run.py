@@ -37,7 +37,7 @@ CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `execute` ended."""
+    """The end of a call of `execute`: rounds, summary, and where its time went."""
 
     summary: dict[str, Any] | None  # None: stopped or paused before the last round
     rounds: int
@@ -271,8 +271,8 @@ def _kept_failures(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _stop_requests() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one interrupts at once. Only the main thread
-    gets signals.
+    """An event that SIGINT and SIGTERM set; a second one interrupts immediately. Only the main
+    thread gets signals.
     """
     requested = threading.Event()
 

@@ -255,7 +255,7 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
 
 
 def visits_per_example(config: Config, experiment: Experiment) -> float:
-    """How often a run visits each example of the bandit phase's clients, on average.
+    """Visits of a run to each example of the bandit phase's clients, on average.
 
     Beyond about twenty, rewards show what was memorised.
     """
@@ -303,7 +303,7 @@ def _is_decided(out: Path, *names: str) -> bool:
 
 
 def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
-    """What an earlier call for this folder has decided, or a decision now, kept for the next call.
+    """The decision of an earlier call for this folder, or one made now, kept for the next call.
 
     How long runs are and how many depends on the time there is; a tournament that is resumed has to
     stay the same.
@@ -345,7 +345,7 @@ def _under_privacy(
     runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
-    """The chosen policy with noise for the epsilon asked for, at rates of its own from as many
+    """The chosen policy with noise for the epsilon asked for, at own rates from as many
     tries.
 
     Its clip norm is the median update without noise.

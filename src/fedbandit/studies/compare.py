@@ -57,8 +57,8 @@ class Curves:
         return self.running_reward[:, -1:].ravel()
 
     def minus(self, other: "Curves") -> Difference:
-        """How much more it earned than the other, over the seeds that both have: these share
-        clients and examples.
+        """The difference of its final rewards and the other's, over the seeds that both have: these
+        share clients and examples.
         """
         ours, theirs = (dict(zip(c.seeds, c.final.tolist(), strict=True)) for c in (self, other))
         return from_zero(np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
@@ -182,7 +182,7 @@ def compare(
     Finished runs are not repeated: an interrupted comparison is resumed, further configurations and
     seeds are added, and with more rounds all of them are extended.
 
-    With `workers` above 1, or None for one per core, runs are processes of their own; a script that
+    With `workers` above 1, or None for one per core, runs are separate processes; a script that
     asks for it needs an `if __name__ == "__main__":` around its work.
 
     Examples:

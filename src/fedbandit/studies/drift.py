@@ -151,7 +151,7 @@ def run_study(
 
 
 def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
-    """What each change did to each policy, and how to read it."""
+    """A text table of falls and recoveries by policy and change, with a legend."""
     heads = f"{'policy':<18} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
     legend = (
         f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never fell below;"

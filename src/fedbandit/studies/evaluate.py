@@ -46,7 +46,7 @@ from fedbandit.studies.scoring import Scorer, load_scorer, trained_on
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What to evaluate and how; the names are those of the command line's options."""
+    """A request for an evaluation; the names are those of the command line's options."""
 
     policy: str | Policy | None = None  # uniform, where no target column says what the policy does
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class EvaluationRequest:
 
     @property
     def policy_name(self) -> str:
-        """What the policy is called in messages."""
+        """The name of the policy in messages."""
         return (
             self.policy
             if isinstance(self.policy, str)
@@ -106,7 +106,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What the estimators say, beside what the log itself earned; printed, it is a table."""
+    """Estimates beside the reward that the log itself earned; printed, it is a table."""
 
     estimates: dict[str, Estimate]
     logged_reward: float  # the mean reward of the logging policy, as logged
@@ -159,8 +159,8 @@ def evaluate(
     estimators: Sequence[str] = (),
     **options: Any,
 ) -> Evaluation:
-    """What a policy would have earned, from the log of another one: estimates with intervals and
-    warnings.
+    """The reward that a policy would have earned, from the log of another one: estimates with
+    intervals and warnings.
 
     `logs` is a table of decisions with the columns `action`, `reward` and `propensity`: a data
     frame, an Arrow table, a dictionary of columns, or the path of a .csv, .tsv or .parquet file. Or
@@ -402,7 +402,7 @@ def _dataset_records(dataset: FederatedDataset, request: EvaluationRequest) -> _
 
 
 def _cautions(scorer: Scorer, dataset: FederatedDataset, split: str, held_out: bool) -> list[str]:
-    """What is to be known before a model's estimate is read: whether it has seen these events."""
+    """Cautions to read before a model's estimate is read: whether it has seen these events."""
     where = (
         "the clients held out (without --split) are others"
         if held_out
@@ -472,7 +472,7 @@ def _switch(limit: float) -> Switch:
 
 
 def _within(request: EvaluationRequest, log: Log) -> tuple[Range | None, list[str]]:
-    """What is known of rewards and propensities; what was not given is taken from the log, and
+    """The range of rewards and propensities; what was not given is taken from the log, and
     said.
     """
     notes = []

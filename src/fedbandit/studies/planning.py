@@ -1,5 +1,5 @@
-"""How much of a tournament fits into some minutes: the pace of this machine, then lengths and
-counts.
+"""Planning how much of a tournament fits into some minutes: the pace of this machine, then lengths
+and counts.
 
 Runs are shortened first, all rules alike; fewer tries and fewer seeds come after that.
 """
@@ -30,7 +30,9 @@ _PRIVATE = 2.0  # times as long a private run takes, its noise and the search fo
 
 @dataclass(frozen=True)
 class TournamentPlan:
-    """What is run: the share of the paper's length, and the pairs of rates that each policy tries."""
+    """The size of a tournament: the share of the paper's length, and the pairs of rates that each
+    policy tries.
+    """
 
     scale: float
     tries: int
@@ -38,7 +40,7 @@ class TournamentPlan:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast runs are here, measured by a few short ones: seconds of a round, a run and a batch
+    """The speed of runs here, measured by a few short ones: seconds of a round, a run and a batch
     of runs.
     """
 
@@ -101,7 +103,7 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
 def seconds_of(
     config: Config, plan: TournamentPlan, seeds: int, private: bool, pace: Pace
 ) -> float:
-    """How long a whole tournament takes, by the pace."""
+    """The seconds that a whole tournament takes, by the pace."""
     final = scaled(config, plan.scale)
     return (len(POLICIES) + _PRIVATE * private) * search_seconds(
         final, plan.tries, pace
@@ -109,7 +111,7 @@ def seconds_of(
 
 
 def search_seconds(config: Config, tries: int, pace: Pace) -> float:
-    """How long one policy's search takes: this many tries, fewer at every step."""
+    """The seconds that one policy's search takes: this many tries, fewer at every step."""
     total, alive, before = 0.0, tries, 0
     for step in search_steps(config):
         total += pace.batch_of(alive, step - before)

@@ -37,7 +37,7 @@ class SearchCandidate:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a candidate came, and its running average reward there: one value a seed.
+    """A candidate's last step, and its running average reward there: one value a seed.
 
     NaN stands for a seed that diverged; such a candidate has lost, whatever the others say.
     """
@@ -450,7 +450,7 @@ def tune(
 
 
 def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
-    """How many points of its grid each search has looked at, of how many, by label.
+    """The number of points of its grid that each search has looked at, of how many, by label.
 
     Members that do not train have no entry.
     """

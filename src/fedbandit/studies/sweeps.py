@@ -54,7 +54,7 @@ class Halving(BaseModel):
 
 
 class SweepSpec(BaseModel):
-    """What a sweep's TOML file says."""
+    """The contents of a sweep's TOML file, checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     # presets or TOML files to vary; from Python also configurations
@@ -78,7 +78,7 @@ class SweepSpec(BaseModel):
 
     @property
     def starts(self) -> dict[str, Config]:
-        """What is varied, by name: a configuration has that of its policy."""
+        """The configurations that are varied, by name: a configuration has that of its policy."""
         found: dict[str, Config] = {}
         for number, one in enumerate(
             self.start if isinstance(self.start, list) else [self.start], start=1
@@ -187,9 +187,9 @@ def sweep(
     early. The best configuration is kept in `out/winner.toml`. Runs that are finished are not
     repeated, so a grid can be extended and an interrupted sweep resumed.
 
-    With `workers` above 1, or None for one per core, runs are processes of their own. That is
-    faster for many small runs, but a script that asks for it needs an `if __name__ == "__main__":`
-    around its work.
+    With `workers` above 1, or None for one per core, runs are separate processes. That is faster
+    for many small runs, but a script that asks for it needs an `if __name__ == "__main__":` around
+    its work.
 
     Examples:
         >>> import tempfile

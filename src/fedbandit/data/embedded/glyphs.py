@@ -1,4 +1,4 @@
-"""`glyphs`: 62 handwritten characters by synthetic writers, each with a style of their own, made
+"""`glyphs`: 62 handwritten characters by synthetic writers, each with a style, made
 from a seed.
 """
 
@@ -86,7 +86,7 @@ _WAVES = np.array(
 
 @dataclass(frozen=True)
 class Writer:
-    """What stays the same over all drawings of one writer."""
+    """The style of one writer: everything that all their drawings share."""
 
     form: np.ndarray  # int [62]: the usual form of each class
     slant: float
@@ -304,7 +304,7 @@ def generate(
 
 
 def label_frequencies() -> np.ndarray:
-    """How often each of the 62 classes occurs: float64 [62]."""
+    """Frequency of each of the 62 classes: float64 [62]."""
     letters = [int(count) for count in f"{_UPPER_HUNDREDS} {_LOWER_HUNDREDS}".split()]
     counts = np.array([_DIGIT_HUNDREDS] * 10 + letters, np.float64)
     shares: np.ndarray = counts / counts.sum()

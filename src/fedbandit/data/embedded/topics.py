@@ -1,4 +1,4 @@
-"""`topics`: short texts with tags by synthetic users, each with preferences of their own, made from
+"""`topics`: short texts with tags by synthetic users, each with own preferences, made from
 a seed.
 
 The language is made up: tags in families, words, and how likely each word is where.
@@ -294,8 +294,8 @@ def _length_distribution() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shape:
-    """How much users write, and how unequal tags are: `least` sentences and a log-normal number
-    more, up to `most`.
+    """Sizes of users and skew of tags: how much users write, and how unequal tags are: `least`
+    sentences and a log-normal number more, up to `most`.
     """
 
     least: int
@@ -393,7 +393,7 @@ def _draw(
 
 
 def _sizes(seed: int, users: np.ndarray, shape: Shape) -> np.ndarray:
-    """How many sentences each user writes: a few, with a long tail."""
+    """Sentences of each user, int64 [users]: a few, with a long tail."""
     u, v = (uniforms(seed, Purpose.DATA, _USER_SIZES, users, part) for part in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
     more = np.rint(shape.median * np.exp(shape.spread * normal))

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class Npz:
     def _turned(
         self,
         name: str,
-        file: zipfile.ZipExtFile,
+        file: IO[bytes],
         shape: tuple[int, ...],
         dtype: np.dtype,
         step: int,
@@ -119,11 +120,11 @@ class Npz:
                 left -= len(data)
             copy.flush()
             for start in range(0, shape[0], step):
-                # Mapped anew for every block, so that pages which were read stop counting as this process's memory.
+                # Mapped again for every block, so that pages which were read stop counting as this process's memory.
                 columns = np.memmap(copy, dtype, "r", shape=shape, order="F")
                 yield np.ascontiguousarray(columns[start : start + step])
 
-    def _read(self, name: str, file: zipfile.ZipExtFile, size: int) -> bytes:
+    def _read(self, name: str, file: IO[bytes], size: int) -> bytes:
         try:
             data = file.read(size)
         except _DAMAGE as error:
@@ -133,9 +134,7 @@ class Npz:
         return data
 
     @contextmanager
-    def _member(
-        self, name: str
-    ) -> Iterator[tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]]:
+    def _member(self, name: str) -> Iterator[tuple[tuple[int, ...], np.dtype, IO[bytes], bool]]:
         """An array opened just behind its header: its shape and type, the file, and whether it is
         stored by columns.
         """
@@ -147,12 +146,12 @@ class Npz:
         except _DAMAGE as error:
             raise DataError(f"{self.path}: {name} is damaged: {error}") from None
         with file:
-            shape, dtype, fortran = _header(f"{self.path}: {name}", file, member)  # type: ignore[arg-type]
-            yield shape, dtype, file, fortran  # type: ignore[misc]
+            shape, dtype, fortran = _header(f"{self.path}: {name}", file, member)
+            yield shape, dtype, file, fortran
 
 
 def _header(
-    where: str, file: zipfile.ZipExtFile, member: zipfile.ZipInfo
+    where: str, file: IO[bytes], member: zipfile.ZipInfo
 ) -> tuple[tuple[int, ...], np.dtype, bool]:
     """Shape, type and order of the array that begins here; whatever is not plain numbers or names
     is refused.

@@ -1,4 +1,4 @@
-"""How a text file of a table is written: its encoding and its delimiter, found in its bytes.
+"""Dialects of text files: its encoding and its delimiter, found in its bytes.
 
 Standard library only. What an option says is taken and not looked for.
 """
@@ -51,7 +51,7 @@ def find_dialect(path: Path, encoding: str | None = None, delimiter: str | None 
         try:
             encoding = codecs.lookup(encoding).name
         except LookupError:
-            raise ConfigError(f"encoding: {encoding!r} is none that Python knows") from None
+            raise ConfigError(f"encoding: unknown encoding {encoding!r}") from None
     if delimiter is not None:
         delimiter = {"tab": "\t", "\\t": "\t"}.get(delimiter, delimiter)
         if len(delimiter) != 1 or delimiter in '"\r\n':

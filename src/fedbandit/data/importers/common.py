@@ -54,7 +54,7 @@ class HoldOut:
         for row, client in enumerate(clients):
             positions[row] = seen.get(client, 0)
             seen[client] = positions[row] + 1
-        # A client's first example always trains, so that nobody is left with test examples only.
+        # A client's first example always trains, so that no client has test examples only.
         return (uniforms(_SEED, Purpose.SPLIT, keys, positions) < self._fraction) & (positions > 0)
 
     def _key(self, client: str) -> int:
@@ -168,7 +168,7 @@ def importing(out: Path | str) -> Iterator[None]:
             yield
         except OSError as error:
             named = str(error.filename or "")
-            # What is written on the way is the data set to whoever reads the message.
+            # What is written on the way is the data set to the reader of the message.
             staged = any(part.startswith(f".{out.name}.") for part in Path(named).parts)
             where = f"{named}: " if named and not staged else f"{out}: "
             if error.errno in _FULL:

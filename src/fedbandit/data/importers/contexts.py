@@ -77,7 +77,7 @@ class ColumnOptions:
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """What becomes of the columns: how each is read here, and how it is encoded here and
+    """A decision about all columns: how each is read here, and how it is encoded here and
     everywhere.
 
     `readings` knows this file (how numbers and dates are written in it); `encoder` knows none, and
@@ -109,7 +109,7 @@ class ContextPlan:
         return [reading.name for reading in self.readings if reading.kind != "ignore"]
 
     def header(self) -> dict[str, Any]:
-        """What the writer of a data set has to know of it."""
+        """Kind, shape, vocabulary and encoder, for a `DatasetWriter`."""
         return {
             "kind": self.kind,
             "shape": (self.width,),
@@ -205,7 +205,7 @@ class Survey:
         known = [
             name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"
         ]
-        # Words are counted at once where nobody has to find out first what is text.
+        # Words are counted in the first pass where options say what is text.
         self._text = (
             known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
         )

@@ -37,7 +37,7 @@ def preview_dsjson(
     progress: ProgressReporter = SILENT,
     action_name: str | None = None,
 ) -> str:
-    """What `import_dsjson` would make of a file, in words."""
+    """A preview of `import_dsjson` in words; nothing is written."""
     return preview_logged(_Decisions(Path(path), action_name), options, progress)
 
 
@@ -60,7 +60,7 @@ def dsjson_options(
 
 
 class _Decisions(dsjson.DsJson):
-    """DSJSON whose events may come without an id, which nobody needs."""
+    """DSJSON whose events may come without an id, which contexts do not need."""
 
     def __init__(self, path: Path, action_name: str | None = None) -> None:
         super().__init__(path, action_name)
@@ -83,7 +83,7 @@ def import_open_bandit(
 def preview_open_bandit(
     path: Path | str, options: LoggedOptions, progress: ProgressReporter = SILENT
 ) -> str:
-    """What `import_open_bandit` would make of a file, in words."""
+    """A preview of `import_open_bandit` in words; nothing is written."""
     return preview_logged(OpenBandit(Path(path)), options, progress)
 
 

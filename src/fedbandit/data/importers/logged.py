@@ -114,7 +114,7 @@ def import_logged(
 
 
 def preview_logged(source: Any, options: LoggedOptions, progress: ProgressReporter = SILENT) -> str:
-    """What `import_logged` would make of a file or a frame, in words; nothing is written."""
+    """A preview of `import_logged` in words; nothing is written."""
     return _Found.of(source, options, progress).summary(options)
 
 
@@ -172,7 +172,7 @@ class _Found:
         )
 
     def summary(self, options: LoggedOptions) -> str:
-        """What was found and decided, for people."""
+        """The columns and what becomes of each, as text."""
         roles = [
             (options.client, f"the client: {self.clients:,} of them"),
             (options.action, f"the action that was taken: {len(self.actions):,} of them"),

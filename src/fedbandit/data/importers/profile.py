@@ -1,4 +1,4 @@
-"""What each column of a table is: decided from its cells in one pass, unless an option says it.
+"""Kinds of the columns of a table: decided from its cells in one pass, unless an option says it.
 
 A column is tried as flags, dates in three orders, numbers in three notations, categories and text;
 the first that nearly all cells fit wins. Keeps counts and moments, never cells. Knows nothing of
@@ -19,7 +19,9 @@ from fedbandit.data.formats import cells
 from fedbandit.data.formats.columns import TableBatch
 from fedbandit.data.text import FrequencyCounter, in_natural_order
 
-_MOST = 0.95  # of a column's cells: so many must be numbers or dates; the others count as missing
+_MOST = (
+    0.95  # of a column's cells: this share must be numbers or dates; the others count as missing
+)
 _MOST_DISTINCT = 20_000
 _TRIES = 1000  # cells after which a column that holds few numbers is not read as numbers any more
 _SKEWED = 3.0  # skewness from which numbers that are never negative are scaled by their logarithm
@@ -68,7 +70,7 @@ class ColumnOverride:
 
 @dataclass(frozen=True)
 class ColumnReading:
-    """How a column of this very file is read, and what it becomes.
+    """The reading of a column of this very file, and the column that it becomes.
 
     `column` is the part that other files share: kind, scaling, categories. `written` is of this
     file alone. Cells that are no number or date, though most are, count as missing and are
@@ -155,7 +157,7 @@ class _Numbers:
 
 
 class Profile:
-    """What has been seen of one column; `decide` says what it is.
+    """Counts and moments of one column so far; `decide` says what it is.
 
     At most 20,000 distinct values are counted, and a notation that fits few of the first thousand
     cells is not tried any more: a column costs the same whether the file has a thousand rows or a
@@ -335,7 +337,7 @@ class Profile:
         )
 
     def _date(self) -> ColumnReading:
-        # Of 03/04/2024 alone nobody knows; with slashes the month comes first, as where most such files come from.
+        # 03/04/2024 alone is ambiguous; with slashes the month comes first, as where most such files come from.
         order = [
             "year-month-day",
             *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),

@@ -99,7 +99,7 @@ def import_stackexchange(
 
 
 def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterator[Question]:
-    """Stream the questions of a dump; what has been read is forgotten at once."""
+    """Stream the questions of a dump; only one question is in memory."""
     rows = 0
     with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:
         try:

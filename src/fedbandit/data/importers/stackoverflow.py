@@ -129,7 +129,7 @@ class PublishedSqlite:
         self._database.close()
 
     def clients(self, split: str) -> dict[str, int]:
-        """How many examples the metadata promises for each client of a split."""
+        """The number of examples that the metadata promises for each client of a split."""
         query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
         promised: dict[str, int] = {}
         for client, count in self._execute(query, (split,)):

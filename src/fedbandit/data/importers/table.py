@@ -2,7 +2,7 @@
 frame.
 
 Read twice: once to find what the columns are and to count words and labels, once to write. Where
-text is found on the way, words take a pass of their own. Only counts and one batch are in memory.
+text is found on the way, words take a third pass. Only counts and one batch are in memory.
 """
 
 from collections import Counter
@@ -115,7 +115,7 @@ def import_table(
 
 
 def preview_table(source: Any, options: TableOptions, progress: ProgressReporter = SILENT) -> str:
-    """What `import_table` would make of a file or a frame, in words; nothing is written."""
+    """A preview of `import_table` in words; nothing is written."""
     return _Found.of(source, options, progress).summary(options)
 
 
@@ -178,7 +178,7 @@ class _Found:
         return cls(table, plan, labels, actions, len(clients - {""}), rows, labels.empty)
 
     def summary(self, options: TableOptions) -> str:
-        """What was found and decided, for people."""
+        """The columns and what becomes of each, as text."""
         roles = [(options.client, f"the client: {self.clients:,} of them")]
         several = ", several in a row" if self.labels.several else ""
         how = f", separated by {self.labels.separator!r}" if self.labels.splits else ""
