@@ -435,7 +435,7 @@ def openbandit(
 
 
 class ExportLayout(StrEnum):
-    """What a log can be exported to."""
+    """Layouts that a log can be exported to."""
 
     DSJSON = "dsjson"
     OPENBANDIT = "openbandit"

@@ -1,7 +1,8 @@
-"""A federated data set: clients, each with examples. On disk it is a folder of plain memory-mapped arrays.
+"""A federated data set: clients, each with examples. On disk it is a folder of plain memory-mapped
+arrays.
 
-Whatever is opened has been verified, so that those who compute with it may trust it; a client is a slice. Knows nothing
-of policies, models or rounds.
+Whatever is opened has been verified, so that those who compute with it may trust it; a client is a
+slice. Knows nothing of policies, models or rounds.
 """
 
 import mmap
@@ -40,7 +41,13 @@ VERSION = 2
 
 @dataclass(frozen=True)
 class Header:
-    """The facts about a data set that are true of all its splits."""
+    """The facts about a data set that are true of all its splits; `header.json` of its folder.
+
+    `fingerprint` identifies the contents: names of actions, arrays and words. It is part of a run's
+    identity, so that a run is never resumed on other data. `published_counts` are frequencies that
+    the source itself has published, for rewards by rarity; without them the training split is
+    counted.
+    """
 
     name: str
     kind: Literal["dense", "sparse"]
@@ -65,6 +72,7 @@ class Header:
 
     @property
     def num_actions(self) -> int:
+        """K, the number of actions."""
         return len(self.actions)
 
     @property
@@ -79,10 +87,13 @@ class Header:
 
     @property
     def frequencies(self) -> tuple[int, ...]:
-        """How frequent each action is: as its source published it, otherwise counted over the training split."""
+        """Frequency of each action: as its source published it, otherwise counted over the
+        training split.
+        """
         return self.published_counts or self.action_counts
 
     def to_json(self) -> dict[str, Any]:
+        """The header as plain values, as `header.json` holds them; the inverse of `from_json`."""
         fields = dict(vars(self))
         fields["lower_case"] = sorted(self.lower_case.items())
         fields["encoder"] = None if self.encoder is None else self.encoder.to_json()
@@ -101,7 +112,11 @@ class Header:
 
 @dataclass(frozen=True)
 class Log:
-    """Logged bandit feedback of a split: one entry per example."""
+    """Logged bandit feedback of a split: one entry per example, in the order of its rows.
+
+    `propensities` are the probabilities with which the logging policy took the actions; off-policy
+    evaluation divides by them, so all lie in (0, 1].
+    """
 
     actions: np.ndarray  # int32 [n]
     rewards: np.ndarray  # float32 [n]
@@ -123,7 +138,10 @@ class Catalogue:
 class Split:
     """The examples of one split, grouped by client; clients are sorted by id.
 
-    Over a catalogue, labels and logged actions are places in the example's own list of candidates.
+    Examples of client c are the rows `offsets[c]` to `offsets[c + 1]`. Features are stored as they
+    came (`uint8` pixels, float32, or sparse rows) and become contexts when they are asked for. A
+    split with labels has no log; a logged one has rows of labels that are empty. Over a catalogue,
+    labels and logged actions are places in the example's own list of candidates.
     """
 
     client_ids: np.ndarray  # bytes [clients], utf-8
@@ -139,13 +157,16 @@ class Split:
 
     @property
     def num_clients(self) -> int:
+        """The number of clients."""
         return len(self.offsets) - 1
 
     @property
     def num_examples(self) -> int:
+        """The number of rows over all clients."""
         return int(self.offsets[-1])
 
     def client_id(self, client: int) -> str:
+        """The id of a client by its place in the split."""
         return bytes(self.client_ids[client]).decode()
 
     def sizes(self) -> np.ndarray:
@@ -174,7 +195,9 @@ class Split:
     def examples(
         self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray
     ) -> tuple[Contexts, Ragged]:
-        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of clients[i]."""
+        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of
+        clients[i].
+        """
         features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
         if self.candidates is not None:
             return self.contexts(rows), self.labels.take(rows)
@@ -186,7 +209,9 @@ class Split:
         return Contexts(read_rows(features, *asked)), read_rows(self.labels, *asked)
 
     def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
-        """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""
+        """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but
+        in one piece.
+        """
         labels, shown = self.labels.slice(start, stop).copy(), self._shown(np.arange(start, stop))
         if isinstance(self.features, Ragged):
             return Contexts(self.features.slice(start, stop).copy(), shown), labels
@@ -202,7 +227,8 @@ class Split:
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """A header, a training split and, where there is one, a test split; examples are grouped by client.
+    """A header, a training split and, where there is one, a test split; examples are grouped by
+    client.
 
     Examples:
         >>> import numpy as np
@@ -228,7 +254,8 @@ class FederatedDataset:
     ) -> "FederatedDataset":
         """Open a folder made by `fedbandit data import` and map its arrays.
 
-        The whole of it is read the first time it is opened, and again when a file has changed or `verify` asks for it.
+        The whole of it is read the first time it is opened, and again when a file has changed or
+        `verify` asks for it.
         """
         path = Path(path)
         reader = FolderReader(path)
@@ -243,7 +270,12 @@ class FederatedDataset:
         return cls(header, train, test, path, reader.states)
 
     def check_unchanged(self) -> None:
-        """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
+        """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look
+        at each.
+
+        A run asks before it keeps what it has computed. Size, time of the last change and inode
+        decide.
+        """
         for path, state in self._expected:
             try:
                 now = os.stat(path)
@@ -279,7 +311,9 @@ class FederatedDataset:
 
     @cached_property
     def _expected(self) -> list[tuple[str, tuple[int, int, int]]]:
-        """Path, size, time and inode of every file, ready for a look in every round; none of data in memory alone."""
+        """Path, size, time and inode of every file, ready for a look in every round; none of data
+        in memory alone.
+        """
         if self.path is None:
             return []
         return [
@@ -287,7 +321,10 @@ class FederatedDataset:
         ]
 
     def vocabulary(self) -> list[str]:
-        """The words behind the columns of sparse text, most frequent first."""
+        """The words behind the columns of sparse text, most frequent first.
+
+        `DataError` where the data set has no text, or the file does not have one word a column.
+        """
         if self.path is None or not (self.path / "vocabulary.txt").exists():
             raise DataError(f"{self.header.name}: the data set has no vocabulary")
         try:
@@ -439,7 +476,11 @@ _STATUS = "/proc/self/statm"
 
 
 def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
-    """Let go of the data set's pages if more than `limit` bytes are mapped; True if so. Nothing is lost."""
+    """Let go of the data set's pages if more than `limit` bytes are mapped; True if so.
+
+    Nothing is lost: pages are read again when they are needed. Without it, a run that visits all
+    clients of a large data set would seem to use as much memory as the data set has.
+    """
     if not hasattr(mmap, "MADV_DONTNEED") or sum(f.size for f in dataset.files.values()) <= limit:
         return False  # so little that it may stay
     if _mapped_bytes() <= limit:
@@ -450,7 +491,9 @@ def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
 
 
 def _mapped_bytes() -> int:
-    """What is resident of files, where the system reports it; 0 elsewhere. Asked in every round, so it is plain."""
+    """Bytes of files that are resident, where the system reports it; 0 elsewhere. Asked in every
+    round, so it is plain.
+    """
     try:
         handle = os.open(_STATUS, os.O_RDONLY)
     except OSError:

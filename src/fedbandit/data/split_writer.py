@@ -1,6 +1,7 @@
-"""The examples of one split on their way to disk: raw files in the order they came, regrouped by client at the end.
+"""The examples of one split on their way to disk: raw files in the order they came, then by client.
 
-What stays in memory is proportional to the runs (stretches of rows of one client), not to the rows or features.
+Memory is proportional to the number of runs (stretches of rows of one client in a batch), not to
+rows or features: a population of millions is written in a few hundred megabytes.
 """
 
 import hashlib
@@ -25,7 +26,12 @@ _LONGEST_ID = 256  # ids are stored in columns of one width, so one absurd id wo
 
 
 class SplitWriter:
-    """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client."""
+    """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client.
+
+    Every column (lengths and ids of labels, features, feedback) is appended to a raw file of its
+    own. `complete` sorts the runs by client and copies each column once, a few megabytes at a time,
+    so that disks see long reads.
+    """
 
     def __init__(
         self,
@@ -72,9 +78,11 @@ class SplitWriter:
 
     @property
     def clients(self) -> int:
+        """The number of clients that have rows."""
         return len(self._codes)
 
     def close(self) -> None:
+        """Close and remove the raw files, whether or not they were completed."""
         for column in self._columns.values():
             column.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -87,7 +95,12 @@ class SplitWriter:
         log: Log | None = None,
         candidates: Ragged | None = None,
     ) -> None:
-        """Append rows; within a batch they are grouped by client, keeping each client's order."""
+        """Append rows; within a batch they are grouped by client, keeping each client's order.
+
+        `clients` has an id per row; an array of ids that come in stretches is not looped over. Rows
+        that a reader would refuse later (not finite, outside the vocabulary or the actions, ids
+        that are empty or longer than 256 characters) are refused here, with the client and the row.
+        """
         ids, lengths = _stretches(clients)
         self._check(ids, lengths, features, labels, log, candidates)
         codes = np.array(
@@ -225,7 +238,12 @@ class SplitWriter:
         return sum(column.entries * column.dtype.itemsize for column in self._columns.values())
 
     def complete(self, folder: Path, digest: Any, advance: Advance) -> dict[str, str]:
-        """Write the arrays of the split grouped by client, and feed them to `digest`; each file's own SHA-256."""
+        """Write the arrays of the split to `folder`, grouped by client; the SHA-256 of each file by
+        its path.
+
+        All bytes are fed to `digest` in the order of the files, which makes the fingerprint of the
+        data set. `advance` is told how many bytes were copied.
+        """
         folder.mkdir()
         sums: dict[str, str] = {}
 
@@ -289,14 +307,16 @@ class _Column:
         while start < len(order) and self.entries:
             done = filled[start - 1] if start else 0
             stop = max(int(np.searchsorted(filled, done + limit, side="right")), start + 1)
-            # Mapped anew for every block: pages of finished blocks then stop counting as this process's memory.
+            # Mapped again for every block: pages of finished blocks then stop counting as this process's memory.
             source = np.asarray(np.memmap(self.path, self.dtype, mode="r"))
             yield Ragged(offsets, source).take(order[start:stop]).ids
             start = stop
 
 
 def _stretches(clients: Iterable[str]) -> tuple[list[str], np.ndarray]:
-    """Client ids one a row, as (ids, rows each) of the stretches of equal ones; arrays are not looped over."""
+    """Client ids one a row, as (ids, rows each) of the stretches of equal ones; arrays are not
+    looped over.
+    """
     if not isinstance(clients, np.ndarray):
         ids = [str(client) for client in clients]
         return ids, np.ones(len(ids), np.int64)
@@ -331,7 +351,10 @@ def _running_sum(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 def save_blocks(
     path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any
 ) -> str:
-    """Write a `.npy` file block by block: its SHA-256. Plain writes, not a map: on a full disk they raise an error."""
+    """Write a `.npy` file block by block; its SHA-256.
+
+    Plain writes, not a map: on a full disk they raise an error, where a map would end the process.
+    """
     header = io.BytesIO()
     write_array_header_1_0(
         header, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}

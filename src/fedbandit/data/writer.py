@@ -1,6 +1,8 @@
-"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded memory.
+"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded
+memory.
 
-One process writes a folder at a time, and a folder is either whole or not there.
+One process writes a folder at a time, and a folder is either whole or not there: it is made beside
+its place, as `.NAME.partial`, and renamed in the end.
 """
 
 import fcntl
@@ -25,7 +27,9 @@ from fedbandit.data.split_writer import SplitWriter, save_blocks
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
-    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of `out` are refused."""
+    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of
+    `out` are refused.
+    """
     lock = os.open(path, flags, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,7 +45,10 @@ def claim(path: Path, flags: int, out: Path) -> int:
 
 
 def check_target(out: Path | str) -> Path:
-    """Refuse a target that already holds something, before any work is done for it."""
+    """The path of a data set to write; one that already holds something is refused.
+
+    To be called before any work is done for it. An empty folder is as good as none.
+    """
     out = Path(out)
     try:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -52,7 +59,8 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up unless finished.
+    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up
+    unless finished.
 
     Memory holds one batch and a few bytes for every client, however many examples there are.
     """
@@ -116,7 +124,10 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Throw away whatever is not finished."""
+        """Throw away what is not finished: raw files, the staging folder, and parents made for it.
+
+        Called at the end of a `with` block; does nothing after `finish`.
+        """
         for writer in self._splits.values():
             writer.close()
         if self._lock is not None:
@@ -136,7 +147,8 @@ class DatasetWriter:
         log: Log | None = None,
         candidates: Ragged | None = None,
     ) -> None:
-        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows, labels are rows.
+        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows,
+        labels are rows.
 
         A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
         Over a catalogue `candidates` lists the items of every row, and labels and logged actions
@@ -145,15 +157,19 @@ class DatasetWriter:
         self._split_writer(split).add_many(clients, features, labels, log, candidates)
 
     def num_clients(self, split: str = "train") -> int:
-        """How many clients of a split have examples so far."""
+        """The number of clients of a split that have examples so far."""
         return self._splits[split].clients if split in self._splits else 0
 
     def num_examples(self, split: str = "train") -> int:
-        """How many examples a split has so far."""
+        """The number of examples of a split so far."""
         return self._splits[split].examples if split in self._splits else 0
 
     def finish(self, progress: ProgressReporter = SILENT) -> Path:
-        """Group the examples by client, write header and arrays, and give the folder its name."""
+        """Group the examples by client, write header and arrays, and give the folder its name.
+
+        Returns the path. The fingerprint is a digest of the header's facts, all arrays and the
+        vocabulary, so that the same examples give the same data set in whatever order clients came.
+        """
         train = self._splits.get("train")
         if train is None or train.examples == 0:
             raise DataError(
@@ -219,7 +235,7 @@ class DatasetWriter:
         }
 
     def _write(self, name: str, content: bytes) -> str:
-        """A file of its own beside the splits, on disk for good: its SHA-256."""
+        """Write a file beside the splits, on disk for good: its SHA-256."""
         with open(self._folder / name, "wb") as file:
             file.write(content)
             file.flush()
@@ -247,7 +263,9 @@ class DatasetWriter:
 
 
 def _claimed(folder: Path, out: Path) -> int:
-    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of it is refused."""
+    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of
+    it is refused.
+    """
     folder.mkdir(exist_ok=True)
     lock = claim(folder, os.O_RDONLY, out)
     for left in folder.iterdir():  # by an import that was killed

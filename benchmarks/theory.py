@@ -1,4 +1,8 @@
-"""The cost of delayed deployment: regret measured in a realisable environment, beside the bounds of the paper."""
+"""The cost of delayed deployment: regret measured in a realisable world, beside the paper's bounds.
+
+`python -m benchmarks.theory -o theory.png` runs the same rounds with different deployment periods, in a world whose mean
+rewards are linear in the context, so that the regret of every event is known exactly.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -6,11 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 
 from fedbandit.config import Config
+from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.metrics import best_value, policy_value
@@ -21,10 +27,18 @@ from fedbandit.evaluation.theory import (
     falcon_per_event,
     federated_regret,
     is_vacuous,
+    longest_useful_period,
 )
 from fedbandit.federated.round import Engine
 from fedbandit.models import Layout
-from fedbandit.results.plots import COLOURS, OTHER_COLOURS, save_picture
+from fedbandit.policies import Falcon
+from fedbandit.results.plots import (
+    COLOURS,
+    OTHER_COLOURS,
+    empty_figure,
+    require_picture,
+    save_picture,
+)
 from fedbandit.simulation.simulate import RoundEvents, simulate
 
 
@@ -43,7 +57,11 @@ class DelayMeasurement:
 
 
 def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> DelayMeasurement:
-    """Run the configuration in the environment and compute the expected regret of every event."""
+    """Run the configuration in the environment and compute the expected regret of every event.
+
+    The deployed model acts until the next deployment, so its expected regret over all contexts is
+    computed once per period. Beside it the error of the regression oracle on the very log it had.
+    """
     simulation = simulate(config, environment.dataset, engine=engine)
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
     work, clients = phase.work, phase.cohorts.pool
@@ -76,7 +94,11 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
 
 @dataclass(frozen=True)
 class LeastSquares:
-    """All that a linear regression of rewards needs to know of a log, per action: sums that add."""
+    """All that a linear regression of rewards needs to know of a log, per action: sums that add.
+
+    From X'X, X'r and r'r the squared error of any linear model follows without the log; `excess` is
+    by how much it exceeds the smallest possible one (ε_fed of the paper).
+    """
 
     squares: np.ndarray  # [K, d + 1, d + 1]
     products: np.ndarray  # [K, d + 1]
@@ -85,12 +107,14 @@ class LeastSquares:
 
     @classmethod
     def empty(cls, environment: RealizableEnvironment) -> "LeastSquares":
+        """The sums of a log without events."""
         features, k = environment.weight.shape
         return cls(np.zeros((k, features + 1, features + 1)), np.zeros((k, features + 1)), 0.0, 0)
 
     def with_events(
         self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray
     ) -> "LeastSquares":
+        """The sums with further events: contexts float64 [n, d], actions [n], rewards [n]."""
         x = np.column_stack([contexts, np.ones(len(contexts))])
         squares, products = self.squares.copy(), self.products.copy()
         for action in np.unique(actions):
@@ -105,7 +129,9 @@ class LeastSquares:
         )
 
     def excess(self, layout: Layout, weights: np.ndarray) -> float:
-        """By how much the mean squared error of a linear model on this log exceeds the smallest possible one."""
+        """By how much the mean squared error of a linear model on this log exceeds the smallest
+        possible one.
+        """
         params = layout.split(weights.astype(np.float64))
         ours = np.vstack([params["weight"], params["bias"]]).T
         best = np.stack(
@@ -180,7 +206,9 @@ class DelayStudy:
 
 @dataclass(frozen=True)
 class PolicyRegret:
-    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's error."""
+    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's
+    error.
+    """
 
     whole: np.ndarray  # [seeds]: mean over the run
     last: np.ndarray  # [seeds]: of the model deployed last
@@ -188,6 +216,7 @@ class PolicyRegret:
 
     @classmethod
     def of(cls, found: Sequence[DelayMeasurement]) -> "PolicyRegret":
+        """The measurements of one policy and period over seeds."""
         return cls(
             np.array([one.regret for one in found]),
             np.array([one.last_regret for one in found]),
@@ -295,12 +324,11 @@ def _bounds(
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
-    """Bounds on the left and measurements on the right; above over the whole run, below for the model deployed last."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Bounds on the left and measurements on the right, saved by the path's suffix.
 
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    Above over the whole run, below for the model deployed last. Grey marks bounds that say nothing.
+    """
+    figure = empty_figure(10, 8)
     panels = figure.subplots(2, 2, sharex=True)
     (whole_bounds, whole), (last_bounds, last) = panels
     federated = _COLOURS["epsilon-greedy"]
@@ -319,7 +347,7 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
             _bound(
                 last_bounds,
                 rows,
-                lambda b, p=policy: b.last[p],  # type: ignore[misc]
+                partial(_last_bound, policy),
                 _COLOURS[policy],
                 "o",
                 f"{name}, federated",
@@ -371,6 +399,10 @@ def _bound(
     )
 
 
+def _last_bound(policy: str, bounds: RegretBounds) -> float:
+    return bounds.last[policy]
+
+
 def _finish_bounds(axes: Any, title: str) -> None:
     top = 1.25 * max(
         1.0, *(float(np.nanmax([*line.get_ydata(), 0.0])) for line in axes.get_lines())
@@ -399,3 +431,68 @@ def _measured(
 
 def _spread(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def theory(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")
+    ] = Path("theory.png"),
+    rounds: Annotated[int, typer.Option(help="Number of rounds of every run.")] = 600,
+    every: Annotated[str, typer.Option(help="Rounds between deployments, separated by commas.")] = (
+        "1,5,20,60,120,200,300,600"
+    ),
+    seeds: Annotated[int, typer.Option(help="Number of runs for each deployment period.")] = 3,
+    epsilon: Annotated[float, typer.Option(help="The ε of ε-greedy.")] = 0.1,
+    gamma: Annotated[
+        float,
+        typer.Option(help="The γ of FALCON without schedule; its μ is the number of actions."),
+    ] = 100.0,
+    log_class: Annotated[
+        float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")
+    ] = 45.0,
+    delta: Annotated[float, typer.Option(help="The probability that the bounds fail.")] = 0.05,
+) -> None:
+    """Compare regret bounds with the regret that is measured.
+
+    Draws federated and centralised bounds, and the regret in a simulation whose best policy is known.
+    """
+    require_picture(out)
+    try:
+        periods = [int(part) for part in every.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--every: expected whole numbers separated by commas, not {every!r}"
+        ) from None
+    if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
+        raise ConfigError(
+            f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1"
+        )
+    study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
+    try:
+        setting, _ = study.setting(), Falcon(gamma=gamma)
+    except ValueError as error:
+        raise ConfigError("--" + str(error).replace("log_class", "log-class")) from None
+    print(HEADING)
+    rows = run_study(study, lambda row: print(row.line(), flush=True))
+    print(BOUNDS_HEADING)
+    for row in rows:
+        print(row.bounds_line())
+    per_round = rows[0].samples // rows[0].deploy_every
+    longest = longest_useful_period(setting, per_round * rounds)
+    if longest is None:
+        print("even with a perfect oracle the federated bound is vacuous for every period")
+    else:
+        print(
+            f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period"
+        )
+    print("constants are dropped: compare shapes, not heights")
+    print(draw(study, rows, out))
+
+
+if __name__ == "__main__":
+    import sys
+
+    try:
+        typer.run(theory)
+    except FedbanditError as error:
+        sys.exit(f"error: {error}")
