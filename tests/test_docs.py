@@ -68,7 +68,7 @@ def commands_of(block: Block) -> list[list[str]]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "NO_COLOR": "1", "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
+    return {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(folder)}
 
 
 def _run(command: list[str], folder: Path, where: str) -> None:

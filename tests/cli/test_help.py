@@ -77,7 +77,7 @@ def test_commands_stand_in_sections_by_what_they_are_for():
         "Simulate:",
         "Compare and choose:",
         "Data:",
-        "Logs and regret:",
+        "Logs and theory:",
         "Privacy and devices:",
     ]
     assert all(f"\n  {path[1]} " in page for path in EVERY if len(path) == 2)

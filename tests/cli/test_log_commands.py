@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedbandit.cli import evaluate as cli_evaluate
+from fedbandit.cli import evaluate as cli_theory
 from fedbandit.cli import experiments as cli_drift
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError, FedbanditError
@@ -20,7 +21,8 @@ app = typer.Typer()
 for function in (
     cli_evaluate.evaluate,
     cli_evaluate.tune,
-    cli_evaluate.regret,
+    cli_theory.theory,
+    cli_theory.regret,
     cli_drift.drift,
 ):
     app.command()(function)
@@ -372,17 +374,24 @@ def test_engines_are_closed_whatever_happens(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(ThreadEngine, "close", lambda self: (closed.append(self), close(self))[1])
     run(Config.build({**SMALL, "rounds": 1, "client": {"max_examples": 4}}), tmp_path / "run")
+    _run("theory", "--rounds", "2", "--every", "2", "--seeds", "1", "-o", tmp_path / "theory.svg")
     for words in (
         ("tune", "so-scratch-softmax", *_small_words(), "--cost", "-1"),
         ("regret", tmp_path / "run", "--rounds", "0"),
     ):
         with pytest.raises(ConfigError):
             _run(*words)
-    assert len(made) >= 3
+    assert len(made) >= 4
     assert {id(engine) for engine in made} <= {id(engine) for engine in closed}
 
 
-def test_drift_draws(tmp_path):
+def test_theory_and_drift_draw(tmp_path):
+    said = _run(
+        "theory", "--rounds", "6", "--every", "2,6", "--seeds", "1", "-o", tmp_path / "theory.png"
+    )
+    for words in ("ε-greedy", "FALCON", "eq. 9", "compare shapes"):
+        assert words in said
+    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
     words = (
         "--rounds",
         "24",
@@ -400,3 +409,13 @@ def test_drift_draws(tmp_path):
     assert "<svg" in (tmp_path / "drift.svg").read_text()
     with pytest.raises(ConfigError, match="at least 10 rounds"):
         _run("drift", "--rounds", "30", "--at", "25")
+    for words, message in {
+        ("--every", "x"): "--every",
+        ("--epsilon", "0"): "--epsilon",
+        ("--log-class", "-1"): "--log-class",
+        ("--gamma", "-1"): "--gamma",
+        ("-o", "theory.foo"): r"--out: theory.foo must end in .png or .svg",
+        ("-o", "theory"): "must end in",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            _run("theory", *words)

@@ -32,6 +32,7 @@ _COMMANDS = {
     "evaluate": (Section.LOGS, "evaluate", "evaluate"),
     "train-offline": (Section.LOGS, "evaluate", "train_offline"),
     "tune": (Section.LOGS, "evaluate", "tune"),
+    "theory": (Section.LOGS, "evaluate", "theory"),
     "regret": (Section.LOGS, "evaluate", "regret"),
     "privacy": (Section.PROTECT, "privacy", "app"),
     "deploy": (Section.PROTECT, "deploy", "app"),

@@ -1,4 +1,4 @@
-"""`fedbandit evaluate`, `train-offline`, `tune` and `regret`: a thin layer over `fedbandit.studies`."""
+"""`fedbandit evaluate`, `train-offline`, `tune`, `theory` and `regret`: a thin layer over `fedbandit.studies`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -346,6 +346,68 @@ def _report(evaluation: Any, as_json: bool) -> None:
         print(to_json(asdict(evaluation), indent=1))
     else:
         print(evaluation)
+
+
+def theory(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The picture to write (.png or .svg).")
+    ] = Path("theory.png"),
+    rounds: Annotated[int, typer.Option(help="Number of rounds of every run.")] = 600,
+    every: Annotated[str, typer.Option(help="Rounds between deployments, separated by commas.")] = (
+        "1,5,20,60,120,200,300,600"
+    ),
+    seeds: Annotated[int, typer.Option(help="Number of runs for each deployment period.")] = 3,
+    epsilon: Annotated[float, typer.Option(help="The ε of ε-greedy.")] = 0.1,
+    gamma: Annotated[
+        float,
+        typer.Option(help="The γ of FALCON without schedule; its μ is the number of actions."),
+    ] = 100.0,
+    log_class: Annotated[
+        float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")
+    ] = 45.0,
+    delta: Annotated[float, typer.Option(help="The probability that the bounds fail.")] = 0.05,
+) -> None:
+    """Compare regret bounds with the regret that is measured.
+
+    Draws federated and centralised bounds, and the regret in a simulation whose best policy is known.
+    """
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.evaluation.theory import longest_useful_period
+    from fedbandit.policies import Falcon
+    from fedbandit.results.plots import require_picture
+    from fedbandit.studies.delay import BOUNDS_HEADING, HEADING, DelayStudy, draw, run_study
+
+    require_picture(out)
+    try:
+        periods = [int(part) for part in every.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--every: expected whole numbers separated by commas, not {every!r}"
+        ) from None
+    if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
+        raise ConfigError(
+            f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1"
+        )
+    study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
+    try:
+        setting, _ = study.setting(), Falcon(gamma=gamma)
+    except ValueError as error:
+        raise ConfigError("--" + str(error).replace("log_class", "log-class")) from None
+    print(HEADING)
+    rows = run_study(study, lambda row: print(row.line(), flush=True))
+    print(BOUNDS_HEADING)
+    for row in rows:
+        print(row.bounds_line())
+    per_round = rows[0].samples // rows[0].deploy_every
+    longest = longest_useful_period(setting, per_round * rounds)
+    if longest is None:
+        print("even with a perfect oracle the federated bound is vacuous for every period")
+    else:
+        print(
+            f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period"
+        )
+    print("constants are dropped: compare shapes, not heights")
+    print(draw(study, rows, out))
 
 
 def regret(

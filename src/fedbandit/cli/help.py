@@ -22,7 +22,7 @@ class Section(StrEnum):
     SIMULATE = "Simulate"
     STUDY = "Compare and choose"
     DATA = "Data"
-    LOGS = "Logs and regret"
+    LOGS = "Logs and theory"
     PROTECT = "Privacy and devices"
     COMMANDS = "Commands"
 

@@ -1,12 +1,8 @@
 """The study of delay: all policies measured, every bound drawn, and each told what was measured."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from benchmarks.theory import ACTIONS, DelayStudy, draw, run_study, theory
 
-from fedbandit.core.errors import ConfigError
 from fedbandit.evaluation.theory import (
     Setting,
     centralised_regret,
@@ -14,6 +10,7 @@ from fedbandit.evaluation.theory import (
     falcon_per_event,
     federated_regret,
 )
+from fedbandit.studies.delay import ACTIONS, DelayStudy, draw, run_study
 
 STUDY = DelayStudy(
     rounds=6,
@@ -84,27 +81,3 @@ def test_every_curve_is_drawn_and_named(rows, tmp_path):
         assert f"<!-- {label} -->" in text
     for label in ("FALCON, γ = 50", "FALCON, γ by schedule"):
         assert text.count(f"<!-- {label} -->") == 2  # measured, over the run and for the last model
-
-
-def test_the_program_prints_and_draws(tmp_path, capsys):
-    theory(out=tmp_path / "theory.png", rounds=6, every="2,6", seeds=1)
-    said = capsys.readouterr().out
-    for words in ("ε-greedy", "FALCON", "eq. 9", "compare shapes"):
-        assert words in said
-    assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"every": "x"}, "--every"),
-        ({"epsilon": 0.0}, "--epsilon"),
-        ({"log_class": -1.0}, "--log-class"),
-        ({"gamma": -1.0}, "--gamma"),
-        ({"out": Path("theory.foo")}, "--out: theory.foo must end in .png or .svg"),
-        ({"out": Path("theory")}, "must end in"),
-    ],
-)
-def test_wrong_words_are_refused(wrong, message):
-    with pytest.raises(ConfigError, match=message):
-        theory(**wrong)
