@@ -17,7 +17,7 @@ from fedbandit.algorithms.fedavg import FedAvg
 from fedbandit.algorithms.fedprox import FedProx
 from fedbandit.algorithms.scaffold import Scaffold
 from fedbandit.federated.algorithm import Algorithm, Clients, RoundFacts
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Pipeline, Sent, Vectors
 
 BUILT_IN: dict[str, Any] = {"fedavg": FedAvg, "fedprox": FedProx, "scaffold": Scaffold}
 
@@ -31,5 +31,6 @@ __all__ = [
     "Pipeline",
     "RoundFacts",
     "Scaffold",
+    "Sent",
     "Vectors",
 ]

@@ -39,7 +39,6 @@ from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
 from fedbandit.federated.learners.choosing import Trainable
-from fedbandit.federated.robust import needs_single
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model
@@ -129,7 +128,8 @@ def _bandit_phase(
     optimizer = build_optimizer(
         "server.optimizer", config.server.optimizer, config.server.parameters
     )
-    algorithm = build_algorithm(config, optimizer)
+    layout = trainable.layout if freezing is None else freezing.trainable
+    algorithm = build_algorithm(config, optimizer, DataSpec.of(header), layout)
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
@@ -152,7 +152,6 @@ def _bandit_phase(
             freezing=freezing,
             heads=trainable.model.heads,
             scaled=scheduled and weighted,
-            single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),

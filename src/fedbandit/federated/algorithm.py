@@ -1,7 +1,9 @@
-"""What a federated algorithm is: a value with five pure functions, and what they are given.
+"""The seam of federated algorithms: a value with five pure functions, and what they are given.
 
-Your own algorithm is a class of your own with these methods, in a file of your own; `fedbandit.algorithms` has those
-that are built in. Knows nothing of policies, rewards or engines.
+Your own algorithm is a class with these methods in your own file; `fedbandit.algorithms` has the
+built-in ones. It is made with the server's optimiser first; where its constructor has parameters
+named `data` or `layout`, it is told the `DataSpec` and the `Layout` of the weights that it trains.
+Knows nothing of policies, rewards or engines.
 """
 
 from collections.abc import Mapping
@@ -12,7 +14,7 @@ import numpy as np
 
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Pipeline, Sends, Vectors
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class Algorithm(Protocol):
     """How clients train and how the server learns from them."""
 
     @property
-    def sends(self) -> Mapping[str, float | None]:
-        """The names of the vectors that clients send, each with its scale in the joint norm.
+    def sends(self) -> Sends:
+        """What clients send, by name.
 
-        A vector with scale None is not clipped, so an algorithm that has one cannot be private.
+        A number is the scale of a vector as long as the weights in the joint clip norm; `Sent`
+        declares another shape. With scale None it is not clipped, and so can never be private.
         """
         ...
 

@@ -44,6 +44,7 @@ class Broadcast:
     rewards: Rewards
     available: np.ndarray | None = None  # bool [K]: the actions that exist in this round; None: all
     base: np.ndarray | None = None  # the whole model, where only a part of it is trained
+    keep_individual_updates: bool = False  # chunks do not add up what their clients send
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,6 @@ class ClientWork:
         False  # events weigh as the rule of their version says, in importance-weighted objectives
     )
     supervised: bool = False  # log every action's reward, for full-information training
-    single: bool = False  # updates reach the server one by one, where a rule needs them so
     doubly_robust: DoublyRobust | None = (
         None  # log an estimate of every action's reward, for this objective
     )
@@ -118,7 +118,11 @@ class ClientWork:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)
         pipeline = Pipeline(
-            broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single
+            broadcast.clip_norm,
+            self.stages,
+            self.seed,
+            broadcast.round,
+            broadcast.keep_individual_updates,
         )
         learner = self.learner
         if broadcast.base is not None:
@@ -136,7 +140,9 @@ class ClientWork:
         )
         return ChunkResult(sent, counts, reward_sums, propensity_sums, watch.take())
 
-    def broadcast(self, state: State, stage: RewardStage) -> Broadcast:
+    def broadcast(
+        self, state: State, stage: RewardStage, *, keep_individual_updates: bool = False
+    ) -> Broadcast:
         """What goes out in the round after this state."""
         return Broadcast(
             round=state.round + 1,
@@ -146,6 +152,7 @@ class ClientWork:
             rewards=stage.rewards,
             available=stage.available,
             base=None if self.freezing is None else state.weights,
+            keep_individual_updates=keep_individual_updates,
         )
 
     @property
