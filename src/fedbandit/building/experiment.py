@@ -23,6 +23,7 @@ from fedbandit.building.parts import (
     check_memory,
     pretraining_clipping,
     pretraining_cohort,
+    target_objective,
     try_algorithm,
 )
 from fedbandit.building.privacy import build_ledger
@@ -42,7 +43,7 @@ from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model
-from fedbandit.objectives import DoublyRobust, Objective, Pointwise, WeightedRegression
+from fedbandit.objectives import Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
@@ -152,7 +153,7 @@ def _bandit_phase(
             freezing=freezing,
             heads=trainable.model.heads,
             scaled=scheduled and weighted,
-            doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
+            estimator=target_objective(objective, header.num_actions, weights.dtype),
             recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),

@@ -31,7 +31,7 @@ from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
 from fedbandit.federated.server import PlainMean, Still
 from fedbandit.models import DataSpec, Layout
-from fedbandit.objectives import Objective
+from fedbandit.objectives import Objective, TargetObjective
 from fedbandit.policies import (
     Policy,
     Prediction,
@@ -208,6 +208,25 @@ def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objecti
     objective: Objective = construct("objective", make, parameters)
     _require_methods("objective.name", objective, "loss")
     return objective, parameters
+
+
+def target_objective(
+    objective: Any, num_actions: int, dtype: np.dtype[Any]
+) -> TargetObjective | None:
+    """The objective where it estimates every action's reward, asked for two events; None elsewhere."""
+    if not hasattr(objective, "targets"):
+        return None
+    kind, blank = type(objective).__name__, np.zeros((2, num_actions), dtype)
+    log = np.zeros(2, np.int64), np.ones(2, np.float32), np.ones(2, dtype)
+    try:
+        found = np.asarray(objective.targets(Prediction(blank), *log))
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"objective.name: {kind}.targets gives no targets: {error}") from error
+    if found.shape != blank.shape or found.dtype.kind != "f":
+        made = f"{found.dtype} {found.shape} of 2 events and {num_actions} actions"
+        raise ConfigError(f"objective.name: {kind}.targets makes {made}")
+    estimator: TargetObjective = objective
+    return estimator
 
 
 def build_optimizer(path: str, name: str, parameters: dict[str, Any]) -> optimizers.ServerOptimizer:

@@ -27,7 +27,7 @@ from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
 from fedbandit.federated.pipeline import Stage as PipelineStage
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
-from fedbandit.objectives import DoublyRobust
+from fedbandit.objectives import TargetObjective
 from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
 from fedbandit.rewards import Rewards
 from fedbandit.rewards.scenarios import Stage as RewardStage
@@ -105,9 +105,7 @@ class ClientWork:
         False  # events weigh as the rule of their version says, in importance-weighted objectives
     )
     supervised: bool = False  # log every action's reward, for full-information training
-    doubly_robust: DoublyRobust | None = (
-        None  # log an estimate of every action's reward, for this objective
-    )
+    estimator: TargetObjective | None = None  # estimates every action's reward from what is logged
     recipe: Recipe | None = field(
         default=None, repr=False
     )  # None: it can only be done in this process
@@ -198,8 +196,8 @@ class ClientWork:
         predicted, actions, propensities = self._drawn(visits, contexts, broadcast)
         rewards = broadcast.rewards.of(labels, actions, visits.clients)
         targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
-        if self.doubly_robust is not None:
-            targets = self.doubly_robust.targets(predicted.mean, actions, rewards, propensities)
+        if self.estimator is not None:
+            targets = self.estimator.targets(predicted, actions, rewards, propensities)
         return Events(
             bounds=visits.bounds,
             contexts=contexts,

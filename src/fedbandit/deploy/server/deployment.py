@@ -47,7 +47,6 @@ from fedbandit.federated.pipeline import Vectors
 from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version
 from fedbandit.models import DataSpec, Freezing
-from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger, Redraws, finite
 from fedbandit.privacy.noise import (
@@ -550,7 +549,7 @@ def _learning(config: Config, num_actions: int) -> dict[str, Any]:
             "objective.scale: missing; the rule changes with every deployment, and so would its own scale"
         )
     objective, parameters = build_objective(config, lambda: importance_scale(policy, num_actions))
-    if isinstance(objective, DoublyRobust) or getattr(objective, "supervised", False):
+    if hasattr(objective, "targets") or getattr(objective, "supervised", False):
         raise ConfigError(
             f"objective.name: {config.objective.name} needs rewards of actions that devices do not log"
         )
