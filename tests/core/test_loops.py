@@ -79,7 +79,8 @@ def assert_same(mine, other):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("seed", range(4))
-def test_linear_models_on_text_score_and_train_alike(dtype, seed):
+@pytest.mark.parametrize(("pull", "drifts"), [(0, False), (0.3, False), (0, True), (0.3, True)])
+def test_linear_models_on_text_score_and_train_alike(dtype, seed, pull, drifts):
     rng, split = np.random.default_rng(seed), random_text(seed).train
     texts, n = split.features, len(split.features)
     values, k = texts.values.astype(dtype), 6
@@ -90,7 +91,7 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed):
     actions, rewards = rng.integers(0, k, n), rng.random(n).astype(dtype)
     weights, steps = rng.random(n).astype(dtype), rng.random(5).astype(dtype)
     clip_norms = np.where(np.arange(len(split.offsets) - 1) % 2, 0.1, 1e3)
-    none = np.empty(0, dtype)
+    drift = rng.normal(size=weight.size + k if drifts else 0).astype(dtype)
     found = []
     for form in (sparse_plain, sparse_kernels):
         scores, norms = np.empty((n, k), dtype), np.zeros(len(clip_norms))
@@ -99,7 +100,8 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed):
         total_bias = np.zeros_like(bias)
         count = form.train_chosen(
             texts.offsets, texts.ids, values, split.offsets, actions, rewards, weights, False, steps, 4, 2, clip_norms,
-            none.dtype.type(0.1), none.dtype.type(0), none, weight.reshape(-1), bias, entries, moves, total_bias, norms,
+            drift.dtype.type(0.1), drift.dtype.type(pull), drift,
+            weight.reshape(-1), bias, entries, moves, total_bias, norms,
         )  # fmt: skip
         found.append((scores, entries[:count], moves[:count], total_bias, norms))
     for mine, other in zip(*found, strict=True):

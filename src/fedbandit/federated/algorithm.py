@@ -12,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fedbandit.core.sparse import SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Sends, Vectors
+from fedbandit.federated.pipeline import Contribution, Memories, Pipeline, Sends, Vectors
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,12 @@ class Clients:
     events: Events
     round: int
     seed: int
-    memory: Mapping[int, Vectors] = field(
-        default_factory=dict
-    )  # by client; those that remember nothing are missing
+    memory: Mapping[int, Memories] = field(default_factory=dict)  # by client; nothing: missing
+
+    def remembered(self, name: str, like: np.ndarray) -> list[np.ndarray | SparseVector]:
+        """What each client of the chunk remembers under a name; a sparse zero like `like` at first."""
+        zero = SparseVector.zeros(like.size, like.dtype)
+        return [self.memory.get(int(client), {}).get(name, zero) for client in self.ids]
 
 
 @dataclass(frozen=True)

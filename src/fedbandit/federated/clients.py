@@ -23,7 +23,7 @@ from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Memories, Pipeline, Vectors
 from fedbandit.federated.pipeline import Stage as PipelineStage
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
@@ -111,7 +111,10 @@ class ClientWork:
     )  # None: it can only be done in this process
 
     def __call__(
-        self, clients: np.ndarray, broadcast: Broadcast, memory: Mapping[int, Vectors] | None = None
+        self,
+        clients: np.ndarray,
+        broadcast: Broadcast,
+        memory: Mapping[int, Memories] | None = None,
     ) -> ChunkResult:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)

@@ -7,16 +7,20 @@ sum and see one vector: what is sent under several names is scaled per name, joi
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import loops
 from fedbandit.core.randomness import Purpose, generator
+from fedbandit.core.sparse import SparseVector
 
 Vectors = dict[str, np.ndarray]
-"""Named arrays: what a server keeps, what clients receive, send and remember."""
+"""Named arrays: what a server keeps, what clients receive and send."""
+
+Memories = Mapping[str, np.ndarray | SparseVector]
+"""What one client remembers, by name."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,11 @@ class RowSum:
     values: np.ndarray  # [R, K]
     bias: np.ndarray  # [K]
 
+    def flat_entries(self) -> np.ndarray:
+        """Where the values lie in the flat vector."""
+        k = len(self.bias)
+        return (self.rows[:, None].astype(np.int64) * k + np.arange(k)).reshape(-1)
+
     def add_to(self, total: np.ndarray) -> None:
         k = len(self.bias)
         loops.add_rows(self.rows, self.values, total[:-k].reshape(-1, k))
@@ -102,6 +111,10 @@ class EntrySum:
     entries: np.ndarray  # int64 [E]: word · K + action; may come more than once
     values: np.ndarray  # [E]
     bias: np.ndarray  # [K]
+
+    def flat_entries(self) -> np.ndarray:
+        """Where the values lie in the flat vector."""
+        return self.entries
 
     def add_to(self, total: np.ndarray) -> None:
         loops.add_entries(self.entries, self.values, total)
@@ -157,9 +170,7 @@ class Contribution:
 
     sums: Mapping[str, UpdateSum]
     norms: np.ndarray  # float64 [clients]: of all that is clipped together, before clipping
-    memory: Mapping[int, Vectors] = field(
-        default_factory=dict
-    )  # what clients will remember, by client
+    memory: Mapping[int, Memories] = field(default_factory=dict)  # what each client will remember
     bytes: np.ndarray | None = None  # int64 [clients] sent; None where nothing is compressed
 
 
@@ -183,10 +194,10 @@ class Pipeline:
 
     def collect(
         self,
-        sent: Iterable[Vectors | None],
+        sent: Iterable[Mapping[str, np.ndarray | SparseVector] | None],
         clients: np.ndarray,
         sends: Sends,
-        remember: Callable[[int, Vectors], Vectors] | None = None,
+        remember: Callable[[int, dict[str, Any]], Memories] | None = None,
     ) -> Contribution:
         """The sum of what clients send, one update at a time; None for a client without events.
 
@@ -197,7 +208,7 @@ class Pipeline:
         scales = {name: one.scale for name, one in described(sends).items()}
         totals: Vectors = {}
         kept: dict[str, list[np.ndarray | None]] = {name: [] for name in sends}
-        memory: dict[int, Vectors] = {}
+        memory: dict[int, Memories] = {}
         norms, sizes = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         for i, (client, vectors) in enumerate(zip(clients, sent, strict=True)):
             if vectors is None:
@@ -219,13 +230,16 @@ class Pipeline:
                 )
             for name, (vector, _) in seen.items():
                 factor = 1.0 if scales[name] is None else clip_factor(norms[i], self.clip_norm)
-                clipped = vector.dtype.type(factor) * vector
+                clipped: Any = vector.dtype.type(factor) * vector
                 if self.keep_individual_updates:
                     kept[name].append(clipped)
                     continue
                 if name not in totals:
-                    totals[name] = np.zeros_like(vector)
-                totals[name] += clipped
+                    totals[name] = np.zeros(vector.shape, vector.dtype)
+                if isinstance(clipped, SparseVector):
+                    clipped.add_to(totals[name])
+                else:
+                    totals[name] += clipped
         sums: dict[str, UpdateSum] = {
             name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends
         }
@@ -233,9 +247,12 @@ class Pipeline:
             sums = {name: IndividualUpdates(tuple(updates)) for name, updates in kept.items()}
         return Contribution(sums, norms, memory, sizes if self.stages else None)
 
-    def _through_stages(self, vector: np.ndarray, client: int, name: int) -> tuple[np.ndarray, int]:
-        """What the server sees of a vector, and in how many bytes it came."""
-        size = vector.nbytes
+    def _through_stages(self, sent: Any, client: int, name: int) -> tuple[Any, int]:
+        """What the server sees of a vector, and in how many bytes it came.
+
+        A sparse vector stays sparse unless a stage or a rule has to see all of it.
+        """
+        vector, size = sent if self.only_clips else np.asarray(sent), sent.nbytes
         for number, stage in enumerate(self.stages):
             rng = generator(self.seed, Purpose.COMPRESSION, self.round, client, name, number)
             payload = stage.encode(vector.reshape(-1), rng)
@@ -255,17 +272,23 @@ class Pipeline:
         return vector, size
 
 
-def joint_norm(vectors: Mapping[str, np.ndarray], scales: Mapping[str, float | None]) -> float:
+def joint_norm(
+    vectors: Mapping[str, np.ndarray | SparseVector], scales: Mapping[str, float | None]
+) -> float:
     """The norm of the vectors joined, each scaled by its own scale; those without one do not count.
 
     Summed by numpy itself: the sums of BLAS depend on how many threads it has.
     """
     squares = (
-        scale**2 * float(np.square(vectors[name], dtype=np.float64).sum())
+        scale**2 * float(np.square(_values(vectors[name]), dtype=np.float64).sum())
         for name, scale in scales.items()
         if scale is not None
     )
     return float(np.sqrt(sum(squares)))
+
+
+def _values(vector: np.ndarray | SparseVector) -> np.ndarray:
+    return vector.values if isinstance(vector, SparseVector) else vector
 
 
 class Clipping(Protocol):

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
+from fedbandit.core.sparse import SparseVector
 from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
@@ -42,8 +43,14 @@ class ClientSettings:
         return -rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull))
 
 
-Drift = Callable[[int], np.ndarray | None]
+Drift = Callable[[int], np.ndarray | SparseVector | None]
 """For the client at a place in the chunk: what is added to each of its gradients, [P]; None: nothing."""
+
+
+def drift_of(drift: Drift | None, client: int) -> np.ndarray | None:
+    """The drift of the client at a place in the chunk, as an array."""
+    added = None if drift is None else drift(client)
+    return None if added is None else np.asarray(added)
 
 
 class Learner(Protocol):
@@ -75,8 +82,11 @@ class Learner(Protocol):
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
-        """Each client's change of the weights [P], not clipped; None for a client without events."""
+    ) -> Iterator[np.ndarray | SparseVector | None]:
+        """Each client's change of the weights [P], not clipped; None for a client without events.
+
+        With a sparse drift a learner of sparse contexts may give a `SparseVector`.
+        """
         ...
 
 
@@ -142,7 +152,7 @@ class AutogradLearner:
             if first == last:
                 yield None
                 continue
-            added = None if drift is None else drift(client)
+            added = drift_of(drift, client)
             delta = (
                 self._local_training(start, events, first, last, pull, added).sub_(start).numpy()
             )

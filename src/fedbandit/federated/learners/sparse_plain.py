@@ -24,8 +24,8 @@ def train_chosen(  # type: ignore[no-untyped-def]
     offsets, ids, values, bounds, actions, rewards, weights, logistic, steps, size, epochs, clip_norms,
     rate, pull, drift, weight, base_bias, entries, moves, total_bias, norms,
 ):  # fmt: skip
-    """As the compiled form, without the objectives and corrections that short runs rarely have."""
-    if logistic or pull != 0 or len(drift):
+    """As the compiled form, without the objectives that short runs rarely have."""
+    if logistic:
         return NotImplemented
     found = 0
     for client in range(len(bounds) - 1):
@@ -49,6 +49,10 @@ def train_chosen(  # type: ignore[no-untyped-def]
             errors = (
                 (steps[end - begin] * weights[batch]) * (score.astype(np.float64) - rewards[batch])
             ).astype(score.dtype)
+            if pull != 0 or len(drift):
+                added = (drift[mine], drift[-len(bias) :]) if len(drift) else (0, 0)
+                work -= rate * (pull * (work - base) + added[0])
+                bias -= rate * (pull * (bias - base_bias) + added[1])
             np.subtract.at(bias, actions[batch], errors)
             np.subtract.at(work, at, errors[row] * values[own])
         moved, moved_bias = work - base, bias - base_bias
