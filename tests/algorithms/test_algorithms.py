@@ -212,6 +212,7 @@ KILLED = {
     "fedprox": {"algorithm__name": "fedprox", "algorithm__mu": 0.5},
     "quantize": {"compression__name": "quantize"},
     "top-k": {"compression__name": "top-k", "compression__fraction": 0.1},
+    "diag-newton": {"algorithm__name": "diag-newton"},
 }
 
 

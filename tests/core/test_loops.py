@@ -110,6 +110,28 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed, pull, drifts):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("seed", range(4))
+def test_curvatures_are_alike(dtype, seed):
+    rng, split, k = np.random.default_rng(seed), random_text(seed).train, 6
+    texts, n = split.features, len(split.features)
+    weight, bias = rng.normal(size=(texts.ids.max() + 1, k)), rng.normal(size=k)
+    logged = rng.random(n), rng.random(n)
+    weight, bias, rewards, counts = (part.astype(dtype) for part in (weight, bias, *logged))
+    actions, found = rng.integers(0, k, n), []
+    for form in (sparse_plain, sparse_kernels):
+        entries, moments = np.empty(len(texts.ids), np.int64), np.empty((2, len(texts.ids)), dtype)
+        biases, norms = np.zeros((2, k), dtype), np.zeros(len(split.offsets) - 1)
+        count = form.curvature_chosen(
+            texts.offsets, texts.ids, texts.values.astype(dtype), split.offsets, actions, rewards,
+            counts, 2.0, weight.reshape(-1), bias, entries, moments, biases, norms,
+        )  # fmt: skip
+        found.append((entries[:count], moments[:, :count], biases, norms))
+    for mine, other in zip(*found, strict=True):
+        assert_same(mine, other)
+    assert (found[0][-1] > 2.0).any()  # something was clipped
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_steps_of_adam_and_sums_are_alike(dtype):
     rng = np.random.default_rng(0)
     m, v, w, update = (rng.random(1000).astype(dtype) for _ in range(4))

@@ -130,7 +130,7 @@ def _bandit_phase(
         "server.optimizer", config.server.optimizer, config.server.parameters
     )
     layout = trainable.layout if freezing is None else freezing.trainable
-    algorithm = build_algorithm(config, optimizer, DataSpec.of(header), layout)
+    algorithm = build_algorithm(config, optimizer, DataSpec.of(header), layout, objective)
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
@@ -158,7 +158,7 @@ def _bandit_phase(
         ),
         cohorts=build_cohorts(config, pool, ledger),
         scenario=scenario,
-        clipping=build_clipping(config),
+        clipping=build_clipping(config, algorithm),
         deploy_every=config.deploy_every,
         aggregation=aggregation,
         gate=_gate(config, policy, pool, ledger),

@@ -68,15 +68,19 @@ def build_policy(config: Config, num_actions: int | None = None, heads: int = 0)
 
 
 def build_algorithm(
-    config: Config, optimizer: optimizers.ServerOptimizer, data: DataSpec, layout: Layout
+    config: Config,
+    optimizer: optimizers.ServerOptimizer,
+    data: DataSpec,
+    layout: Layout,
+    objective: Objective,
 ) -> Algorithm:
     """The federated algorithm with the server's optimiser; where clients do not train, FedAvg.
 
-    It is told the data's kind and shape and how the trained weights lie, where it asks for them.
+    It is told about data, trained weights and objective, where it asks for them.
     """
     path, name = "algorithm.name", config.algorithm.name
     make = resolve(path, name, algorithms.BUILT_IN)
-    told = {"data": data, "layout": layout}
+    told = {"data": data, "layout": layout, "objective": objective}
     algorithm: Algorithm = construct(
         "algorithm", make, config.algorithm.parameters, optimizer, told=told
     )
@@ -247,10 +251,14 @@ _QUANTILE, _INITIAL = 0.8, 1.0
 _PRIVATE_QUANTILE, _PRIVATE_INITIAL = 0.5, 0.1
 
 
-def build_clipping(config: Config) -> Clipping:
-    """How updates are clipped, with or without privacy."""
+def build_clipping(config: Config, algorithm: Algorithm | None = None) -> Clipping:
+    """How updates are clipped, with or without privacy.
+
+    An algorithm of exact sums is not clipped by default: a norm or a quantile has to be set.
+    """
     chosen, private = config.clipping, config.privacy.mechanism != "none"
-    if not chosen.enabled:
+    asked = private or any((chosen.norm, chosen.quantile, chosen.initial))
+    if not chosen.enabled or (getattr(algorithm, "exact_sums", False) and not asked):
         return FixedClipping(math.inf)
     if chosen.norm is not None:
         return FixedClipping(chosen.norm)

@@ -2,7 +2,9 @@
 
 Your own algorithm is a class with these methods in your own file; `fedbandit.algorithms` has the
 built-in ones. It is made with the server's optimiser first; where its constructor has parameters
-named `data` or `layout`, it is told the `DataSpec` and the `Layout` of the weights that it trains.
+named `data`, `layout` or `objective`, it is told the `DataSpec`, the `Layout` of the weights that
+it trains, and the objective. With `exact_sums = True` nothing is clipped unless a norm is set or
+the run is private; `memory_vectors` says how many vectors as long as the model a client remembers.
 Knows nothing of policies, rewards or engines.
 """
 

@@ -481,7 +481,8 @@ def _build(what: str, trusted: frozenset[str]) -> _Built:
     make = resolve("algorithm.name", named["name"], algorithms.BUILT_IN)
     freeze = learning.get("freeze", ())
     freezing = Freezing.of(trainable.layout, freeze) if freeze else None
-    told = {"data": data, "layout": trainable.layout if freezing is None else freezing.trainable}
+    layout = trainable.layout if freezing is None else freezing.trainable
+    told = {"data": data, "layout": layout, "objective": objective}
     optimizer = None  # is the server's
     algorithm = construct("algorithm", make, parameters, optimizer, told=told)
     settings = construct("client", ClientSettings, learning["client"])

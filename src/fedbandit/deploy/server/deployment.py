@@ -176,7 +176,8 @@ class Deployment:
         chosen, freezing = self.config.server, self.freezing
         optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
         layout = self.trainable.layout if freezing is None else freezing.trainable
-        return build_algorithm(self.config, optimizer, self.data, layout)
+        objective, _ = build_objective(self.config, lambda: 1.0)
+        return build_algorithm(self.config, optimizer, self.data, layout, objective)
 
     @cached_property
     def aggregation(self) -> PlainMean:
@@ -193,7 +194,7 @@ class Deployment:
 
     def server(self, noise: DeploymentNoise | None) -> Server:
         """The server's step, with the noise of a private deployment."""
-        clipping = build_clipping(self.config)
+        clipping = build_clipping(self.config, self.algorithm)
         if self.ledger is None:
             return Server(self.algorithm, clipping, self.aggregation)
         assert noise is not None
@@ -210,7 +211,7 @@ class Deployment:
             weights=self.initial,
             deployed={0: Version(self.initial, Progress(actions=len(self.actions)))},
             kept=self.kept(self.initial),
-            clip_norm=build_clipping(self.config).initial,
+            clip_norm=build_clipping(self.config, self.algorithm).initial,
             extra={
                 "promises": self.promises(),
                 "versions": [{"version": 0, "round": 0, "why": "the initial model"}],

@@ -71,6 +71,36 @@ def train_chosen(  # type: ignore[no-untyped-def]
     return found
 
 
+def curvature_chosen(  # type: ignore[no-untyped-def]
+    offsets, ids, values, bounds, actions, rewards, weights, clip_norm, weight, base_bias,
+    entries, moments, biases, norms,
+):  # fmt: skip
+    """As the compiled form."""
+    found = 0
+    for client in range(len(bounds) - 1):
+        first, last = bounds[client], bounds[client + 1]
+        own, words = slice(first, last), slice(offsets[first], offsets[last])
+        event = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
+        chosen, x, counts = actions[own], values[words], weights[own]
+        mine, slots = _numbered(ids[words].astype(np.int64) * len(base_bias) + chosen[event])
+        score = base_bias[chosen]
+        np.add.at(score, event, x * weight[mine[slots]])
+        errors = counts * (score - rewards[own])
+        moment, bias = np.zeros((2, len(mine)), weight.dtype), np.zeros_like(biases)
+        for which, (by_event, by_word) in enumerate(((errors, x), (counts, x * x))):
+            np.add.at(bias[which], chosen, by_event)
+            np.add.at(moment[which], slots, by_event[event] * by_word)
+        squares = np.concatenate([moment, bias], axis=1).astype(np.float64) ** 2
+        norms[client] = norm = np.sqrt(np.cumsum(squares.sum(axis=0))[-1])
+        if np.isfinite(norm):
+            factor = weight.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+            biases += factor * bias
+            entries[found : found + len(mine)] = mine
+            moments[:, found : found + len(mine)] = factor * moment
+            found += len(mine)
+    return found
+
+
 def _numbered(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The entries without repetitions, in order of first appearance, and for each its place among them."""
     found, first, which = np.unique(entries, return_index=True, return_inverse=True)
