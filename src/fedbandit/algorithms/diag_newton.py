@@ -43,8 +43,8 @@ class DiagNewton:
     data: DataSpec
     layout: Layout = field(repr=False)
     objective: Objective
-    rate: float = 1.0
-    prior: float = 1.0
+    rate: float = 0.4
+    prior: float = 0.1
     keep: float = 1.0
 
     sends: ClassVar[Sends] = {"gradient": 1.0, "curvature": 1.0}
