@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from fedbandit.core.prediction import Prediction
+
 if TYPE_CHECKING:
     import torch
 
@@ -23,17 +25,34 @@ class Batch:
     actions: "torch.Tensor"  # int64 [b]
     rewards: "torch.Tensor"  # [b]
     propensities: "torch.Tensor"  # [b]
-    targets: "torch.Tensor | None" = None  # [b, K], where supervision gives every action's reward
+    targets: "torch.Tensor | None" = None  # [b, K], by supervision or the objective's `targets`
     weights: "torch.Tensor | None" = (
         None  # [b]: how much each event counts beside all else; None: 1
     )
 
 
 class Objective(Protocol):
-    """Anything with `loss`. Your own objective is a class of your own with this one method, differentiable by torch."""
+    """Anything with `loss`, differentiable by torch: your own objective needs this one method."""
 
     def loss(self, scores: "torch.Tensor", batch: Batch) -> "torch.Tensor":
         """A scalar for scores [b, K]."""
+        ...
+
+
+class TargetObjective(Objective, Protocol):
+    """An objective over all actions, which estimates their rewards when an event is logged.
+
+    Whatever `targets` returns is `batch.targets` when the event is trained on.
+    """
+
+    def targets(
+        self,
+        prediction: Prediction,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        propensities: np.ndarray,
+    ) -> np.ndarray:
+        """A reward for every action, [n, K], from the acting model's prediction and n logged events."""
         ...
 
 
@@ -154,13 +173,13 @@ class DoublyRobust(Pointwise):
 
     def targets(
         self,
-        predicted: np.ndarray,
+        prediction: Prediction,
         actions: np.ndarray,
         rewards: np.ndarray,
         propensities: np.ndarray,
     ) -> np.ndarray:
-        """A reward for every action, right on average for each: [n, K] from predictions [n, K]."""
-        targets = predicted.copy()
+        """A reward for every action, [n, K], right on average for each."""
+        targets = prediction.mean.copy()
         rows = np.arange(len(actions))
         weights = (
             1 / propensities if self.limit is None else np.minimum(1 / propensities, self.limit)

@@ -79,7 +79,8 @@ def assert_same(mine, other):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("seed", range(4))
-def test_linear_models_on_text_score_and_train_alike(dtype, seed):
+@pytest.mark.parametrize(("pull", "drifts"), [(0, False), (0.3, False), (0, True), (0.3, True)])
+def test_linear_models_on_text_score_and_train_alike(dtype, seed, pull, drifts):
     rng, split = np.random.default_rng(seed), random_text(seed).train
     texts, n = split.features, len(split.features)
     values, k = texts.values.astype(dtype), 6
@@ -90,7 +91,7 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed):
     actions, rewards = rng.integers(0, k, n), rng.random(n).astype(dtype)
     weights, steps = rng.random(n).astype(dtype), rng.random(5).astype(dtype)
     clip_norms = np.where(np.arange(len(split.offsets) - 1) % 2, 0.1, 1e3)
-    none = np.empty(0, dtype)
+    drift = rng.normal(size=weight.size + k if drifts else 0).astype(dtype)
     found = []
     for form in (sparse_plain, sparse_kernels):
         scores, norms = np.empty((n, k), dtype), np.zeros(len(clip_norms))
@@ -99,12 +100,35 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed):
         total_bias = np.zeros_like(bias)
         count = form.train_chosen(
             texts.offsets, texts.ids, values, split.offsets, actions, rewards, weights, False, steps, 4, 2, clip_norms,
-            none.dtype.type(0.1), none.dtype.type(0), none, weight.reshape(-1), bias, entries, moves, total_bias, norms,
+            drift.dtype.type(0.1), drift.dtype.type(pull), drift,
+            weight.reshape(-1), bias, entries, moves, total_bias, norms,
         )  # fmt: skip
         found.append((scores, entries[:count], moves[:count], total_bias, norms))
     for mine, other in zip(*found, strict=True):
         assert_same(mine, other)
     assert (found[0][-1] > 0.1).any()  # something was clipped
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("seed", range(4))
+def test_curvatures_are_alike(dtype, seed):
+    rng, split, k = np.random.default_rng(seed), random_text(seed).train, 6
+    texts, n = split.features, len(split.features)
+    weight, bias = rng.normal(size=(texts.ids.max() + 1, k)), rng.normal(size=k)
+    logged = rng.random(n), rng.random(n)
+    weight, bias, rewards, counts = (part.astype(dtype) for part in (weight, bias, *logged))
+    actions, found = rng.integers(0, k, n), []
+    for form in (sparse_plain, sparse_kernels):
+        entries, moments = np.empty(len(texts.ids), np.int64), np.empty((2, len(texts.ids)), dtype)
+        biases, norms = np.zeros((2, k), dtype), np.zeros(len(split.offsets) - 1)
+        count = form.curvature_chosen(
+            texts.offsets, texts.ids, texts.values.astype(dtype), split.offsets, actions, rewards,
+            counts, 2.0, weight.reshape(-1), bias, entries, moments, biases, norms,
+        )  # fmt: skip
+        found.append((entries[:count], moments[:, :count], biases, norms))
+    for mine, other in zip(*found, strict=True):
+        assert_same(mine, other)
+    assert (found[0][-1] > 2.0).any()  # something was clipped
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

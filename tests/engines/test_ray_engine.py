@@ -133,6 +133,12 @@ HEADS = TEXT | {
 }
 FROZEN = IMAGES | {"model": {"name": "mlp", "freeze": ["dense1"]}}
 ROBUST = TEXT | {"aggregation": {"name": "trimmed-mean", "trim": 0.2}}
+NEWTON = POPULATION | {"algorithm": {"name": "diag-newton"}}
+NEWTON_IMAGES = IMAGES | {
+    "model": {"name": "linear"},
+    "algorithm": {"name": "diag-newton", "rate": 0.1},
+    "objective": {"name": "doubly-robust"},
+}
 EVERY = [
     (TEXT, "text"),
     (POPULATION, "text"),
@@ -146,6 +152,8 @@ EVERY += [
     (HEADS, "text"),
     (FROZEN, "images"),
     (ROBUST, "text"),
+    (NEWTON, "text"),
+    (NEWTON_IMAGES, "images"),
 ]
 
 

@@ -23,7 +23,7 @@ from fedbandit.algorithms import FedAvg, RoundFacts
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.pipeline import FixedClipping, clip_factor
+from fedbandit.federated.pipeline import FixedClipping, IndividualUpdates, clip_factor
 from fedbandit.federated.robust import Median, Robust, TrimmedMean
 from fedbandit.federated.server import PlainMean, Server, Sgd
 from fedbandit.runs.run import execute
@@ -60,15 +60,12 @@ def moved(aggregation, honest: np.ndarray, hostile: np.ndarray, clip_norm: float
     """The model after a round from zero, with one hostile update among honest ones, as the server computes it."""
     clipped = [u * clip_factor(float(np.linalg.norm(u)), clip_norm) for u in (*honest, hostile)]
     like = np.zeros(honest.shape[1])
-    total = (
-        aggregation.combined(clipped, like)
-        if isinstance(aggregation, Robust)
-        else np.sum(clipped, axis=0)
-    )
+    accumulator = aggregation.accumulator({"weights": like.copy()})
+    accumulator.add({"weights": IndividualUpdates(tuple(clipped))}, len(clipped))
     server = Server(FedAvg(Sgd(1.0)), FixedClipping(clip_norm), aggregation)
     count = len(clipped)
     return server.step(
-        RoundFacts(1, count, count), {"weights": like}, clip_norm, {"weights": total}, count, 0
+        RoundFacts(1, count, count), {"weights": like}, clip_norm, accumulator.totals(), count, 0
     ).weights
 
 
@@ -176,7 +173,9 @@ class AddsUp(FedAvg):
     """An algorithm of an older kind, which sums its chunk by itself whatever the pipeline says."""
 
     def train(self, learner, received, clients, pipeline):
-        return super().train(learner, received, clients, replace(pipeline, single=False))
+        return super().train(
+            learner, received, clients, replace(pipeline, keep_individual_updates=False)
+        )
 
 
 @pytest.mark.parametrize(

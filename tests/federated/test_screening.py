@@ -1,9 +1,13 @@
 """The server's door: unsound updates are refused, counted and named; sound ones are clipped and added."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from fedbandit.federated.pipeline import clipped_sum, norm_or_reason, why_not
+from fedbandit.deploy.server import reports
+from fedbandit.federated.pipeline import norm_or_reason, why_not
+from fedbandit.federated.server import PlainMean
 
 LIKE = np.zeros(4, np.float32)
 SOUND = np.array([3.0, 0.0, 4.0, 0.0], np.float32)
@@ -34,9 +38,8 @@ def test_sound_updates_have_a_norm():
 
 
 def summed(*updates, clip_norm):
-    return clipped_sum(
-        [(update, norm_or_reason(update, LIKE)) for update in updates], LIKE, clip_norm
-    )
+    found = [SimpleNamespace(update=u, norm=norm_or_reason(u, LIKE)) for u in updates]
+    return reports.summed(found, LIKE, clip_norm, PlainMean())
 
 
 def test_sound_updates_are_clipped_and_added():

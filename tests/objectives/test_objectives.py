@@ -9,7 +9,9 @@ from core_samples import config, images, played, text, weights_of
 
 from fedbandit.acting import make_predictor
 from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.building.experiment import build_experiment
 from fedbandit.core.contexts import Contexts
+from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
@@ -223,3 +225,36 @@ def test_an_objective_of_ones_own(data):
     )
     np.testing.assert_allclose(own, same, rtol=0, atol=1e-9)
     assert np.abs(own - other).max() > 1e-4
+
+
+class OwnDoublyRobust:
+    """The built-in objective, as a user would write it."""
+
+    def targets(self, prediction, actions, rewards, propensities):
+        targets, rows = prediction.mean.copy(), np.arange(len(actions))
+        targets[rows, actions] += (rewards - targets[rows, actions]) / propensities
+        return targets
+
+    def loss(self, scores, batch):
+        return ((scores - batch.targets) ** 2).mean()
+
+
+class ShortTargets(OwnDoublyRobust):
+    def targets(self, prediction, actions, rewards, propensities):
+        return rewards
+
+
+@pytest.mark.parametrize("data", [text, images], ids=["text", "images"])
+def test_an_objective_of_ones_own_gets_the_targets_it_asks_for(data):
+    own = played(config(objective__name="test_objectives:OwnDoublyRobust"), data())[1]
+    built_in = played(config(objective__name="doubly-robust"), data())[1]
+    start = own.experiment.initial_weights()
+    np.testing.assert_allclose(own.state.weights, built_in.state.weights, rtol=0, atol=1e-11)
+    assert np.abs(own.state.weights - start).max() > 1e-3
+
+
+def test_targets_that_do_not_fit_are_refused_before_round_1():
+    with pytest.raises(
+        ConfigError, match=r"objective\.name: ShortTargets\.targets makes .* \(2,\)"
+    ):
+        build_experiment(config(objective__name="test_objectives:ShortTargets"), text())

@@ -9,6 +9,7 @@ from builders import random_text
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
@@ -58,14 +59,14 @@ def _logs(rounds=40, **values):
 
 def test_doubly_robust_targets_by_hand():
     targets = DoublyRobust().targets(
-        np.array([[0.5, 0.2], [0.1, 0.9]]),
+        Prediction(np.array([[0.5, 0.2], [0.1, 0.9]])),
         np.array([1, 0]),
         np.array([1.0, 0.0]),
         np.array([0.25, 0.5]),
     )
     np.testing.assert_allclose(targets, [[0.5, 0.2 + 0.8 * 4], [0.1 - 0.1 * 2, 0.9]], rtol=1e-6)
     capped = DoublyRobust(limit=1.0).targets(
-        np.zeros((1, 2)), np.array([0]), np.array([1.0]), np.array([0.1])
+        Prediction(np.zeros((1, 2))), np.array([0]), np.array([1.0]), np.array([0.1])
     )
     np.testing.assert_allclose(capped, [[1.0, 0.0]])
 
@@ -77,7 +78,7 @@ def test_doubly_robust_targets_are_right_on_average_whatever_is_predicted():
     actions = rng.choice(3, n, p=logging)
     rewards = (rng.random(n) < truth[actions]).astype(float)
     targets = DoublyRobust().targets(
-        np.tile([0.9, 0.0, 0.4], (n, 1)), actions, rewards, logging[actions]
+        Prediction(np.tile([0.9, 0.0, 0.4], (n, 1))), actions, rewards, logging[actions]
     )
     error = targets.std(axis=0) / np.sqrt(n)
     assert (np.abs(targets.mean(axis=0) - truth) < 3 * error).all()

@@ -13,23 +13,31 @@ Examples:
 
 from typing import Any
 
+from fedbandit.algorithms.diag_newton import DiagNewton
 from fedbandit.algorithms.fedavg import FedAvg
 from fedbandit.algorithms.fedprox import FedProx
 from fedbandit.algorithms.scaffold import Scaffold
 from fedbandit.federated.algorithm import Algorithm, Clients, RoundFacts
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Pipeline, Sent, Vectors
 
-BUILT_IN: dict[str, Any] = {"fedavg": FedAvg, "fedprox": FedProx, "scaffold": Scaffold}
+BUILT_IN: dict[str, Any] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "diag-newton": DiagNewton,
+}
 
 __all__ = [
     "BUILT_IN",
     "Algorithm",
     "Clients",
     "Contribution",
+    "DiagNewton",
     "FedAvg",
     "FedProx",
     "Pipeline",
     "RoundFacts",
     "Scaffold",
+    "Sent",
     "Vectors",
 ]

@@ -14,7 +14,14 @@ import numpy as np
 from fedbandit.algorithms.fedavg import FedAvg
 from fedbandit.federated.algorithm import Clients, RoundFacts
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors, clip_factor, joint_norm
+from fedbandit.federated.pipeline import (
+    Contribution,
+    Memories,
+    Pipeline,
+    Vectors,
+    clip_factor,
+    joint_norm,
+)
 
 
 @dataclass(frozen=True)
@@ -38,17 +45,17 @@ class Scaffold(FedAvg):
     ) -> Contribution:
         control, rate = received["control"], learner.settings.learning_rate
         sizes = np.diff(clients.events.bounds)
-        none = np.zeros_like(control)
-        own = [clients.memory.get(int(client), {}).get("control", none) for client in clients.ids]
+        own = clients.remembered("control", control)
 
         def sent() -> Iterator[Vectors | None]:
             updates = learner.updates(
                 received["weights"], clients.events, drift=lambda client: control - own[client]
             )
-            for client, update in enumerate(updates):
+            for client, update in enumerate(updates):  # the drift is dense, so each is an array
                 if update is None:
                     yield None
                     continue
+                assert isinstance(update, np.ndarray)
                 # The part of the update that the server will see: what was clipped off must not live on in c_i.
                 factor = clip_factor(
                     joint_norm({"weights": update}, {"weights": 1.0}), pipeline.clip_norm
@@ -57,7 +64,7 @@ class Scaffold(FedAvg):
                 change = -control - update * update.dtype.type(factor / (steps * rate))
                 yield {"weights": update, "control": change}
 
-        def remember(client: int, seen: Vectors) -> Vectors:
+        def remember(client: int, seen: Vectors) -> Memories:
             return {"control": own[client] + seen["control"]}
 
         return pipeline.collect(sent(), clients.ids, self.sends, remember)

@@ -25,6 +25,7 @@ from fedbandit.building.parts import (
     pretraining_clipping,
     pretraining_cohort,
     require_methods,
+    target_objective,
     try_algorithm,
 )
 from fedbandit.building.privacy import build_ledger
@@ -46,11 +47,10 @@ from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings, Untrained
 from fedbandit.federated.learners.choosing import Trainable
-from fedbandit.federated.robust import needs_single
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model
-from fedbandit.objectives import DoublyRobust, Objective, Pointwise, WeightedRegression
+from fedbandit.objectives import Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
@@ -135,7 +135,8 @@ def _bandit_phase(
     optimizer = build_optimizer(
         "server.optimizer", config.server.optimizer, config.server.parameters
     )
-    algorithm = build_algorithm(config, optimizer)
+    layout = trainable.layout if freezing is None else freezing.trainable
+    algorithm = build_algorithm(config, optimizer, DataSpec.of(header), layout, objective)
     trained = weights if freezing is None else freezing.pick(weights)
     try_algorithm(config.algorithm.name, algorithm, trained)
     check_memory(config, algorithm, len(pool), trained)
@@ -161,12 +162,12 @@ def _bandit_phase(
             heads=trainable.model.heads,
             with_regret=config.environment.name != "labels",
             scaled=weighted and (scheduled or header.items is not None),
-            single=needs_single(aggregation),
-            doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
+            estimator=target_objective(objective, header.typical_actions, weights.dtype),
+            reduction=trainable.reduction(objective),
             recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),
-        clipping=build_clipping(config),
+        clipping=build_clipping(config, algorithm),
         deploy_every=config.deploy_every,
         aggregation=aggregation,
         gate=_gate(config, policy, pool, ledger),

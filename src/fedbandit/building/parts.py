@@ -17,12 +17,21 @@ from fedbandit.engines.threads import ThreadEngine
 from fedbandit.federated import server as optimizers
 from fedbandit.federated.algorithm import Algorithm, RoundFacts, remembers
 from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, PoissonCohorts
-from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping, Stage, Vectors
+from fedbandit.federated.pipeline import (
+    AdaptiveClipping,
+    Clipping,
+    FixedClipping,
+    Stage,
+    Vectors,
+    described,
+    zeros_to_send,
+)
 from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
 from fedbandit.federated.server import PlainMean, Still
-from fedbandit.objectives import Objective
+from fedbandit.models import DataSpec, Layout
+from fedbandit.objectives import Objective, TargetObjective
 from fedbandit.policies import (
     Policy,
     Prediction,
@@ -58,21 +67,33 @@ def build_policy(config: Config, num_actions: int | None = None, heads: int = 0)
     return policy
 
 
-def build_algorithm(config: Config, optimizer: optimizers.ServerOptimizer) -> Algorithm:
-    """The federated algorithm with the server's optimiser; where clients do not train, FedAvg."""
+def build_algorithm(
+    config: Config,
+    optimizer: optimizers.ServerOptimizer,
+    data: DataSpec,
+    layout: Layout,
+    objective: Objective,
+) -> Algorithm:
+    """The federated algorithm with the server's optimiser; where clients do not train, FedAvg.
+
+    It is told about data, trained weights and objective, where it asks for them.
+    """
     path, name = "algorithm.name", config.algorithm.name
     make = resolve(path, name, algorithms.BUILT_IN)
-    algorithm: Algorithm = construct("algorithm", make, config.algorithm.parameters, optimizer)
+    told = {"data": data, "layout": layout, "objective": objective}
+    algorithm: Algorithm = construct(
+        "algorithm", make, config.algorithm.parameters, optimizer, told=told
+    )
     require_methods(path, algorithm, "init", "broadcast", "train", "step", "model")
     sends = getattr(algorithm, "sends", None)
     if not (isinstance(sends, Mapping) and sends):
         raise ConfigError(f"{path}: {name} does not say in `sends` what clients send")
-    for sent, scale in sends.items():
-        if scale is not None and not 0 < scale < math.inf:
+    for sent, one in described(sends).items():
+        if one.scale is not None and not 0 < one.scale < math.inf:
             raise ConfigError(
-                f"{path}: the scale of {sent!r} in `sends` must be positive or None, not {scale}"
+                f"{path}: the scale of {sent!r} in `sends` must be positive or None, not {one.scale}"
             )
-    unclipped = [sent for sent, scale in sends.items() if scale is None]
+    unclipped = [sent for sent, one in described(sends).items() if one.scale is None]
     if unclipped and config.privacy.mechanism != "none":
         raise ConfigError(
             f"{path}: {name} sends {unclipped[0]!r} without a scale, so that it is not clipped and noise cannot hide"
@@ -114,9 +135,9 @@ def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
         return
     try:
         kept = vectors("init", algorithm.init(weights.copy()))
-        received = vectors("broadcast", algorithm.broadcast(kept), "weights")
+        vectors("broadcast", algorithm.broadcast(kept), "weights")
         like_weights("model", algorithm.model(kept))
-        mean = {sent: np.zeros_like(received.get(sent, weights)) for sent in algorithm.sends}
+        mean = zeros_to_send(algorithm.sends, weights)
         moved = vectors("step", algorithm.step(kept, mean, RoundFacts(1, 1, 1)), *kept)
         like_weights("step", algorithm.model(moved))
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -148,12 +169,10 @@ def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray)
     if config.privacy.mechanism != "none":
         hidden = f"privacy.mechanism = {config.privacy.mechanism!r} adds noise to the sum and vouches for nothing else"
         raise ConfigError(f"{path}: {name} needs single updates; {hidden}")
-    needed, limit = (
-        config.clients_per_round * len(algorithm.sends) * weights.nbytes,
-        config.aggregation.memory_limit,
-    )
+    own = sum(zeros.nbytes for zeros in zeros_to_send(algorithm.sends, weights).values())
+    needed, limit = config.clients_per_round * own, config.aggregation.memory_limit
     if needed > limit:
-        each = f"{config.clients_per_round:,} clients of {len(algorithm.sends) * weights.nbytes:,} bytes"
+        each = f"{config.clients_per_round:,} clients of {own:,} bytes"
         raise ConfigError(
             f"aggregation.memory_limit: {name} holds every update of a round, {each}: {in_bytes(needed)} in all; the"
             f" limit is {in_bytes(limit)}"
@@ -195,6 +214,25 @@ def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objecti
     return objective, parameters
 
 
+def target_objective(
+    objective: Any, num_actions: int, dtype: np.dtype[Any]
+) -> TargetObjective | None:
+    """The objective where it estimates every action's reward, asked for two events; None elsewhere."""
+    if not hasattr(objective, "targets"):
+        return None
+    kind, blank = type(objective).__name__, np.zeros((2, num_actions), dtype)
+    log = np.zeros(2, np.int64), np.ones(2, np.float32), np.ones(2, dtype)
+    try:
+        found = np.asarray(objective.targets(Prediction(blank), *log))
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"objective.name: {kind}.targets gives no targets: {error}") from error
+    if found.shape != blank.shape or found.dtype.kind != "f":
+        made = f"{found.dtype} {found.shape} of 2 events and {num_actions} actions"
+        raise ConfigError(f"objective.name: {kind}.targets makes {made}")
+    estimator: TargetObjective = objective
+    return estimator
+
+
 def build_optimizer(path: str, name: str, parameters: dict[str, Any]) -> optimizers.ServerOptimizer:
     """The server's optimiser of that name; `path` is the key that names it."""
     make = resolve(path, name, optimizers.BUILT_IN)
@@ -214,10 +252,14 @@ _QUANTILE, _INITIAL = 0.8, 1.0
 _PRIVATE_QUANTILE, _PRIVATE_INITIAL = 0.5, 0.1
 
 
-def build_clipping(config: Config) -> Clipping:
-    """How updates are clipped, with or without privacy."""
+def build_clipping(config: Config, algorithm: Algorithm | None = None) -> Clipping:
+    """How updates are clipped, with or without privacy.
+
+    An algorithm of exact sums is not clipped by default: a norm or a quantile has to be set.
+    """
     chosen, private = config.clipping, config.privacy.mechanism != "none"
-    if not chosen.enabled:
+    asked = private or any((chosen.norm, chosen.quantile, chosen.initial))
+    if not chosen.enabled or (getattr(algorithm, "exact_sums", False) and not asked):
         return FixedClipping(math.inf)
     if chosen.norm is not None:
         return FixedClipping(chosen.norm)

@@ -33,19 +33,31 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
 
 
 def construct(
-    path: str, make: Callable[..., Any], parameters: Mapping[str, Any], *leading: Any
+    path: str,
+    make: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    *leading: Any,
+    told: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path."""
+    """Call `make(*leading, **parameters)`, refusing unknown keys and wrong types with their path.
+
+    `told` holds values for parameters that `make` may have and that no configuration can set.
+    """
     accepted = check_keys(path, make, parameters, len(leading))
+    facts = {name: value for name, value in (told or {}).items() if name in accepted}
+    if clash := [key for key in parameters if key in facts]:
+        raise ConfigError(f"{path}.{clash[0]}: unknown key; it is not for a configuration to set")
     values = {key: _typed(f"{path}.{key}", make, key, value) for key, value in parameters.items()}
     try:
-        return make(*leading, **values)
+        return make(*leading, **facts, **values)
     except TypeError as error:
         signature = inspect.signature(make).parameters
         missing = [
             k
             for k in accepted
-            if k not in values and signature[k].default is inspect.Parameter.empty
+            if k not in values
+            and k not in facts
+            and signature[k].default is inspect.Parameter.empty
         ]
         if missing:
             raise ConfigError(f"{path}.{missing[0]}: missing") from None

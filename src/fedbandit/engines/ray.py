@@ -16,7 +16,7 @@ from fedbandit.core.errors import ConfigError, FedbanditError, needing
 from fedbandit.core.sources import always_compile
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.pipeline import Contribution, Vectors
+from fedbandit.federated.pipeline import Contribution, Memories
 
 
 def load_ray() -> Any:
@@ -89,7 +89,7 @@ class Worker:
         description: str,
         chunks: list[np.ndarray],
         weights: RoundWeights,
-        memory: list[dict[int, Vectors]],
+        memory: list[dict[int, Memories]],
     ) -> list[ChunkResult]:
         """The results of some chunks, each on its own."""
         if recipe.digest not in self._made:

@@ -1,7 +1,11 @@
-"""What a federated algorithm is: a value with five pure functions, and what they are given.
+"""The seam of federated algorithms: a value with five pure functions, and what they are given.
 
-Your own algorithm is a class of your own with these methods, in a file of your own; `fedbandit.algorithms` has those
-that are built in. Knows nothing of policies, rewards or engines.
+Your own algorithm is a class with these methods in your own file; `fedbandit.algorithms` has the
+built-in ones. It is made with the server's optimiser first; where its constructor has parameters
+named `data`, `layout` or `objective`, it is told the `DataSpec`, the `Layout` of the weights that
+it trains, and the objective. With `exact_sums = True` nothing is clipped unless a norm is set or
+the run is private; `memory_vectors` says how many vectors as long as the model a client remembers.
+Knows nothing of policies, rewards or engines.
 """
 
 from collections.abc import Mapping
@@ -10,9 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from fedbandit.core.sparse import SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Memories, Pipeline, Sends, Vectors
 
 
 @dataclass(frozen=True)
@@ -23,9 +28,12 @@ class Clients:
     events: Events
     round: int
     seed: int
-    memory: Mapping[int, Vectors] = field(
-        default_factory=dict
-    )  # by client; those that remember nothing are missing
+    memory: Mapping[int, Memories] = field(default_factory=dict)  # by client; nothing: missing
+
+    def remembered(self, name: str, like: np.ndarray) -> list[np.ndarray | SparseVector]:
+        """What each client of the chunk remembers under a name; a sparse zero like `like` at first."""
+        zero = SparseVector.zeros(like.size, like.dtype)
+        return [self.memory.get(int(client), {}).get(name, zero) for client in self.ids]
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,11 @@ class Algorithm(Protocol):
     """How clients train and how the server learns from them."""
 
     @property
-    def sends(self) -> Mapping[str, float | None]:
-        """The names of the vectors that clients send, each with its scale in the joint norm.
+    def sends(self) -> Sends:
+        """What clients send, by name.
 
-        A vector with scale None is not clipped, so an algorithm that has one cannot be private.
+        A number is the scale of a vector as long as the weights in the joint clip norm; `Sent`
+        declares another shape. With scale None it is not clipped, and so can never be private.
         """
         ...
 

@@ -26,11 +26,11 @@ from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Pipeline, Vectors
+from fedbandit.federated.pipeline import Contribution, Memories, Pipeline, Vectors
 from fedbandit.federated.pipeline import Stage as PipelineStage
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
-from fedbandit.objectives import DoublyRobust
+from fedbandit.objectives import TargetObjective
 from fedbandit.policies import Policy, importance_scale, rule_at
 
 
@@ -43,6 +43,7 @@ class Broadcast:
     deployed: Mapping[int, Version]  # what to act with, by version
     clip_norm: float
     base: np.ndarray | None = None  # the whole model, where only a part of it is trained
+    keep_individual_updates: bool = False  # chunks do not add up what their clients send
 
 
 @dataclass(frozen=True)
@@ -107,27 +108,33 @@ class ClientWork:
     )
     with_regret: bool = False  # log what each choice loses, where expected rewards are known
     supervised: bool = False  # log every action's reward, for full-information training
-    single: bool = False  # updates reach the server one by one, where a rule needs them so
-    doubly_robust: DoublyRobust | None = (
-        None  # log an estimate of every action's reward, for this objective
-    )
+    estimator: TargetObjective | None = None  # estimates every action's reward from what is logged
+    reduction: Callable[[Events], Events] | None = None  # of what is logged to what is trained on
     recipe: Recipe | None = field(
         default=None, repr=False
     )  # None: it can only be done in this process
 
     def __call__(
-        self, clients: np.ndarray, broadcast: Broadcast, memory: Mapping[int, Vectors] | None = None
+        self,
+        clients: np.ndarray,
+        broadcast: Broadcast,
+        memory: Mapping[int, Memories] | None = None,
     ) -> ChunkResult:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)
         pipeline = Pipeline(
-            broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single
+            broadcast.clip_norm,
+            self.stages,
+            self.seed,
+            broadcast.round,
+            broadcast.keep_individual_updates,
         )
         learner = self.learner
         if broadcast.base is not None:
             learner = learner.over(broadcast.base)  # type: ignore[attr-defined] # only such learners freeze
         with watch("train"):
-            taking_part = Clients(clients, events, broadcast.round, self.seed, memory or {})
+            used = events if self.reduction is None else self.reduction(events)
+            taking_part = Clients(clients, used, broadcast.round, self.seed, memory or {})
             sent = self.algorithm.train(learner, broadcast.received, taking_part, pipeline)
             if not isinstance(sent, Contribution) or set(sent.sums) != set(self.algorithm.sends):
                 kind = type(self.algorithm).__name__
@@ -144,7 +151,7 @@ class ClientWork:
             sent, counts, reward_sums, propensity_sums, events.missing, lost, watch.take()
         )
 
-    def broadcast(self, state: State) -> Broadcast:
+    def broadcast(self, state: State, *, keep_individual_updates: bool = False) -> Broadcast:
         """What goes out in the round after this state."""
         return Broadcast(
             round=state.round + 1,
@@ -152,6 +159,7 @@ class ClientWork:
             deployed=state.deployed,
             clip_norm=state.clip_norm,
             base=None if self.freezing is None else state.weights,
+            keep_individual_updates=keep_individual_updates,
         )
 
     @property
@@ -216,8 +224,8 @@ class ClientWork:
         )
         rewards = self.world.rewards(met, actions)
         targets = self.world.expected(met) if self.supervised else None
-        if self.doubly_robust is not None:
-            targets = self._targets(self.doubly_robust, chosen, rewards)
+        if self.estimator is not None:
+            targets = self._targets(self.estimator, chosen, rewards)
         arrives = visits.times + self.world.delay
         fresh, known = arrives == visits.now, arrives <= visits.now
         missing, observed = None, self.world.observed(met, actions)
@@ -240,15 +248,17 @@ class ClientWork:
         )
         return events if known.all() else events.where(known)
 
-    def _targets(self, objective: DoublyRobust, chosen: Chosen, rewards: np.ndarray) -> np.ndarray:
+    def _targets(
+        self, objective: TargetObjective, chosen: Chosen, rewards: np.ndarray
+    ) -> np.ndarray:
         """A reward for every action, as the objective estimates it: [n, K], over candidates [m]."""
         actions, propensities, prediction = chosen.actions, chosen.propensities, chosen.prediction
         if prediction.bounds is None:
-            return objective.targets(prediction.mean, actions, rewards, propensities)
+            return objective.targets(prediction, actions, rewards, propensities)
         targets = np.empty_like(prediction.mean)
         for rows, at, block in prediction.blocks():
             own = (actions[rows], rewards[rows], propensities[rows])
-            targets[at] = objective.targets(block.mean, *own)
+            targets[at] = objective.targets(block, *own)
         return targets
 
     def _drawn(

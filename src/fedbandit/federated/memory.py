@@ -1,11 +1,14 @@
-"""What clients remember between rounds, kept by the driver for all of them: named vectors in one SQLite file.
+"""What clients remember between rounds, kept by the driver for all of them: named arrays in one SQLite file.
 
 Records are keyed by (client, round). A read takes the newest from before the current round, and records from after the
 checkpoint that a run resumes from are dropped, so that a killed run ends with the same bits. Each record has a
-checksum, and so have all of them together, which is verified when the file is opened.
+checksum, and so have all of them together, which is verified when the file is opened. An array that is mostly zero is
+written as its other entries; every record says how it is written, and comes back to the last bit.
 """
 
 import hashlib
+import json
+import math
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.federated.pipeline import Vectors
+from fedbandit.core.sparse import SparseVector
+from fedbandit.federated.pipeline import Memories
 
-_COLUMNS = {
-    "memory": ("digest", "BLOB"),
-    "kept": ("digest", "TEXT"),
-}  # that files of older versions lack
+_COLUMNS = "client, round, name, form, dtype, shape, value, digest"
+_PLACE = np.dtype("<u4")  # of an entry in its vector
 
 
 class Memory:
@@ -37,38 +39,33 @@ class Memory:
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS memory (client INTEGER, round INTEGER, name TEXT, dtype TEXT, value BLOB,"
-                " digest BLOB, PRIMARY KEY (client, round, name)) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS memory (client INTEGER, round INTEGER, name TEXT, form TEXT, dtype TEXT,"
+                " shape TEXT, value BLOB, digest BLOB, PRIMARY KEY (client, round, name)) WITHOUT ROWID"
             )
-            self._db.execute("CREATE TABLE IF NOT EXISTS kept (round INTEGER, digest TEXT)")
-            for table, (column, kind) in _COLUMNS.items():
-                if column not in {
-                    row[1] for row in self._db.execute(f"PRAGMA table_info({table})")
-                }:
-                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS kept (oldest INTEGER, round INTEGER, digest TEXT)"
+            )
             self._db.execute("BEGIN")
-            for row in self._db.execute(
-                "SELECT client, round, name, dtype, value, digest FROM memory"
-            ):
-                _vector(*row)
+            for row in self._db.execute(f"SELECT {_COLUMNS} FROM memory"):
+                _read(*row)
             self._sum = self._sum_of("TRUE")
-            self._kept = self._last_kept()
+            self._oldest, self._kept = self._last_kept()
 
-    def read(self, clients: Iterable[int], round_number: int) -> dict[int, Vectors]:
+    def read(self, clients: Iterable[int], round_number: int) -> dict[int, Memories]:
         """What these clients remember from before the round; those that remember nothing are missing."""
-        found: dict[int, Vectors] = {}
+        found: dict[int, Memories] = {}
         with self._lock, self._explained():
             for client in map(int, clients):
                 rows = self._db.execute(
-                    "SELECT round, name, dtype, value, digest FROM memory WHERE client = ?1 AND round ="
+                    f"SELECT {_COLUMNS} FROM memory WHERE client = ?1 AND round ="
                     " (SELECT max(round) FROM memory WHERE client = ?1 AND round < ?2)",
                     (client, round_number),
                 ).fetchall()
                 if rows:
-                    found[client] = {row[1]: _vector(client, *row) for row in rows}
+                    found[client] = {row[2]: _read(*row) for row in rows}
         return found
 
-    def write(self, round_number: int, memory: Mapping[int, Vectors]) -> None:
+    def write(self, round_number: int, memory: Mapping[int, Memories]) -> None:
         """What clients remember from this round on."""
         with self._lock, self._explained():
             self._touched |= {int(client) for client in memory}
@@ -76,9 +73,11 @@ class Memory:
                 # What came after the last checkpoint is needed only as long as it is the newest.
                 self._drop("client = ? AND round > ?", int(client), self._kept)
                 for name, value in vectors.items():
-                    row = (int(client), round_number, name, value.dtype.str, value.tobytes())
+                    row = (int(client), round_number, name, *_written(value))
                     digest = _digest(*row)
-                    self._db.execute("INSERT INTO memory VALUES (?, ?, ?, ?, ?, ?)", (*row, digest))
+                    self._db.execute(
+                        "INSERT INTO memory VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, digest)
+                    )
                     self._sum ^= int.from_bytes(digest, "little")
 
     def keep(self, round_number: int, oldest_needed: int) -> None:
@@ -88,9 +87,10 @@ class Memory:
                 newest = "(SELECT max(round) FROM memory WHERE client = ?1 AND round <= ?2)"
                 self._drop(f"client = ?1 AND round < {newest}", client, oldest_needed)
             self._touched.clear()
+            self._oldest, self._kept = max(self._oldest, oldest_needed), round_number
             self._db.execute("DELETE FROM kept")
-            self._db.execute("INSERT INTO kept VALUES (?, ?)", (round_number, f"{self._sum:032x}"))
-            self._kept = round_number
+            bounds = self._oldest, self._kept, f"{self._sum:032x}"
+            self._db.execute("INSERT INTO kept VALUES (?, ?, ?)", bounds)
             self._db.execute("COMMIT")
             self._db.execute("BEGIN")
 
@@ -101,8 +101,13 @@ class Memory:
                 raise DataError(
                     f"the clients' memory is missing or older than the checkpoint of round {round_number}"
                 )
+            if 0 < round_number < self._oldest:
+                raise DataError(
+                    f"the clients' memory serves checkpoints of rounds {self._oldest} to {self._kept};"
+                    f" what they remembered after round {round_number} is gone"
+                )
             self._drop("round > ?", round_number)
-            self._kept = min(self._kept, round_number)
+            self._oldest, self._kept = min(self._oldest, round_number), round_number
 
     def close(self) -> None:
         """Let go of the file; what was not kept is gone."""
@@ -121,16 +126,17 @@ class Memory:
             total ^= int.from_bytes(digest or b"", "little")
         return total
 
-    def _last_kept(self) -> int:
-        row = self._db.execute("SELECT round, digest FROM kept").fetchone()
+    def _last_kept(self) -> tuple[int, int]:
+        """The rounds of the oldest and of the newest checkpoint that can be resumed from."""
+        row = self._db.execute("SELECT oldest, round, digest FROM kept").fetchone()
         if row is None:
-            return 0
-        number, digest = row
-        if type(number) is not int:
-            raise ValueError(f"kept up to round {number!r:.40}")
-        if digest is not None and digest != f"{self._sum:032x}":
+            return 0, 0
+        *bounds, digest = row
+        if any(type(number) is not int for number in bounds):
+            raise ValueError(f"kept from round {bounds[0]!r:.40} to {bounds[1]!r:.40}")
+        if digest != f"{self._sum:032x}":
             raise ValueError("the checksum of all records does not match")
-        return number
+        return bounds[0], bounds[1]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -140,18 +146,50 @@ class Memory:
             raise DataError(f"{self._path}: the clients' memory cannot be used: {error}") from None
 
 
-def _digest(client: int, round_number: int, name: str, dtype: str, value: bytes) -> bytes:
-    digest = hashlib.blake2b(f"{client} {round_number} {name} {dtype} ".encode(), digest_size=16)
-    digest.update(value)
-    return digest.digest()
+def _written(value: np.ndarray | SparseVector) -> tuple[str, str, str, bytes]:
+    """Form, type, shape and bytes of a record: `dense`, `sparse`, or `entries` for a sparse vector.
+
+    Sparse forms hold the places of all entries that are not zero, then their values.
+    """
+    form, vector = "entries", value
+    if isinstance(value, np.ndarray):
+        flat = np.ascontiguousarray(value).reshape(-1)
+        reached = np.count_nonzero(flat.view(f"u{flat.itemsize}"))
+        if reached * (_PLACE.itemsize + flat.itemsize) >= flat.nbytes:
+            return "dense", value.dtype.str, json.dumps(value.shape), flat.tobytes()
+        form, vector = "sparse", SparseVector.of(flat)
+    assert isinstance(vector, SparseVector)
+    written = vector.entries.astype(_PLACE).tobytes() + vector.values.tobytes()
+    return form, value.dtype.str, json.dumps(value.shape), written
 
 
-def _vector(
-    client: int, round_number: int, name: str, dtype: str, value: bytes, digest: bytes | None
-) -> np.ndarray:
-    """A vector as it was written; older versions wrote no digest."""
-    if digest is not None and digest != _digest(client, round_number, name, dtype, value):
+def _read(
+    client: int,
+    number: int,
+    name: str,
+    form: str,
+    dtype: str,
+    shape: str,
+    value: bytes,
+    digest: bytes,
+) -> np.ndarray | SparseVector:
+    """An array or a sparse vector, to the last bit as it was written."""
+    if digest != _digest(client, number, name, form, dtype, shape, value):
         raise ValueError(
-            f"client {client}, {name!r:.40} of round {round_number!r:.40}: its checksum does not match"
+            f"client {client}, {name!r:.40} of round {number!r:.40}: its checksum does not match"
         )
-    return np.frombuffer(value, dtype).copy()
+    if form == "dense":
+        return np.frombuffer(value, dtype).reshape(json.loads(shape)).copy()
+    count = len(value) // (_PLACE.itemsize + np.dtype(dtype).itemsize)
+    places = np.frombuffer(value, _PLACE, count).astype(np.int64)
+    values = np.frombuffer(value, dtype, count, count * _PLACE.itemsize).copy()
+    found = SparseVector(places, values, math.prod(json.loads(shape)))
+    return found if form == "entries" else np.asarray(found).reshape(json.loads(shape))
+
+
+def _digest(*record: int | str | bytes) -> bytes:
+    """The checksum of a record's columns."""
+    *columns, value = record
+    digest = hashlib.blake2b(json.dumps(columns).encode(), digest_size=16)
+    digest.update(value)  # type: ignore[arg-type]
+    return digest.digest()

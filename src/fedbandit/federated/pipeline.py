@@ -7,20 +7,60 @@ sum and see one vector: what is sent under several names is scaled per name, joi
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import exp, inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import loops
 from fedbandit.core.randomness import Purpose, generator
+from fedbandit.core.sparse import SparseVector
 
 Vectors = dict[str, np.ndarray]
-"""Named flat vectors: what a server keeps, what clients receive, send and remember."""
+"""Named arrays: what a server keeps, what clients receive and send."""
+
+Memories = Mapping[str, np.ndarray | SparseVector]
+"""What one client remembers, by name."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The array that every client sends under one name: shape, and scale in the joint clip norm.
+
+    A bare number in `sends` is the scale of a vector as long as the weights; a `Sent` says more.
+    An array with scale None is not clipped, so an algorithm that sends one cannot be private.
+
+    Examples:
+        >>> sends = {"weights": 1.0, "moments": Sent((50, 16, 16), dtype="float64")}
+        >>> {name: zeros.shape for name, zeros in zeros_to_send(sends, np.zeros(800)).items()}
+        {'weights': (800,), 'moments': (50, 16, 16)}
+    """
+
+    shape: tuple[int, ...] | None = None  # None: a vector as long as the weights that are trained
+    scale: float | None = 1.0
+    dtype: str | None = None  # None: that of the weights
+
+
+Sends = Mapping[str, float | Sent | None]
+
+
+def described(sends: Sends) -> dict[str, Sent]:
+    """The declarations of an algorithm in full, by name."""
+    return {name: one if isinstance(one, Sent) else Sent(scale=one) for name, one in sends.items()}
+
+
+def zeros_to_send(sends: Sends, weights: np.ndarray) -> Vectors:
+    """Zeros of the shapes and types that are sent, for training of these weights."""
+    return {
+        name: np.zeros(
+            weights.shape if one.shape is None else one.shape, one.dtype or weights.dtype
+        )
+        for name, one in described(sends).items()
+    }
 
 
 class UpdateSum(Protocol):
-    """A sum of clipped client updates that can be added to a flat vector."""
+    """A sum of clipped client updates that can be added to an array of the same shape."""
 
     def add_to(self, total: np.ndarray) -> None: ...
 
@@ -35,11 +75,13 @@ class Nothing:
 
 @dataclass(frozen=True)
 class DenseSum:
-    """A sum that touches every weight."""
+    """A sum that touches every entry."""
 
-    vector: np.ndarray  # [P]
+    vector: np.ndarray
 
     def add_to(self, total: np.ndarray) -> None:
+        if self.vector.shape != total.shape:  # numpy would repeat a shorter one
+            raise ValueError(f"sends {self.vector.shape} where {total.shape} is declared")
         total += self.vector
 
 
@@ -50,6 +92,11 @@ class RowSum:
     rows: np.ndarray  # int32 [R], each once
     values: np.ndarray  # [R, K]
     bias: np.ndarray  # [K]
+
+    def flat_entries(self) -> np.ndarray:
+        """Where the values lie in the flat vector."""
+        k = len(self.bias)
+        return (self.rows[:, None].astype(np.int64) * k + np.arange(k)).reshape(-1)
 
     def add_to(self, total: np.ndarray) -> None:
         k = len(self.bias)
@@ -64,6 +111,10 @@ class EntrySum:
     entries: np.ndarray  # int64 [E]: word · K + action; may come more than once
     values: np.ndarray  # [E]
     bias: np.ndarray  # [K]
+
+    def flat_entries(self) -> np.ndarray:
+        """Where the values lie in the flat vector."""
+        return self.entries
 
     def add_to(self, total: np.ndarray) -> None:
         loops.add_entries(self.entries, self.values, total)
@@ -82,7 +133,7 @@ class JoinedSum:
 
 
 @dataclass(frozen=True)
-class SingleUpdates:
+class IndividualUpdates:
     """Updates that were not added up, one for each accepted client; None: it had no events."""
 
     updates: tuple[np.ndarray | None, ...]
@@ -119,9 +170,7 @@ class Contribution:
 
     sums: Mapping[str, UpdateSum]
     norms: np.ndarray  # float64 [clients]: of all that is clipped together, before clipping
-    memory: Mapping[int, Vectors] = field(
-        default_factory=dict
-    )  # what clients will remember, by client
+    memory: Mapping[int, Memories] = field(default_factory=dict)  # what each client will remember
     bytes: np.ndarray | None = None  # int64 [clients] sent; None where nothing is compressed
 
 
@@ -136,29 +185,30 @@ class Pipeline:
     stages: tuple[Stage, ...] = ()
     seed: int = 0
     round: int = 0
-    single: bool = False  # updates are not summed: the server combines them by a rule of its own
+    keep_individual_updates: bool = False  # the server's accumulator asks for each by itself
 
     @property
     def only_clips(self) -> bool:
         """Whether a learner may clip and sum by itself, in its fused loop."""
-        return not self.stages and not self.single
+        return not self.stages and not self.keep_individual_updates
 
     def collect(
         self,
-        sent: Iterable[Vectors | None],
+        sent: Iterable[Mapping[str, np.ndarray | SparseVector] | None],
         clients: np.ndarray,
-        sends: Mapping[str, float | None],
-        remember: Callable[[int, Vectors], Vectors] | None = None,
+        sends: Sends,
+        remember: Callable[[int, dict[str, Any]], Memories] | None = None,
     ) -> Contribution:
         """The sum of what clients send, one update at a time; None for a client without events.
 
-        `sends` names the vectors with their scale in the joint norm; those without a scale are not clipped. A client
+        `sends` names the arrays and what they are; those without a scale are not clipped. A client
         whose norm is not finite is left out of the sum. `remember` is given a client's place in the chunk and what the
         server sees of its vectors, before clipping, and returns what the client will remember.
         """
+        scales = {name: one.scale for name, one in described(sends).items()}
         totals: Vectors = {}
         kept: dict[str, list[np.ndarray | None]] = {name: [] for name in sends}
-        memory: dict[int, Vectors] = {}
+        memory: dict[int, Memories] = {}
         norms, sizes = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         for i, (client, vectors) in enumerate(zip(clients, sent, strict=True)):
             if vectors is None:
@@ -167,11 +217,11 @@ class Pipeline:
                 continue
             seen = {
                 name: self._through_stages(vectors[name], int(client), k)
-                for k, name in enumerate(sends)
+                for k, name in enumerate(scales)
             }
             sizes[i] = sum(size for _, size in seen.values())
             with np.errstate(over="ignore"):
-                norms[i] = joint_norm({name: vector for name, (vector, _) in seen.items()}, sends)
+                norms[i] = joint_norm({name: vector for name, (vector, _) in seen.items()}, scales)
             if not np.isfinite(norms[i]):
                 continue
             if remember is not None:
@@ -179,27 +229,33 @@ class Pipeline:
                     i, {name: vector for name, (vector, _) in seen.items()}
                 )
             for name, (vector, _) in seen.items():
-                factor = 1.0 if sends[name] is None else clip_factor(norms[i], self.clip_norm)
-                clipped = vector.dtype.type(factor) * vector
-                if self.single:
+                factor = 1.0 if scales[name] is None else clip_factor(norms[i], self.clip_norm)
+                clipped: Any = vector.dtype.type(factor) * vector
+                if self.keep_individual_updates:
                     kept[name].append(clipped)
                     continue
                 if name not in totals:
-                    totals[name] = np.zeros_like(vector)
-                totals[name] += clipped
+                    totals[name] = np.zeros(vector.shape, vector.dtype)
+                if isinstance(clipped, SparseVector):
+                    clipped.add_to(totals[name])
+                else:
+                    totals[name] += clipped
         sums: dict[str, UpdateSum] = {
             name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends
         }
-        if self.single:
-            sums = {name: SingleUpdates(tuple(updates)) for name, updates in kept.items()}
+        if self.keep_individual_updates:
+            sums = {name: IndividualUpdates(tuple(updates)) for name, updates in kept.items()}
         return Contribution(sums, norms, memory, sizes if self.stages else None)
 
-    def _through_stages(self, vector: np.ndarray, client: int, name: int) -> tuple[np.ndarray, int]:
-        """What the server sees of a vector, and in how many bytes it came."""
-        size = vector.nbytes
+    def _through_stages(self, sent: Any, client: int, name: int) -> tuple[Any, int]:
+        """What the server sees of a vector, and in how many bytes it came.
+
+        A sparse vector stays sparse unless a stage or a rule has to see all of it.
+        """
+        vector, size = sent if self.only_clips else np.asarray(sent), sent.nbytes
         for number, stage in enumerate(self.stages):
             rng = generator(self.seed, Purpose.COMPRESSION, self.round, client, name, number)
-            payload = stage.encode(vector, rng)
+            payload = stage.encode(vector.reshape(-1), rng)
             if not (
                 isinstance(payload, dict)
                 and all(isinstance(part, np.ndarray) for part in payload.values())
@@ -208,25 +264,31 @@ class Pipeline:
                     f"compression.name: {type(stage).__name__}.encode must return arrays by name"
                 )
             size = sum(array.nbytes for array in payload.values())
-            decoded = np.asarray(stage.decode(payload, len(vector)), vector.dtype)
-            if decoded.shape != vector.shape:
-                made = f"{type(stage).__name__}.decode made {decoded.shape} of {vector.shape}"
+            decoded = np.asarray(stage.decode(payload, vector.size), vector.dtype)
+            if decoded.shape != (vector.size,):
+                made = f"{type(stage).__name__}.decode made {decoded.shape} of ({vector.size},)"
                 raise ConfigError(f"compression.name: {made}")
-            vector = decoded
+            vector = decoded.reshape(vector.shape)
         return vector, size
 
 
-def joint_norm(vectors: Mapping[str, np.ndarray], scales: Mapping[str, float | None]) -> float:
+def joint_norm(
+    vectors: Mapping[str, np.ndarray | SparseVector], scales: Mapping[str, float | None]
+) -> float:
     """The norm of the vectors joined, each scaled by its own scale; those without one do not count.
 
     Summed by numpy itself: the sums of BLAS depend on how many threads it has.
     """
     squares = (
-        scale**2 * float(np.square(vectors[name], dtype=np.float64).sum())
+        scale**2 * float(np.square(_values(vectors[name]), dtype=np.float64).sum())
         for name, scale in scales.items()
         if scale is not None
     )
     return float(np.sqrt(sum(squares)))
+
+
+def _values(vector: np.ndarray | SparseVector) -> np.ndarray:
+    return vector.values if isinstance(vector, SparseVector) else vector
 
 
 class Clipping(Protocol):
@@ -297,13 +359,3 @@ def norm_or_reason(update: object, like: np.ndarray) -> float | str:
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(update.astype(np.float64, copy=False)))
     return norm if np.isfinite(norm) else "its norm is not finite"
-
-
-def clipped_sum(
-    updates: Iterable[tuple[np.ndarray, float]], like: np.ndarray, clip_norm: float
-) -> np.ndarray:
-    """The sum of sound updates, each given with its norm and clipped."""
-    total = np.zeros_like(like)
-    for update, norm in updates:
-        total += update.dtype.type(clip_factor(norm, clip_norm)) * update
-    return total

@@ -4,15 +4,16 @@ A rule of your own is a value with `combine`. It needs every client's update by 
 or with secure sums, and one update per client is held in memory.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.federated.server import Aggregation, PlainMean
+from fedbandit.federated.pipeline import IndividualUpdates, UpdateSum, Vectors
+from fedbandit.federated.server import Accumulator, PlainMean
 
 _BLOCK = 1 << 12  # coordinates at a time: sorting needs a copy of what it sorts
 
@@ -83,6 +84,11 @@ class Robust(PlainMean):
 
     rule: Rule
 
+    keep_individual_updates: ClassVar[bool] = True
+
+    def accumulator(self, zeros: Vectors) -> Accumulator:
+        return _Collected(self, zeros)
+
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
         return total
 
@@ -90,20 +96,39 @@ class Robust(PlainMean):
         """What the rule makes of single updates, each like `like`; None is the update of a client without events."""
         if not updates:
             return np.zeros_like(like)
-        stacked = np.zeros((len(updates), len(like)), like.dtype)
+        stacked = np.zeros((len(updates), like.size), like.dtype)
         for row, update in zip(stacked, updates, strict=True):
             if update is not None:
-                row[:] = update
+                row[:] = update.reshape(-1)
         found = np.asarray(self.rule.combine(stacked))
-        if found.shape != like.shape or found.dtype.kind != "f":
+        if found.shape != (like.size,) or found.dtype.kind != "f":
             made = f"{type(self.rule).__name__}.combine made {found.dtype} {found.shape}"
-            raise ConfigError(f"aggregation.name: {made} of updates {like.dtype} {like.shape}")
-        return found.astype(like.dtype, copy=False)
+            raise ConfigError(f"aggregation.name: {made} of updates {like.dtype} ({like.size},)")
+        return found.astype(like.dtype, copy=False).reshape(like.shape)
 
 
-def needs_single(aggregation: Aggregation) -> bool:
-    """Whether updates must not be added up before it sees them."""
-    return isinstance(aggregation, Robust)
+@dataclass
+class _Collected:
+    """Every client's updates, until all of them can be combined."""
+
+    aggregation: Robust
+    zeros: Vectors
+    updates: dict[str, list[np.ndarray | None]] = field(default_factory=dict)
+
+    def add(self, sums: Mapping[str, UpdateSum], accepted: int) -> None:
+        for name in self.zeros:
+            sent = sums[name]
+            if not isinstance(sent, IndividualUpdates) or len(sent.updates) != accepted:
+                raise ValueError(
+                    "adds up its updates; aggregation.name needs them from pipeline.collect"
+                )
+            self.updates.setdefault(name, []).extend(sent.updates)
+
+    def totals(self) -> Vectors:
+        return {
+            name: self.aggregation.combined(self.updates.pop(name, []), like)
+            for name, like in self.zeros.items()
+        }
 
 
 def _by_blocks(updates: np.ndarray, combine: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

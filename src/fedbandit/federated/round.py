@@ -18,8 +18,7 @@ from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.cohorts import Cohorts
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.pipeline import Clipping, SingleUpdates, Vectors
-from fedbandit.federated.robust import Robust
+from fedbandit.federated.pipeline import Clipping, Vectors, zeros_to_send
 from fedbandit.federated.server import Aggregation, PlainMean, Server
 from fedbandit.federated.state import State, Version
 
@@ -99,7 +98,8 @@ def run_round(
 ) -> tuple[State, dict[str, Any]]:
     """One round: the next state and the round's metrics."""
     number, work = state.round + 1, phase.work
-    broadcast = work.broadcast(state)
+    individually = phase.aggregation.keep_individual_updates
+    broadcast = work.broadcast(state, keep_individual_updates=individually)
 
     with watch("sample"):
         cohort = phase.cohorts.draw(number)
@@ -157,52 +157,33 @@ def _collect(
     memory: Memory | None,
     watch: Stopwatch,
 ) -> tuple[list[ChunkResult], Vectors]:
-    """The chunks' figures, and the sums of what they sent added in the order of the chunks.
-
-    Where a rule combines single updates, what it makes of them stands in place of the sums.
-    """
-    like, work = broadcast.received["weights"], phase.work
-    totals = {
-        name: np.zeros_like(broadcast.received.get(name, like)) for name in work.algorithm.sends
-    }
-    single: dict[str, list[np.ndarray | None]] = {name: [] for name in totals}
+    """The chunks' figures, and what the aggregation's accumulator makes of all they sent."""
+    algorithm = phase.work.algorithm
+    zeros = zeros_to_send(algorithm.sends, broadcast.received["weights"])
+    accumulator = phase.aggregation.accumulator(zeros)
     kept = []
     here = Stopwatch()
     with here("all"):
         for result in results:
             with here("aggregate"):
-                for name, total in totals.items():
-                    if isinstance(phase.aggregation, Robust):
-                        single[name] += _updates(result, name, work)
-                    else:
-                        result.sent.sums[name].add_to(total)
+                try:
+                    accumulator.add(result.sent.sums, int(np.isfinite(result.norms).sum()))
+                except ValueError as error:
+                    kind = type(algorithm).__name__
+                    raise ConfigError(f"algorithm.name: {kind} {error}") from error
                 if memory is not None:
                     memory.write(broadcast.round, result.sent.memory)
                 elif result.sent.memory:
-                    kind = type(work.algorithm).__name__
+                    kind = type(algorithm).__name__
                     raise ConfigError(
                         f"algorithm.name: {kind} returns memory, but does not say so in `memory_vectors`"
                     )
             kept.append(result.figures())
-        if isinstance(phase.aggregation, Robust):
-            with here("aggregate"):
-                totals = {
-                    name: phase.aggregation.combined(single.pop(name), like)
-                    for name, like in totals.items()
-                }
+        with here("aggregate"):
+            totals = accumulator.totals()
     aggregate = here.seconds["aggregate"]
     watch.add({"aggregate": aggregate, **_shares(here.seconds["all"] - aggregate, kept)})
     return kept, totals
-
-
-def _updates(result: ChunkResult, name: str, work: ClientWork) -> tuple[np.ndarray | None, ...]:
-    sent = result.sent.sums[name]
-    if isinstance(sent, SingleUpdates) and len(sent.updates) == np.isfinite(result.norms).sum():
-        return sent.updates
-    kind = type(work.algorithm).__name__
-    raise ConfigError(
-        f"algorithm.name: {kind} adds up its updates; aggregation.name needs them from pipeline.collect"
-    )
 
 
 def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:

@@ -6,14 +6,14 @@ The simulator and the deployment both call it, so that they cannot come to diffe
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from fedbandit.core.errors import Diverged
 from fedbandit.core.loops import loops
 from fedbandit.federated.algorithm import Algorithm, RoundFacts
-from fedbandit.federated.pipeline import Clipping, Vectors
+from fedbandit.federated.pipeline import Clipping, Sends, UpdateSum, Vectors, described
 
 OptimizerState = dict[str, np.ndarray]
 
@@ -193,8 +193,40 @@ def _adaptive(
     return m, v, moved
 
 
+class Accumulator(Protocol):
+    """Takes in what the clients of one round send, chunk after chunk."""
+
+    def add(self, sums: Mapping[str, UpdateSum], accepted: int) -> None:
+        """Add what a chunk with so many accepted clients sends; `ValueError` where it does not fit."""
+        ...
+
+    def totals(self) -> Vectors:
+        """What the server's step starts from, once all chunks have been added."""
+        ...
+
+
+@dataclass(frozen=True)
+class RunningSums:
+    """The sums of all that is sent, added in the order of the chunks to zeros of the right shapes."""
+
+    sums: Vectors
+
+    def add(self, sums: Mapping[str, UpdateSum], accepted: int) -> None:
+        for name, total in self.sums.items():
+            sums[name].add_to(total)
+
+    def totals(self) -> Vectors:
+        return self.sums
+
+
 class Aggregation(Protocol):
-    """From a round's sums to what the server learns from them."""
+    """From what the clients of a round send to what the server learns from it."""
+
+    keep_individual_updates: ClassVar[bool]  # chunks must not add up what their clients send
+
+    def accumulator(self, zeros: Vectors) -> Accumulator:
+        """An empty accumulator for a round; `zeros` has the shapes and types, and may be overwritten."""
+        ...
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
         """The update of the round's model from the sum over the accepted clients, which may be overwritten."""
@@ -213,8 +245,17 @@ class Aggregation(Protocol):
         ...
 
 
+class Summing:
+    """The part that all aggregations of sums share."""
+
+    keep_individual_updates: ClassVar[bool] = False
+
+    def accumulator(self, zeros: Vectors) -> Accumulator:
+        return RunningSums(zeros)
+
+
 @dataclass(frozen=True)
-class PlainMean:
+class PlainMean(Summing):
     """The exact mean over the accepted clients."""
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
@@ -271,23 +312,26 @@ class Server:
         return Step(moved, weights, following, means.get("weights", mean))
 
 
-def _joined(
-    totals: Vectors, sends: Mapping[str, float | None]
-) -> tuple[np.ndarray, dict[str, float]]:
+def _joined(totals: Vectors, sends: Sends) -> tuple[np.ndarray, dict[str, float]]:
     """All sums as one vector, each scaled as in the joint norm: what noise is added to."""
-    scales = {name: 1.0 if scale is None else scale for name, scale in sends.items()}
-    if len(totals) == 1:
-        ((name, total),) = totals.items()
-        return (total if scales[name] == 1 else total.dtype.type(scales[name]) * total), scales
-    return np.concatenate(
-        [total.dtype.type(scales[name]) * total for name, total in totals.items()]
-    ), scales
+    scales = {name: one.scale or 1.0 for name, one in described(sends).items()}
+    flat = [
+        total.reshape(-1)
+        if scales[name] == 1
+        else total.dtype.type(scales[name]) * total.reshape(-1)
+        for name, total in totals.items()
+    ]
+    return (flat[0] if len(flat) == 1 else np.concatenate(flat)), scales
 
 
 def _split(mean: np.ndarray, like: Vectors, scales: Mapping[str, float]) -> Vectors:
+    """The joined vector by name again, in the shapes that were sent."""
     parts, start = {}, 0
     for name, total in like.items():
-        part = mean[start : start + len(total)]
-        parts[name] = part if scales[name] == 1 else part / part.dtype.type(scales[name])
-        start += len(total)
+        part = mean[start : start + total.size].reshape(total.shape)
+        if scales[name] != 1:
+            part = part / part.dtype.type(scales[name])
+        # A sum of whole numbers comes back as a mean in the weights' type, whatever it was.
+        parts[name] = part if total.dtype.kind != "f" else part.astype(total.dtype, copy=False)
+        start += total.size
     return parts

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.randomness import Purpose, generator
+from fedbandit.federated.server import Summing
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.discrete import discrete_gaussians
 from fedbandit.privacy.plan import PrivacyPlan
@@ -160,7 +161,7 @@ def secret_normals(size: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class PrivateMean:
+class PrivateMean(Summing):
     """Noise on the sum, divided by the expected number of clients; an empty cohort gives noise alone.
 
     The divisor must not depend on who took part: that would tell.

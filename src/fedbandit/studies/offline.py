@@ -14,6 +14,7 @@ from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import resolve
+from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.engines import ThreadEngine
@@ -26,7 +27,7 @@ from fedbandit.federated.round import Engine, Phase, run_round
 
 @dataclass(frozen=True)
 class LoggedWork(ClientWork):
-    """Clients whose events are those of their log; `predicted` is the reward model of the doubly robust objective."""
+    """Clients whose events are those of their log; `predicted` is the reward model of an objective with targets."""
 
     predicted: RowScores | None = None
 
@@ -46,11 +47,10 @@ class LoggedWork(ClientWork):
             log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype
         )
         targets = None
-        if self.doubly_robust is not None:
+        if self.estimator is not None:
             assert self.predicted is not None
-            targets = self.doubly_robust.targets(
-                self.predicted(visits.rows), actions, rewards, propensities
-            )
+            prediction = Prediction(self.predicted(visits.rows))
+            targets = self.estimator.targets(prediction, actions, rewards, propensities)
         return Events(
             bounds=visits.bounds,
             contexts=self.split.contexts(visits.rows),
@@ -93,7 +93,7 @@ def train_from_logs(
     start = experiment.initial_weights() if start is None else start
     pool = clients or range(dataset.train.num_clients)
     phase = experiment.bandit
-    if phase.work.doubly_robust is not None:
+    if phase.work.estimator is not None:
         predicted = _cross_fitted(config, dataset, start, pool, engine)
         work = phase.work
         assert isinstance(work, LoggedWork)
@@ -128,9 +128,9 @@ def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         raise ConfigError(
             f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}"
         )
-    if experiment.privacy is not None and experiment.bandit.work.doubly_robust is not None:
+    if experiment.privacy is not None and experiment.bandit.work.estimator is not None:
         raise ConfigError(
-            "objective.name: the reward model of doubly-robust would be trained without noise"
+            f"objective.name: the reward model of {config.objective.name} would be trained without noise"
         )
     work = LoggedWork(**{**vars(experiment.bandit.work), "recipe": None, "scaled": False})
     return replace(experiment, bandit=replace(experiment.bandit, work=work))
@@ -142,7 +142,8 @@ def _cross_fitted(
     """Predicted rewards by unweighted regression, for each half of the clients from the other half's logs."""
     if len(pool) < 2:
         raise ConfigError(
-            "objective.name: doubly-robust needs two clients at least, to predict one from the other"
+            f"objective.name: {config.objective.name} needs two clients at least, to predict one from"
+            " the other"
         )
     middle = pool.start + len(pool) // 2
     plain = config.with_values({"objective.name": "regression"})

@@ -112,7 +112,7 @@ def _full_information(
         freezing=None,
         scaled=False,
         supervised=True,
-        doubly_robust=None,
+        estimator=None,
         recipe=None,
     )
     pool = bandit.cohorts.pool

@@ -468,14 +468,18 @@ def _build(what: str, trusted: frozenset[str]) -> _Built:
             raise DataError(
                 f"the server asks for {name!r}, which is not built in and which this app does not trust"
             )
-    trainable = Trainable.of(described, DataSpec(kind, tuple(shape), num_actions))
+    data = DataSpec(kind, tuple(shape), num_actions)
+    trainable = Trainable.of(described, data)
     make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
     objective = construct("objective", make, learning["objective_parameters"])
     parameters = {key: value for key, value in named.items() if key != "name"}
     make = resolve("algorithm.name", named["name"], algorithms.BUILT_IN)
-    algorithm = construct("algorithm", make, parameters, None)  # the optimiser is the server's
     freeze = learning.get("freeze", ())
     freezing = Freezing.of(trainable.layout, freeze) if freeze else None
+    layout = trainable.layout if freezing is None else freezing.trainable
+    told = {"data": data, "layout": layout, "objective": objective}
+    optimizer = None  # is the server's
+    algorithm = construct("algorithm", make, parameters, optimizer, told=told)
     settings = construct("client", ClientSettings, learning["client"])
     learner = device_learner(described["name"], trainable, objective, settings, freezing)
     whole = trainable.initial(0, np.dtype(learning["dtype"]))

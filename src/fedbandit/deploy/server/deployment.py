@@ -44,11 +44,9 @@ from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import Vectors
-from fedbandit.federated.robust import Robust
 from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version
 from fedbandit.models import DataSpec, Freezing
-from fedbandit.objectives import DoublyRobust
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger, Redraws, finite
 from fedbandit.privacy.noise import (
@@ -175,16 +173,16 @@ class Deployment:
     @cached_property
     def algorithm(self) -> Algorithm:
         """How devices train and how the server learns from them."""
-        chosen = self.config.server
-        return build_algorithm(
-            self.config, build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
-        )
+        chosen, freezing = self.config.server, self.freezing
+        optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
+        layout = self.trainable.layout if freezing is None else freezing.trainable
+        objective, _ = build_objective(self.config, lambda: 1.0)
+        return build_algorithm(self.config, optimizer, self.data, layout, objective)
 
     @cached_property
-    def rule(self) -> Robust | None:
-        """What combines single updates in place of their mean, where the configuration names such a rule."""
-        chosen = build_aggregation(self.config, self.algorithm, self.initial)
-        return chosen if isinstance(chosen, Robust) else None
+    def aggregation(self) -> PlainMean:
+        """The mean of the devices' updates, or the rule that combines them in its place."""
+        return build_aggregation(self.config, self.algorithm, self.initial)
 
     def noise(self, done: int, memory: Memory) -> DeploymentNoise:
         """The noise of a private deployment after `done` rounds; that of secure sums is on their grid."""
@@ -196,9 +194,9 @@ class Deployment:
 
     def server(self, noise: DeploymentNoise | None) -> Server:
         """The server's step, with the noise of a private deployment."""
-        clipping = build_clipping(self.config)
+        clipping = build_clipping(self.config, self.algorithm)
         if self.ledger is None:
-            return Server(self.algorithm, clipping, self.rule or PlainMean())
+            return Server(self.algorithm, clipping, self.aggregation)
         assert noise is not None
         if isinstance(noise, GridNoise):
             dtype = np.dtype(self.config.dtype)
@@ -213,7 +211,7 @@ class Deployment:
             weights=self.initial,
             deployed={0: Version(self.initial, Progress(actions=len(self.actions)))},
             kept=self.kept(self.initial),
-            clip_norm=build_clipping(self.config).initial,
+            clip_norm=build_clipping(self.config, self.algorithm).initial,
             extra={
                 "promises": self.promises(),
                 "versions": [{"version": 0, "round": 0, "why": "the initial model"}],
@@ -412,7 +410,7 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         freezing=freezing,
     )
     _check_algorithm(deployment, where)
-    _ = deployment.rule  # refused now and not in round 1
+    _ = deployment.aggregation  # refused now and not in round 1
     if rules.secure_aggregation:
         try:
             clip_share(deployment.kept(deployment.initial)["weights"].size)
@@ -552,7 +550,7 @@ def _learning(config: Config, num_actions: int) -> dict[str, Any]:
             "objective.scale: missing; the rule changes with every deployment, and so would its own scale"
         )
     objective, parameters = build_objective(config, lambda: importance_scale(policy, num_actions))
-    if isinstance(objective, DoublyRobust) or getattr(objective, "supervised", False):
+    if hasattr(objective, "targets") or getattr(objective, "supervised", False):
         raise ConfigError(
             f"objective.name: {config.objective.name} needs rewards of actions that devices do not log"
         )

@@ -136,7 +136,7 @@ class PlainReports:
                 device,
             )
         return Contribution(
-            total=summed(reports, weights, state.clip_norm, self._deployment.rule),
+            total=summed(reports, weights, state.clip_norm, self._deployment.aggregation),
             accepted=len(reports),
             below=sum(report.unclipped for report in reports),
             events=figures.events,

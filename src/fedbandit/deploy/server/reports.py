@@ -13,8 +13,8 @@ import numpy as np
 from fedbandit.deploy.messages import Reply, protocol_problem
 from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
 from fedbandit.deploy.server.database import Mark, MarksOf
-from fedbandit.federated.pipeline import clip_factor, clipped_sum, norm_or_reason
-from fedbandit.federated.robust import Robust
+from fedbandit.federated.pipeline import IndividualUpdates, clip_factor, norm_or_reason
+from fedbandit.federated.server import Aggregation
 
 _LONGEST_NAME = 64
 _MOST = 2**63  # no honest count reaches it, and JSON allows integers too large for arithmetic
@@ -174,16 +174,14 @@ def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
 
 
 def summed(
-    reports: Iterable[Report], like: np.ndarray, clip_norm: float, rule: Robust | None = None
+    reports: Iterable[Report], like: np.ndarray, clip_norm: float, aggregation: Aggregation
 ) -> np.ndarray:
-    """The sum of sound reports' updates, in their order, clipped once more; or what a rule makes of them."""
-    if rule is not None:
-        clipped = [
-            report.update.dtype.type(clip_factor(report.norm, clip_norm)) * report.update
-            for report in reports
-        ]
-        return rule.combined(clipped, like)
-    return clipped_sum(((report.update, report.norm) for report in reports), like, clip_norm)
+    """What the aggregation makes of sound reports' updates, in their order, clipped once more."""
+    accumulator = aggregation.accumulator({"weights": np.zeros_like(like)})
+    for report in reports:
+        clipped = report.update.dtype.type(clip_factor(report.norm, clip_norm)) * report.update
+        accumulator.add({"weights": IndividualUpdates((clipped,))}, 1)
+    return accumulator.totals()["weights"]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from fedbandit.acting.predictors import model_input, single_threaded_torch
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
+from fedbandit.core.sparse import SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
@@ -39,8 +40,14 @@ class ClientSettings:
         return -rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull))
 
 
-Drift = Callable[[int], np.ndarray | None]
+Drift = Callable[[int], np.ndarray | SparseVector | None]
 """For the client at a place in the chunk: what is added to each of its gradients, [P]; None: nothing."""
+
+
+def drift_of(drift: Drift | None, client: int) -> np.ndarray | None:
+    """The drift of the client at a place in the chunk, as an array."""
+    added = None if drift is None else drift(client)
+    return None if added is None else np.asarray(added)
 
 
 class Learner(Protocol):
@@ -68,8 +75,11 @@ class Learner(Protocol):
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
-        """Each client's change of the weights [P], not clipped; None for a client without events."""
+    ) -> Iterator[np.ndarray | SparseVector | None]:
+        """Each client's change of the weights [P], not clipped; None for a client without events.
+
+        With a sparse drift a learner of sparse contexts may give a `SparseVector`.
+        """
         ...
 
 
@@ -112,7 +122,7 @@ class AutogradLearner:
             if first == last:
                 yield None
                 continue
-            added = None if drift is None else drift(client)
+            added = drift_of(drift, client)
             delta = (
                 self._local_training(start, events, first, last, pull, added).sub_(start).numpy()
             )
@@ -201,39 +211,14 @@ class AutogradLearner:
         return total
 
 
-@dataclass(frozen=True)
-class ChosenCandidates:
-    """Trains another learner on the candidates that were chosen: a loss on one action touches no other.
+def chosen_candidates(events: Events, rows: Callable[[Contexts], Ragged] | None) -> Events:
+    """The events with the chosen candidate of each decision alone: a loss on one action needs no other.
 
-    `rows` makes rows of a linear model of them; without it the other learner sees decisions with
-    one candidate each.
+    `rows` makes them rows of a linear model with one action.
     """
-
-    learner: Learner
-    rows: Callable[[Contexts], Ragged] | None = None
-
-    @property
-    def chunk_events(self) -> int:
-        return self.learner.chunk_events
-
-    @property
-    def settings(self) -> ClientSettings:
-        return self.learner.settings
-
-    def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
-    ) -> tuple[UpdateSum, np.ndarray]:
-        return self.learner.train(weights, self._chosen(events), clip_norm, pull)
-
-    def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
-        return self.learner.updates(weights, self._chosen(events), pull, drift)
-
-    def _chosen(self, events: Events) -> Events:
-        contexts = events.contexts.chosen(events.actions)
-        contexts = contexts if self.rows is None else Contexts(self.rows(contexts))
-        return replace(events, contexts=contexts, actions=np.zeros(len(events), np.int64))
+    contexts = events.contexts.chosen(events.actions)
+    contexts = contexts if rows is None else Contexts(rows(contexts))
+    return replace(events, contexts=contexts, actions=np.zeros(len(events), np.int64))
 
 
 def clipped_sum_of(

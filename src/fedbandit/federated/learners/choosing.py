@@ -1,18 +1,20 @@
 """From a model to what predicts and trains with it: a kernel where there is one, autograd elsewhere."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedbandit.acting import Predictor, make_predictor
 from fedbandit.core.errors import ConfigError
+from fedbandit.events import Events
 from fedbandit.federated.learners.base import (
     AutogradLearner,
-    ChosenCandidates,
     ClientSettings,
     Learner,
+    chosen_candidates,
 )
 from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
 from fedbandit.objectives import Objective, Pointwise
@@ -30,17 +32,10 @@ def make_learner(
     """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
     if model.heads and not isinstance(objective, Pointwise):
         raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
-    if over_candidates:
-        if device != "cpu":
-            raise ConfigError(
-                f"device: models over candidates are trained on the cpu, not {device}"
-            )
-        one_action = isinstance(objective, Pointwise) and not objective.supervised
-        if not one_action:
-            return AutogradLearner(model, layout, objective, settings, freezing)
-        single = replace(model, rows=None)
-        inner = make_learner(single, layout, objective, settings, freezing=freezing)
-        return ChosenCandidates(inner, model.rows)
+    if over_candidates and device != "cpu":
+        raise ConfigError(f"device: models over candidates are trained on the cpu, not {device}")
+    if over_candidates and not _one_action(objective):
+        return AutogradLearner(model, layout, objective, settings, freezing)
     if device != "cpu":
         from fedbandit.federated.learners.vectorised import make_vectorised_learner
 
@@ -76,6 +71,11 @@ def make_learner(
     return AutogradLearner(model, layout, objective, settings)
 
 
+def _one_action(objective: Objective) -> bool:
+    """Whether the loss looks at the chosen action alone."""
+    return isinstance(objective, Pointwise) and not objective.supervised
+
+
 @dataclass(frozen=True)
 class Trainable:
     """A model that fits some data, and how its parameters lie: what predicts and trains is made from it."""
@@ -98,6 +98,12 @@ class Trainable:
     def predictor(self, device: str = "cpu", *, light: bool = False) -> Predictor:
         """The fastest predictor there is for this model; a light one never compiles."""
         return make_predictor(self.model, self.layout, device, light=light)
+
+    def reduction(self, objective: Objective) -> Callable[[Events], Events] | None:
+        """What makes of logged events those that are trained on; None: nothing has to be done."""
+        if not self.over_candidates or not _one_action(objective):
+            return None
+        return partial(chosen_candidates, rows=self.model.rows)
 
     def learner(
         self,

@@ -20,6 +20,7 @@ from fedbandit.federated.learners.base import (
     ClientSettings,
     Drift,
     clipped_sum_of,
+    drift_of,
 )
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
@@ -47,7 +48,7 @@ def trained_by_hand(
         if first == last:
             yield None
             continue
-        added = None if drift is None else drift(client)
+        added = drift_of(drift, client)
         with torch.no_grad():
             network.load(start)
             for _ in range(settings.epochs):

@@ -13,8 +13,9 @@ import numpy as np
 
 from fedbandit.acting.predictors import sparse_loops
 from fedbandit.core.ragged import Ragged
+from fedbandit.core.sparse import SparseVector
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift
+from fedbandit.federated.learners.base import ClientSettings, Drift, drift_of
 from fedbandit.federated.pipeline import EntrySum, JoinedSum, RowSum, UpdateSum
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
@@ -37,19 +38,52 @@ class SparseLinearLearner:
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
+    ) -> Iterator[np.ndarray | SparseVector | None]:
+        whole = np.empty(0)
         for client in range(events.num_clients):
             own = events.of_client(client)
             if not len(own):
                 yield None
                 continue
             added = None if drift is None else drift(client)
+            if isinstance(added, SparseVector):
+                whole = whole if len(whole) else np.zeros_like(weights)
+                yield self._sparse_update(weights, own, pull, added, whole)
+                continue
             total = np.zeros_like(weights)
             update, (norm,) = self._train(weights, own, inf, pull, added)
             update.add_to(total)
             if added is not None:
                 total += self._untouched(update, added, len(own), pull)
             yield total if np.isfinite(norm) else np.full_like(total, np.nan)
+
+    def _sparse_update(
+        self,
+        weights: np.ndarray,
+        events: Events,
+        pull: float,
+        drift: SparseVector,
+        whole: np.ndarray,
+    ) -> SparseVector:
+        """One client's update as the entries that its words or its drift reach.
+
+        `whole` [P] is zero before and after: room to look the drift up in.
+        """
+        whole[drift.entries] = drift.values
+        update, (norm,) = self._train(weights, events, inf, pull, whole)
+        whole[drift.entries] = 0
+        assert isinstance(update, EntrySum | RowSum)
+        k, reached = len(update.bias), update.flat_entries()
+        alone = drift.entries < len(weights) - k
+        alone &= ~np.isin(drift.entries, reached)
+        moved = drift.values[alone] * weights.dtype.type(self.settings.drifted(len(events), pull))
+        bias = np.arange(len(weights) - k, len(weights))
+        entries = np.concatenate([reached, bias, drift.entries[alone]])
+        values = np.concatenate([update.values.reshape(-1), update.bias, moved])
+        order = np.argsort(entries)
+        if not np.isfinite(norm):
+            values[:] = np.nan
+        return SparseVector(entries[order], values[order], len(weights))
 
     def _train(
         self,
@@ -198,7 +232,7 @@ class SparseHeadsLearner:
                 return None
 
             def own(client: int) -> np.ndarray | None:
-                whole = drift(client)
+                whole = drift_of(drift, client)
                 return None if whole is None else self._parts(whole)[head]
 
             return own

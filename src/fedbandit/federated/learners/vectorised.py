@@ -17,7 +17,7 @@ from fedbandit.core.contexts import Features
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift
+from fedbandit.federated.learners.base import ClientSettings, Drift, drift_of
 from fedbandit.federated.pipeline import DenseSum, UpdateSum
 from fedbandit.models.base import Freezing, Layout, Model
 from fedbandit.objectives import Objective, Pointwise
@@ -145,7 +145,7 @@ class VectorisedLearner:
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         words = _Words.of(events.contexts.shared, events.bounds)
-        drifts = None if drift is None else [drift(client) for client in range(events.num_clients)]
+        drifts = None if drift is None else [drift_of(drift, i) for i in range(events.num_clients)]
         deltas = {
             name: delta.cpu().numpy()
             for name, delta in self._deltas(weights, events, words, pull, drifts).items()

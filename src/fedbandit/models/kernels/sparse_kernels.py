@@ -221,6 +221,63 @@ def train_chosen(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def curvature_chosen(  # type: ignore[no-untyped-def]
+    offsets, ids, values, bounds, actions, rewards, weights, clip_norm, weight, base_bias,
+    entries, moments, biases, norms,
+):  # fmt: skip
+    """Every client in turn, at fixed weights: flat entries with their gradients and curvatures.
+
+    Returns how many there are. `moments` [2, n] has gradients, then curvatures; `biases` [2, K] is
+    added to. An entry that several clients touch stands there once for each of them.
+    """
+    most = 0
+    for client in range(len(bounds) - 1):
+        most = max(most, offsets[bounds[client + 1]] - offsets[bounds[client]])
+    table, slots = np.empty(max(16, 4 * most), np.int32), np.empty(most, np.int32)
+    bias = np.zeros_like(biases)
+    found = 0
+    for client in range(len(bounds) - 1):
+        first, last = bounds[client], bounds[client + 1]
+        mine, start, k = entries[found:], offsets[first], len(base_bias)
+        used = _number_entries(
+            offsets[first : last + 1], ids, actions[first:last], k, table, slots, mine, weight
+        )
+        gradient, curvature = moments[0, found : found + used], moments[1, found : found + used]
+        for slot in range(used):
+            gradient[slot] = curvature[slot] = 0
+        for a in range(k):
+            bias[0, a] = bias[1, a] = 0
+        for i in range(first, last):
+            score = base_bias[actions[i]]
+            for j in range(offsets[i], offsets[i + 1]):
+                score += values[j] * weight[mine[slots[j - start]]]
+            count = weights[i]
+            error = count * (score - rewards[i])
+            bias[0, actions[i]] += error
+            bias[1, actions[i]] += count
+            for j in range(offsets[i], offsets[i + 1]):
+                slot, x = slots[j - start], values[j]
+                gradient[slot] += error * x
+                curvature[slot] += count * (x * x)
+        square = 0.0
+        for slot in range(used):
+            square += np.float64(gradient[slot]) ** 2 + np.float64(curvature[slot]) ** 2
+        for a in range(k):
+            square += np.float64(bias[0, a]) ** 2 + np.float64(bias[1, a]) ** 2
+        norms[client] = norm = np.sqrt(square)
+        if np.isfinite(norm):
+            factor = weight.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+            for slot in range(used):
+                gradient[slot] *= factor
+                curvature[slot] *= factor
+            for a in range(k):
+                biases[0, a] += factor * bias[0, a]
+                biases[1, a] += factor * bias[1, a]
+            found += used
+    return found
+
+
+@numba.njit(nogil=True, cache=True)
 def _each_once(slots, size):  # type: ignore[no-untyped-def]
     """The slots without repetitions, in order of first appearance: a repeated word must not count twice."""
     once, seen = np.empty(len(slots), np.int32), np.zeros(size, np.bool_)

@@ -24,8 +24,8 @@ def train_chosen(  # type: ignore[no-untyped-def]
     offsets, ids, values, bounds, actions, rewards, weights, logistic, steps, size, epochs, clip_norms,
     rate, pull, drift, weight, base_bias, entries, moves, total_bias, norms,
 ):  # fmt: skip
-    """As the compiled form, without the objectives and corrections that short runs rarely have."""
-    if logistic or pull != 0 or len(drift):
+    """As the compiled form, without the objectives that short runs rarely have."""
+    if logistic:
         return NotImplemented
     found = 0
     for client in range(len(bounds) - 1):
@@ -49,6 +49,10 @@ def train_chosen(  # type: ignore[no-untyped-def]
             errors = (
                 (steps[end - begin] * weights[batch]) * (score.astype(np.float64) - rewards[batch])
             ).astype(score.dtype)
+            if pull != 0 or len(drift):
+                added = (drift[mine], drift[-len(bias) :]) if len(drift) else (0, 0)
+                work -= rate * (pull * (work - base) + added[0])
+                bias -= rate * (pull * (bias - base_bias) + added[1])
             np.subtract.at(bias, actions[batch], errors)
             np.subtract.at(work, at, errors[row] * values[own])
         moved, moved_bias = work - base, bias - base_bias
@@ -63,6 +67,36 @@ def train_chosen(  # type: ignore[no-untyped-def]
                 mine,
                 factor * moved,
             )
+            found += len(mine)
+    return found
+
+
+def curvature_chosen(  # type: ignore[no-untyped-def]
+    offsets, ids, values, bounds, actions, rewards, weights, clip_norm, weight, base_bias,
+    entries, moments, biases, norms,
+):  # fmt: skip
+    """As the compiled form."""
+    found = 0
+    for client in range(len(bounds) - 1):
+        first, last = bounds[client], bounds[client + 1]
+        own, words = slice(first, last), slice(offsets[first], offsets[last])
+        event = np.repeat(np.arange(last - first), np.diff(offsets[first : last + 1]))
+        chosen, x, counts = actions[own], values[words], weights[own]
+        mine, slots = _numbered(ids[words].astype(np.int64) * len(base_bias) + chosen[event])
+        score = base_bias[chosen]
+        np.add.at(score, event, x * weight[mine[slots]])
+        errors = counts * (score - rewards[own])
+        moment, bias = np.zeros((2, len(mine)), weight.dtype), np.zeros_like(biases)
+        for which, (by_event, by_word) in enumerate(((errors, x), (counts, x * x))):
+            np.add.at(bias[which], chosen, by_event)
+            np.add.at(moment[which], slots, by_event[event] * by_word)
+        squares = np.concatenate([moment, bias], axis=1).astype(np.float64) ** 2
+        norms[client] = norm = np.sqrt(np.cumsum(squares.sum(axis=0))[-1])
+        if np.isfinite(norm):
+            factor = weight.dtype.type(min(1.0, clip_norm / norm) if norm > 0 else 1.0)
+            biases += factor * bias
+            entries[found : found + len(mine)] = mine
+            moments[:, found : found + len(mine)] = factor * moment
             found += len(mine)
     return found
 
