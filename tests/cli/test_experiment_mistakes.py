@@ -19,7 +19,7 @@ def here(tmp_path, monkeypatch):
     ("words", "said"),
     [
         (["figure"], ["Missing argument", "figure --help"]),
-        (["figure", "fig5"], ["fig5", "fig4d", "drift"]),
+        (["figure", "fig5"], ["fig5", "fig4d", "weights"]),
         (["figure", "fig2a", "--scale", "2"], ["--scale", "at most 1"]),
         (["figure", "fig2a", "--seeds", "0"], ["--seeds"]),
         (["figure", "fig2a", "--budget", "5"], ["--budget", "--tune"]),
