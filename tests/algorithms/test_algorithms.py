@@ -146,27 +146,6 @@ def test_a_changed_memory_is_refused_in_one_line(tmp_path, statement):
         Memory(path).resume(2)
 
 
-def test_a_memory_of_an_older_version_is_continued(tmp_path):
-    path = tmp_path / "memory.sqlite"
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute(
-            "CREATE TABLE memory (client INTEGER, round INTEGER, name TEXT, dtype TEXT, value BLOB,"
-            " PRIMARY KEY (client, round, name)) WITHOUT ROWID"
-        )
-        database.execute("CREATE TABLE kept (round INTEGER)")
-        database.execute("INSERT INTO kept VALUES (2)")
-        database.execute(
-            "INSERT INTO memory VALUES (7, 2, 'control', '<f8', ?)", (np.full(2, 7.0).tobytes(),)
-        )
-    for number in (3, 4):
-        memory = Memory(path)
-        memory.resume(number - 1)
-        assert memory.read([7], 9)[7]["control"].tolist() == [7, 7]
-        memory.write(number, {8: {"control": np.zeros(2)}})
-        memory.keep(number, number)
-        memory.close()
-
-
 RUN = """
 import sys
 from contextlib import closing

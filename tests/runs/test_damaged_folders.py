@@ -1,12 +1,14 @@
 """A run folder with wrong bytes, or one that cannot be read: nothing is lost, and one line says what is wrong."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import random_text
 from small_runs import small_config
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.federated import state as states
 from fedbandit.runs.folder import RunFolder, checkpoints
@@ -108,12 +110,9 @@ def test_checkpoints_are_sorted_by_number(tmp_path):
 
 
 def test_past_a_million_rounds_the_newest_checkpoints_are_kept(stopped, tmp_path):
-    from dataclasses import replace
-
     state = states.load_state(checkpoints(stopped)[0])
-    with RunFolder(
-        tmp_path / "long", small_config(rounds=2_000_000), random_text().header
-    ) as folder:
+    experiment = build_experiment(small_config(rounds=2_000_000), random_text())
+    with RunFolder(tmp_path / "long", experiment) as folder:
         for number in (999_998, 999_999, 1_000_000, 1_000_001):
             folder.checkpoint(replace(state, round=number))
         assert [path.stem for path in checkpoints(folder.path)] == [
@@ -167,6 +166,7 @@ def test_a_summary_that_cannot_be_read_is_not_overwritten(tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused(stopped):
     other = random_text(words=50)
+    other = replace(other, header=replace(other.header, fingerprint="other words"))
     run(small_config(), stopped.parent / "other", dataset=other, until=8)
     checkpoints(stopped)[0].write_bytes(checkpoints(stopped.parent / "other")[0].read_bytes())
     with pytest.raises(DataError, match="of another run"):
@@ -177,8 +177,6 @@ PRETRAINED = {"scenario": "init", "pretraining__rounds": 2, "pretraining__client
 
 
 def test_a_damaged_pretrained_model_is_set_aside_and_made_again(tmp_path, monkeypatch, capsys):
-    from fedbandit.building.experiment import build_experiment
-
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     config = small_config(**PRETRAINED)
     run(config, tmp_path / "first", dataset=random_text())
@@ -193,8 +191,6 @@ def test_a_damaged_pretrained_model_is_set_aside_and_made_again(tmp_path, monkey
 
 
 def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
-    from fedbandit.building.experiment import build_experiment
-
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     config = small_config(**PRETRAINED)
     run(config, tmp_path / "first", dataset=random_text())

@@ -54,13 +54,16 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order, then `finish()`. As a context manager it cleans up unless finished."""
+    """Add examples in any order, then `finish()`. As a context manager it cleans up unless finished.
+
+    Without a `name` the data set is called as its folder, which is no part of its fingerprint.
+    """
 
     def __init__(
         self,
         out: Path | str,
         *,
-        name: str,
+        name: str | None = None,
         kind: Literal["dense", "sparse"],
         shape: tuple[int, ...],
         actions: Iterable[str],
@@ -76,7 +79,7 @@ class DatasetWriter:
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
-            "name": name,
+            **({} if name is None else {"name": name}),
             "kind": kind,
             "shape": tuple(shape),
             "actions": tuple(actions),
@@ -187,7 +190,7 @@ class DatasetWriter:
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
             digest.update(text)
         header = Header(
-            **self._header,
+            **{"name": self.out.name, **self._header},
             action_counts=tuple(int(count) for count in train.action_counts),
             source=self.source,
             fingerprint=digest.hexdigest(),

@@ -2,33 +2,31 @@
 
 Records are keyed by (client, round). A read takes the newest from before the current round, and records from after the
 checkpoint that a run resumes from are dropped, so that a killed run ends with the same bits. Each record has a
-checksum, and so have all of them together, which is verified when the file is opened.
+checksum, and so have all of them together, which is verified when the file is opened. The file names its run and the
+oldest round that it can serve: what only older checkpoints would ask for is gone.
 """
 
 import hashlib
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.identity import digest_of, require_run
 from fedbandit.federated.pipeline import Vectors
-
-_COLUMNS = {
-    "memory": ("digest", "BLOB"),
-    "kept": ("digest", "TEXT"),
-}  # that files of older versions lack
 
 
 class Memory:
     """The memory of all clients of a run. Written by one thread; read by any."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """In the file at `path`; None: in a temporary file that is gone when the memory is closed."""
+    def __init__(self, path: Path | None = None, run: str = "") -> None:
+        """In the file at `path`, of the run with that id; None: in a temporary file that is gone when it is closed."""
         self._lock = threading.Lock()
+        self._run = run
         self._touched: set[int] = set()  # clients with something new since the last `keep`
         self._path = path
         with self._explained():
@@ -40,19 +38,16 @@ class Memory:
                 "CREATE TABLE IF NOT EXISTS memory (client INTEGER, round INTEGER, name TEXT, dtype TEXT, value BLOB,"
                 " digest BLOB, PRIMARY KEY (client, round, name)) WITHOUT ROWID"
             )
-            self._db.execute("CREATE TABLE IF NOT EXISTS kept (round INTEGER, digest TEXT)")
-            for table, (column, kind) in _COLUMNS.items():
-                if column not in {
-                    row[1] for row in self._db.execute(f"PRAGMA table_info({table})")
-                }:
-                    self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS kept (run TEXT, oldest INTEGER, round INTEGER, digest TEXT)"
+            )
             self._db.execute("BEGIN")
             for row in self._db.execute(
                 "SELECT client, round, name, dtype, value, digest FROM memory"
             ):
                 _vector(*row)
             self._sum = self._sum_of("TRUE")
-            self._kept = self._last_kept()
+            self._oldest, self._kept = self._last_kept()
 
     def read(self, clients: Iterable[int], round_number: int) -> dict[int, Vectors]:
         """What these clients remember from before the round; those that remember nothing are missing."""
@@ -88,9 +83,10 @@ class Memory:
                 newest = "(SELECT max(round) FROM memory WHERE client = ?1 AND round <= ?2)"
                 self._drop(f"client = ?1 AND round < {newest}", client, oldest_needed)
             self._touched.clear()
+            self._oldest, self._kept = oldest_needed, round_number
             self._db.execute("DELETE FROM kept")
-            self._db.execute("INSERT INTO kept VALUES (?, ?)", (round_number, f"{self._sum:032x}"))
-            self._kept = round_number
+            row = (self._run, oldest_needed, round_number)
+            self._db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (*row, self._over_all(*row)))
             self._db.execute("COMMIT")
             self._db.execute("BEGIN")
 
@@ -99,14 +95,20 @@ class Memory:
         with self._lock, self._explained():
             if self._kept < round_number:
                 raise DataError(
-                    f"the clients' memory is missing or older than the checkpoint of round {round_number}"
+                    f"{self._path}: the clients' memory is missing or older than the checkpoint of round"
+                    f" {round_number}; put back the file of this run, or use another folder"
+                )
+            if 0 < round_number < self._oldest:
+                raise DataError(
+                    f"{self._path}: the clients' memory is newer than the checkpoint of round {round_number}, and"
+                    f" serves round {self._oldest} at the earliest; put back the newer checkpoints, or use another folder"
                 )
             self._drop("round > ?", round_number)
             self._kept = min(self._kept, round_number)
 
     def close(self) -> None:
-        """Let go of the file; what was not kept is gone."""
-        with self._lock:
+        """Let go of the file; what was not kept is gone. Closed already, it stays so."""
+        with self._lock, suppress(sqlite3.ProgrammingError):
             self._db.rollback()
             self._db.close()
 
@@ -121,16 +123,25 @@ class Memory:
             total ^= int.from_bytes(digest or b"", "little")
         return total
 
-    def _last_kept(self) -> int:
-        row = self._db.execute("SELECT round, digest FROM kept").fetchone()
+    def _last_kept(self) -> tuple[int, int]:
+        """The oldest round that can be served, and the newest."""
+        row = self._db.execute("SELECT run, oldest, round, digest FROM kept").fetchone()
         if row is None:
-            return 0
-        number, digest = row
-        if type(number) is not int:
-            raise ValueError(f"kept up to round {number!r:.40}")
-        if digest is not None and digest != f"{self._sum:032x}":
+            if self._sum:
+                raise ValueError("it does not say up to which round it goes")
+            return 0, 0
+        run, oldest, number, digest = row
+        if type(number) is not int or type(oldest) is not int:
+            raise ValueError(f"kept from round {oldest!r:.40} to {number!r:.40}")
+        if digest != self._over_all(run, oldest, number):
             raise ValueError("the checksum of all records does not match")
-        return number
+        if self._path is not None:
+            require_run(self._path, run, self._run)
+        return oldest, number
+
+    def _over_all(self, run: str, oldest: int, number: int) -> str:
+        """Over all records, and what is said of them."""
+        return digest_of([run, oldest, number, self._sum])
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -147,10 +158,10 @@ def _digest(client: int, round_number: int, name: str, dtype: str, value: bytes)
 
 
 def _vector(
-    client: int, round_number: int, name: str, dtype: str, value: bytes, digest: bytes | None
+    client: int, round_number: int, name: str, dtype: str, value: bytes, digest: bytes
 ) -> np.ndarray:
-    """A vector as it was written; older versions wrote no digest."""
-    if digest is not None and digest != _digest(client, round_number, name, dtype, value):
+    """A vector as it was written."""
+    if digest != _digest(client, round_number, name, dtype, value):
         raise ValueError(
             f"client {client}, {name!r:.40} of round {round_number!r:.40}: its checksum does not match"
         )

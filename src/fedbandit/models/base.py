@@ -44,7 +44,8 @@ class Model:
     """`init(seed)` makes named arrays; `scores(params, x)` scores all actions with tensors of the same names.
 
     `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it. A model
-    with `heads` is an ensemble: its scores are [n, heads, K].
+    with `heads` is an ensemble: its scores are [n, heads, K]. `files()` lists what the functions have read from disk:
+    a run is resumed only while these files hold the same bytes.
 
     Examples:
         >>> import numpy as np, torch
@@ -59,6 +60,7 @@ class Model:
     scores: Callable[[Params, Any], "torch.Tensor"]
     kernel: Literal["sparse-linear", "dense-linear", "mlp", "sparse-mlp", "cnn"] | None = None
     heads: int = 0
+    files: Callable[[], Iterable[str]] = tuple
 
 
 @dataclass(frozen=True)

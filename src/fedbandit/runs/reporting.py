@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
-from fedbandit.core.files import last_lines, read_json, write_json
+from fedbandit.core.files import read_json, write_json
+from fedbandit.core.identity import last_rounds
 from fedbandit.core.parts import construct, flatten, resolve
 from fedbandit.core.progress import Advance, to_stderr
 from fedbandit.core.progress import Progress as Reporter
@@ -120,7 +121,7 @@ class _Runs:
 def _recorded(folder: Path) -> int:
     """The number of the last round that a run has recorded; 0 where there is none, or none that can be read."""
     try:
-        lines = last_lines(folder / "metrics.jsonl", enough=1 << 12)
+        lines = last_rounds(folder / "metrics.jsonl", enough=1 << 12)
         return int(json.loads(lines[-1])["round"]) if lines else 0
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
-from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
+from fedbandit.core.errors import Diverged, FedbanditError, Interrupted
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
@@ -113,20 +113,16 @@ def execute(
         config, dataset
     )  # a wrong configuration is refused before the folder is touched
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(out, config, dataset.header))
+        folder = stack.enter_context(RunFolder(out, experiment))
         if (ended := _ended(folder, experiment.rounds, until)) is not None:
             return ended
         stack.enter_context(_kept_failures(folder))
         stopping = stack.enter_context(_stop_requests())
         engine = engine or stack.enter_context(closing(make_engine(config)))
         watch = Stopwatch()
-        state = folder.resume()
-        if state is not None and (
-            state.round > experiment.rounds or len(state.weights) != experiment.layout.size
-        ):
-            raise DataError(
-                f"{out}: the newest checkpoint is of another run; the folder has been changed"
-            )
+        state, memory = folder.resume(experiment.bandit.work.algorithm)
+        if memory is not None:
+            stack.callback(memory.close)
         if state is None and experiment.pretraining is not None:
             pretraining = Pretraining(experiment, engine, checkpoint_seconds)
             with watch("pretrain"):
@@ -134,7 +130,6 @@ def execute(
             if pretraining.state.round < pretraining.rounds:
                 return RunOutcome(None, 0, watch.take(), pretraining=pretraining.state.round)
             state = experiment.bandit.start(pretraining.state.weights)
-        memory = folder.memory(experiment.bandit.work.algorithm, state)
         simulation = stack.enter_context(
             simulate(
                 config,
@@ -164,7 +159,7 @@ def execute(
 
 def _ended(folder: RunFolder, rounds: int, until: int | None) -> RunOutcome | None:
     """The outcome of a run that is finished already, or has come as far as it should."""
-    if (summary := folder.summary) is not None:
+    if (summary := folder.summary(rounds)) is not None:
         return RunOutcome(summary, summary["rounds"], {}, finished_before=True)
     failure = folder.failure or {}
     if failure.get("kind") == Diverged.__name__:

@@ -290,7 +290,6 @@ def import_stackoverflow(
         PublishedSqlite(database) as published,
         DatasetWriter(
             out,
-            name=out.name,
             kind="sparse",
             shape=(len(vocabulary),),
             actions=counts,
