@@ -108,7 +108,7 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
             f" and {RESULTS} here); {left_alone}"
         )
     for key in ("sources", "files"):
-        recorded, current = dict(kept.get(key) or {}), environment[key]
+        recorded, current = kept[key], environment[key]
         for file in [*recorded, *current]:
             if recorded.get(file) != current.get(file):
                 raise ConfigError(f"{path}: {before}{file} has changed since; {left_alone}")
@@ -117,7 +117,11 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
 
 def _kept_environment(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path)
+        kept = read_object(path)
+        for key in ("sources", "files"):
+            if not isinstance(kept.get(key), dict):
+                raise ValueError(f"{key} is not an object")
+        return kept
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
