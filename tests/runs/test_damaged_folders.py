@@ -2,7 +2,6 @@
 
 import errno
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import random_text
@@ -47,15 +46,12 @@ def uninterrupted(folder):
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
 def test_a_checkpoint_that_cannot_be_read_is_never_deleted(stopped, tmp_path, monkeypatch, number):
     before = contents(stopped)
-    read_bytes = Path.read_bytes
 
     def refuse(path):
-        if path.suffix == ".safetensors":
-            raise OSError(number, "refused", str(path))
-        return read_bytes(path)
+        raise OSError(number, "refused", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refuse)
+        patch.setattr(states, "read_packed", refuse)
         with pytest.raises(DataError, match=r"round-000008.safetensors: cannot be read"):
             run(small_config(), stopped, dataset=random_text())
     assert contents(stopped) == before
@@ -198,8 +194,8 @@ def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
     payload = kept.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(
-            Path,
-            "read_bytes",
+            states,
+            "read_packed",
             lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")),
         )
         with pytest.raises(DataError, match="cannot be read"):

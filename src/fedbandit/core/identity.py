@@ -118,9 +118,12 @@ def file_digests(parts: Iterable[Any], named: Iterable[str] = ()) -> dict[str, s
     for path in map(str, [*named, *paths]):
         try:
             with open_regular(Path(path)) as file:
-                found[path] = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.sha256()
+                for block in iter(lambda: file.read(1 << 20), b""):
+                    digest.update(block)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        found[path] = digest.hexdigest()
     return dict(sorted(found.items()))
 
 

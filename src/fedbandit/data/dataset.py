@@ -412,5 +412,6 @@ def _arrays(dataset: FederatedDataset) -> Iterator[np.ndarray]:
 
 def _mappings(dataset: FederatedDataset) -> Iterator[Pages]:
     for array in _arrays(dataset):
-        if isinstance(array.base, Pages):
-            yield array.base
+        base: Any = array.base
+        if isinstance(base, Pages):
+            yield base

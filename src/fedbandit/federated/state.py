@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import packed, unpack, write_atomically
+from fedbandit.core.files import packed, read_packed, unpack, write_atomically
 from fedbandit.core.prediction import Progress
 from fedbandit.federated.pipeline import Vectors
 
@@ -123,9 +123,11 @@ def load_marked(path: Path) -> tuple[State, dict[str, str]]:
     permission, too many open files) says nothing about its contents; it is another `DataError`.
     """
     try:
-        payload = path.read_bytes()
+        payload = read_packed(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DamagedState(f"{path}: damaged checkpoint: {error}") from None
     return _read(payload, path)
 
 

@@ -183,7 +183,7 @@ class RunFolder:
         self.run: str = self.environment["run"]
         self._check_identity()
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - held until close()
+        self._lock = open_regular(path / ".lock", append=True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -191,7 +191,7 @@ class RunFolder:
             raise FolderBusy(f"{path}: another process is running here") from None
         self._lock.truncate(0)
         self._lock.write(
-            platform.node()
+            platform.node().encode()
         )  # for those who look from another machine, where no list of locks shows it
         self._lock.flush()
         for leftover in (*path.glob(".*.tmp"), *path.glob("checkpoints/.*.tmp")):
@@ -348,7 +348,10 @@ class RunFolder:
 
     def _memory(self, rounds: int) -> Memory:
         """What clients remember, as it was after these rounds."""
-        memory = Memory(self.path / "memory.sqlite", self.run)
+        path = self.path / "memory.sqlite"
+        if path.exists():
+            open_regular(path).close()  # SQLite would wait at a pipe
+        memory = Memory(path, self.run)
         try:
             memory.resume(rounds)
         except BaseException:
@@ -489,7 +492,7 @@ def _checked(line: bytes, number: int, timed: bool) -> float:
     seconds = values.get("seconds") if timed else 0.0
     if type(values.get("round")) is not int or values["round"] != number:
         raise ValueError
-    if type(seconds) not in (int, float) or not math.isfinite(seconds):
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         raise ValueError
     return float(seconds)
 

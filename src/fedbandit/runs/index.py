@@ -215,7 +215,7 @@ def grouped(runs: Sequence[Run]) -> list[RunGroup]:
 def _held(lock: Path) -> bool:
     """Whether a process holds the lock. Looked up, never tried: trying would be in the way of a run that starts."""
     try:
-        inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8")
+        inode, holder = lock.stat().st_ino, read_small(lock).decode()
     except (OSError, ValueError):
         return False
     locked = _locked_inodes()

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
-from fedbandit.core.errors import Diverged, FedbanditError, Interrupted
+from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
+from fedbandit.federated.state import State
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.runs.folder import RunFolder, read_metrics
 from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress, tracker_named
@@ -123,6 +124,9 @@ def execute(
         state, memory = folder.resume(experiment.bandit.work.algorithm)
         if memory is not None:
             stack.callback(memory.close)
+        if state is not None and (wrong := _misfit(experiment, state)):
+            path = out / "checkpoints" / f"round-{state.round:06d}.safetensors"
+            raise DataError(f"{path}: does not fit the run: {wrong}; use another folder")
         if state is None and experiment.pretraining is not None:
             pretraining = Pretraining(experiment, engine, checkpoint_seconds)
             with watch("pretrain"):
@@ -155,6 +159,19 @@ def execute(
             checkpoint_seconds,
             lambda number: stopping.is_set() or number == until,
         )
+
+
+def _misfit(experiment: Experiment, state: State) -> str | None:
+    """What of a state cannot have come from this run; None if it can."""
+    fresh = experiment.bandit.start(experiment.initial_weights())
+    if state.weights.shape != fresh.weights.shape:
+        return f"the model has {len(fresh.weights)} weights, the state {len(state.weights)}"
+    for name, value in fresh.kept.items():
+        if name not in state.kept:
+            return f"{name} is missing"
+        if value.size > 1 and state.kept[name].shape != value.shape:
+            return f"{name} has shape {state.kept[name].shape}, not {value.shape}"
+    return None
 
 
 def _ended(folder: RunFolder, rounds: int, until: int | None) -> RunOutcome | None:
