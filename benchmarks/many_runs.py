@@ -34,7 +34,9 @@ def sweep(folder: Path, runs: int, rounds: int, workers: int) -> None:
 def rounds_alone(folder: Path) -> float:
     """Seconds that all runs of a sweep spent in their rounds; a run has one thread, and a core for itself."""
     lines = [
-        line for path in folder.glob("*/timings.jsonl") for line in path.read_text().splitlines()
+        line
+        for path in folder.glob("*/timings.jsonl")
+        for line in path.read_text().splitlines()[1:]  # behind the run's id
     ]
     rounds = [json.loads(line) for line in lines]
     return sum(one["seconds"] - sum(one.get(part, 0.0) for part in _BESIDE) for one in rounds)

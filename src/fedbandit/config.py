@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import parse_toml, read_small
-from fedbandit.core.parts import WHERE_COMPUTED, check_keys, nearest, resolve
+from fedbandit.core.identity import settings_of_results
+from fedbandit.core.parts import check_keys, nearest, resolve
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -84,6 +85,8 @@ class DataConfig(_Section):
     """Where the examples come from."""
 
     source: str = "topics"
+    # Further files that the run depends on, such as those that a part of a user's own reads.
+    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 class ModelConfig(_Component):
@@ -362,11 +365,7 @@ class Config(_Section):
 
     def identity(self) -> dict[str, Any]:
         """The values that identify a run: everything but where it is computed."""
-        values = {
-            key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED
-        }
-        del values["algorithm"]["memory_limit"], values["aggregation"]["memory_limit"]
-        return values
+        return settings_of_results(self.model_dump())
 
     def part_names(self) -> list[str]:
         """The names of all parts, built in or import paths: whatever code of a user's own a run

@@ -185,7 +185,7 @@ def test_memory_refuses_a_checkpoint_that_is_older_than_what_it_still_holds(tmp_
         memory.write(number, {7: {"control": np.full(2, float(number))}})
         memory.keep(number, number - 2)
     memory.close()
-    gone = "serves checkpoints of rounds 4 to 6; what they remembered after round 2 is gone"
+    gone = "is newer than the checkpoint of round 2, and serves round 4 at the earliest"
     for number in (6, 4, 2, 0):  # a run that starts over needs nothing of it
         with closing(Memory(tmp_path / "memory.sqlite")) as again:
             if number != 2:

@@ -164,6 +164,6 @@ def test_an_infinite_clip_norm_is_no_damage(written, tmp_path):
 def test_what_cannot_be_read_is_not_called_damaged(tmp_path):
     with pytest.raises(DataError, match="cannot be read: No such file") as missing:
         load_state(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="cannot be read: Is a directory") as folder:
+    with pytest.raises(DataError, match="cannot be read: is not a file") as folder:
         load_state(tmp_path)
     assert not {type(missing.value), type(folder.value)} & {DamagedState}

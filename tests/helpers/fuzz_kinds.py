@@ -151,7 +151,7 @@ def resumed(config: Config) -> Callable[[Path], Any]:
         from fedbandit.runs.run import execute
 
         execute(config, folder, dataset=the_dataset())
-        return (folder / "metrics.jsonl").read_text().splitlines()[4:]
+        return (folder / "metrics.jsonl").read_text().splitlines()[5:]
 
     return use
 
@@ -190,7 +190,7 @@ def runs() -> Iterator[tuple[str, Kind]]:
                 for n, d in contents(folder / "r").items()
                 if not n.endswith((".lock", "-shm", "-wal"))
             }
-        # Lines of metrics and timings have no checksum; what is computed from now on does not depend on them.
+        # Timings have no checksum; what is computed from now on does not depend on them.
         yield f"stopped run, {name}", Kind(files, resumed(config), checked=True)
         checkpoint = max(n for n in files if n.startswith("checkpoints"))
 

@@ -11,6 +11,7 @@ from builders import random_text
 from small_runs import find_runs, make_run, small_config
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.identity import run_in
 from fedbandit.report.report import write_report
 from fedbandit.report.tables import MetricsFile, apart, outcomes
 from fedbandit.report.watch import Watcher
@@ -176,7 +177,11 @@ def test_a_file_that_was_cut_replaced_or_rewritten_is_read_anew(tmp_path):
 def test_each_look_reads_a_limited_part_of_a_long_file(two_runs, tmp_path):
     folder = tmp_path / "runs"
     shutil.copytree(two_runs, folder)
-    (folder / "bad" / "metrics.jsonl").write_text(lines(1, 120_000))
+    summary = json.loads((folder / "bad" / "summary.json").read_text())
+    (folder / "bad" / "summary.json").write_text(json.dumps({**summary, "rounds": 120_000}))
+    (folder / "bad" / "metrics.jsonl").write_text(
+        json.dumps({"run": run_in(folder / "bad")}) + "\n" + lines(1, 120_000)
+    )
     size = (folder / "bad" / "metrics.jsonl").stat().st_size
     watcher = Watcher(folder, most=size // 4)
     now = watcher.now()

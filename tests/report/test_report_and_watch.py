@@ -11,6 +11,7 @@ import pytest
 from builders import random_text
 from small_runs import find_runs, make_run, small_config, three_policies
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.report.report import write_report
 from fedbandit.report.tables import outcomes
@@ -102,7 +103,7 @@ def test_states_of_a_run(tmp_path):
 
     run(config, tmp_path / "run", dataset=dataset, until=4)
     assert status() == "stopped"
-    with RunFolder(tmp_path / "run", config, dataset.header):
+    with RunFolder(tmp_path / "run", build_experiment(config, dataset)):
         assert status() == "running"
     run(config, tmp_path / "run", dataset=dataset)
     assert status() == "finished"
@@ -173,7 +174,7 @@ def test_watching_reads_only_what_is_new_and_survives_cuts(tmp_path):
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
     metrics.write_text(
-        "".join(lines[:3]) + lines[3][:10], encoding="utf-8"
+        "".join(lines[:4]) + lines[4][:10], encoding="utf-8"
     )  # cut, and torn while it is written
     assert watcher.now()["runs"][0]["rounds"] == 3
     run(small_config(), tmp_path / "fresh", dataset=dataset)

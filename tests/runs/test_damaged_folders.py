@@ -1,12 +1,13 @@
 """A run folder with wrong bytes, or one that cannot be read: nothing is lost, and one line says what is wrong."""
 
 import errno
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from builders import random_text
 from small_runs import small_config
 
+from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.federated import state as states
 from fedbandit.runs.folder import RunFolder, checkpoints
@@ -45,15 +46,12 @@ def uninterrupted(folder):
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES, errno.EIO])
 def test_a_checkpoint_that_cannot_be_read_is_never_deleted(stopped, tmp_path, monkeypatch, number):
     before = contents(stopped)
-    read_bytes = Path.read_bytes
 
     def refuse(path):
-        if path.suffix == ".safetensors":
-            raise OSError(number, "refused", str(path))
-        return read_bytes(path)
+        raise OSError(number, "refused", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", refuse)
+        patch.setattr(states, "read_packed", refuse)
         with pytest.raises(DataError, match=r"round-000008.safetensors: cannot be read"):
             run(small_config(), stopped, dataset=random_text())
     assert contents(stopped) == before
@@ -108,12 +106,9 @@ def test_checkpoints_are_sorted_by_number(tmp_path):
 
 
 def test_past_a_million_rounds_the_newest_checkpoints_are_kept(stopped, tmp_path):
-    from dataclasses import replace
-
     state = states.load_state(checkpoints(stopped)[0])
-    with RunFolder(
-        tmp_path / "long", small_config(rounds=2_000_000), random_text().header
-    ) as folder:
+    experiment = build_experiment(small_config(rounds=2_000_000), random_text())
+    with RunFolder(tmp_path / "long", experiment) as folder:
         for number in (999_998, 999_999, 1_000_000, 1_000_001):
             folder.checkpoint(replace(state, round=number))
         assert [path.stem for path in checkpoints(folder.path)] == [
@@ -167,6 +162,7 @@ def test_a_summary_that_cannot_be_read_is_not_overwritten(tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused(stopped):
     other = random_text(words=50)
+    other = replace(other, header=replace(other.header, fingerprint="other words"))
     run(small_config(), stopped.parent / "other", dataset=other, until=8)
     checkpoints(stopped)[0].write_bytes(checkpoints(stopped.parent / "other")[0].read_bytes())
     with pytest.raises(DataError, match="of another run"):
@@ -177,8 +173,6 @@ PRETRAINED = {"scenario": "init", "pretraining__rounds": 2, "pretraining__client
 
 
 def test_a_damaged_pretrained_model_is_set_aside_and_made_again(tmp_path, monkeypatch, capsys):
-    from fedbandit.building.experiment import build_experiment
-
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     config = small_config(**PRETRAINED)
     run(config, tmp_path / "first", dataset=random_text())
@@ -193,8 +187,6 @@ def test_a_damaged_pretrained_model_is_set_aside_and_made_again(tmp_path, monkey
 
 
 def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
-    from fedbandit.building.experiment import build_experiment
-
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     config = small_config(**PRETRAINED)
     run(config, tmp_path / "first", dataset=random_text())
@@ -202,8 +194,8 @@ def test_a_pretrained_model_that_cannot_be_read_is_kept(tmp_path, monkeypatch):
     payload = kept.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(
-            Path,
-            "read_bytes",
+            states,
+            "read_packed",
             lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "too many")),
         )
         with pytest.raises(DataError, match="cannot be read"):

@@ -28,7 +28,7 @@ PARTS = {
 def lines_of(folder):
     return [
         json.loads(line)
-        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1:]
     ]
 
 

@@ -143,22 +143,6 @@ def test_another_results_number_is_refused(tmp_path, monkeypatch):
         run(config, tmp_path / "run", dataset=random_text())
 
 
-def test_a_folder_without_a_results_number_is_of_the_first_and_without_sources_is_continued(
-    tmp_path, monkeypatch
-):
-    config = small_config()
-    run(config, tmp_path / "run", dataset=random_text(), until=4)
-    environment = tmp_path / "run" / "environment.json"
-    values = json.loads(environment.read_text())
-    environment.write_text(
-        json.dumps({k: v for k, v in values.items() if k not in ("results", "sources", "parts")})
-    )
-    with pytest.raises(ConfigError, match=f"results number 1 there and {RESULTS} here"):
-        run(config, tmp_path / "run", dataset=random_text())
-    monkeypatch.setattr(identity, "RESULTS", 1)
-    assert len(run(config, tmp_path / "run", dataset=random_text())["reward"]) == 12
-
-
 def test_the_defaults_that_were_used_are_recorded(tmp_path):
     config = small_config(policy={"name": "softmax"}, rounds=1)
     assert "beta" not in config.policy.parameters

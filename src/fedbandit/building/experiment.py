@@ -32,7 +32,8 @@ from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.contexts import Candidates, Contexts, Features
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
+from fedbandit.core.identity import WHERE_COMPUTED, file_digests
+from fedbandit.core.parts import construct, resolve
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits
 from fedbandit.core.sources import loaded_digests, require_sources
@@ -71,6 +72,7 @@ class Experiment:
     pretraining: Phase | None
     initial: np.ndarray = field(repr=False)  # weights before anything has been learned
     privacy: Ledger | None = None  # what a private run spends, and on what
+    files: Mapping[str, str] = field(default_factory=dict)  # read by its parts, with their digests
 
     @property
     def rounds(self) -> int:
@@ -112,7 +114,16 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     supervised = None
     if scenario.pretraining is not None:
         supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
-    return Experiment(config, dataset, trainable, bandit, supervised, initial, ledger)
+    read = (
+        trainable.model,
+        policy,
+        objective,
+        scenario,
+        bandit.work.algorithm,
+        *bandit.work.stages,
+    )
+    files = file_digests(read, config.data.files)
+    return Experiment(config, dataset, trainable, bandit, supervised, initial, ledger, files)
 
 
 def _bandit_phase(

@@ -36,6 +36,10 @@ class Diverged(FedbanditError):
     exit_code = 1
 
 
+class PartFailed(FedbanditError):
+    """A part of the user's own raised an error in a round; the message names its file and line."""
+
+
 class Interrupted(FedbanditError):
     """Work was stopped before its end, as asked by a signal; the same call resumes it."""
 

@@ -70,15 +70,19 @@ def to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
-def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading; `OSError` where the name is not a file's, never a wait for who
-    writes into a pipe.
+def open_regular(path: Path, append: bool = False) -> IO[bytes]:
+    """Open a file for reading, or a new or old one to append to; `OSError` where the name is not a file's.
+
+    Never waits for those at the other end of a pipe.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
+    handle = os.open(
+        path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0), 0o666
+    )
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "is not a file", str(path))
-    return os.fdopen(handle, "rb")
+    return os.fdopen(handle, "ab" if append else "rb")
 
 
 def read_small(path: Path) -> bytes:
@@ -231,6 +235,27 @@ def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the arrays are aligned
     return len(text).to_bytes(8, "little") + text, data
+
+
+def read_packed(path: Path) -> bytes:
+    """The bytes of a file that `pack` has made; `ValueError` where its size is not the one that its header says.
+
+    A file that claims to be far larger than what it holds is refused before it is read.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        first = file.read(8)
+        length = min(int.from_bytes(first, "little"), _LONGEST_HEADER)
+        header, _ = _split(first + file.read(length))
+        try:
+            arrays = [value for key, value in header.items() if key != "__metadata__"]
+            end = max((int(value["data_offsets"][1]) for value in arrays), default=0)
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise ValueError("its header is damaged") from None
+        if size != 8 + length + end:
+            raise ValueError("it is cut short, or longer than it says")
+        file.seek(0)
+        return file.read(size)
 
 
 def unpack(payload: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:

@@ -12,9 +12,6 @@ from typing import Any
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.sources import import_module
 
-# Keys of a configuration that say where a run is computed, and nothing about what it computes.
-WHERE_COMPUTED = ("threads", "engine", "device")
-
 
 def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
     """The built-in thing of that name, or what an import path names."""

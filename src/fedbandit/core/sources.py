@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -77,6 +78,13 @@ def require_sources(names: Iterable[str], expected: Mapping[str, str]) -> None:
                 sys.modules.pop(module, None)
                 _executed.pop(module, None)
     raise ConfigError(f"{wrong[0]}: is other code on this machine than where the run was started")
+
+
+def place_of(error: BaseException) -> str | None:
+    """Where in a user's own code an error was raised: `my_policy.py, line 11`; None if it was elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else None
 
 
 def source_digests(names: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ Whatever is opened has been verified, so that those who compute with it may trus
 slice. Knows nothing of policies, models or rounds.
 """
 
+import hashlib
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -269,6 +270,13 @@ class FederatedDataset:
         ensure_verified(reader, again=verify, progress=progress)
         return cls(header, train, test, path, reader.states)
 
+    def contents_digest(self) -> str:
+        """The SHA-256 of all arrays: what tells data in memory apart that have no fingerprint."""
+        digest = hashlib.sha256()
+        for array in _arrays(self):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
     def check_unchanged(self) -> None:
         """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look
         at each.
@@ -504,15 +512,21 @@ def _mapped_bytes() -> int:
         os.close(handle)
 
 
-def _mappings(dataset: FederatedDataset) -> Iterator[MappedFile]:
+def _arrays(dataset: FederatedDataset) -> Iterator[np.ndarray]:
+    """The arrays that a simulation reads."""
     for split in (dataset.train, dataset.test):
         if split is None:
             continue
         arrays: list[np.ndarray | None] = [split.client_ids, split.offsets]
         listed = [] if split.candidates is None else [split.candidates]
-        for part in (split.features, split.labels, *listed):
+        items = [] if split.catalogue is None else [split.catalogue.features]
+        for part in (split.features, split.labels, *listed, *items):
             arrays += [part.offsets, part.ids, part.values] if isinstance(part, Ragged) else [part]
-        for array in arrays:
-            base: Any = None if array is None else array.base
-            if isinstance(base, MappedFile):
-                yield base
+        yield from (array for array in arrays if array is not None)
+
+
+def _mappings(dataset: FederatedDataset) -> Iterator[MappedFile]:
+    for array in _arrays(dataset):
+        base: Any = array.base
+        if isinstance(base, MappedFile):
+            yield base

@@ -63,13 +63,14 @@ class DatasetWriter:
     unless finished.
 
     Memory holds one batch and a few bytes for every client, however many examples there are.
+    Without a `name` the data set is called as its folder, which is no part of its fingerprint.
     """
 
     def __init__(
         self,
         out: Path | str,
         *,
-        name: str,
+        name: str | None = None,
         kind: Literal["dense", "sparse"],
         shape: tuple[int, ...],
         actions: Iterable[str] = (),
@@ -86,7 +87,7 @@ class DatasetWriter:
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
-            "name": name,
+            **({} if name is None else {"name": name}),
             "kind": kind,
             "shape": tuple(shape),
             "actions": tuple(actions),
@@ -192,7 +193,7 @@ class DatasetWriter:
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
             digest.update(text)
         header = Header(
-            **self._header,
+            **{"name": self.out.name, **self._header},
             items=self._items(),
             action_counts=tuple(int(count) for count in train.action_counts),
             source=self.source,

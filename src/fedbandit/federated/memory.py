@@ -3,7 +3,8 @@
 Records are keyed by (client, round). A read takes the newest from before the current round, and records from after the
 checkpoint that a run resumes from are dropped, so that a killed run ends with the same bits. Each record has a
 checksum, and so have all of them together, which is verified when the file is opened. An array that is mostly zero is
-written as its other entries; every record says how it is written, and comes back to the last bit.
+written as its other entries; every record says how it is written, and comes back to the last bit. The file names its
+run and the oldest round that it can serve: what only older checkpoints would ask for is gone.
 """
 
 import hashlib
@@ -12,12 +13,13 @@ import math
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.identity import digest_of, require_run
 from fedbandit.core.sparse import SparseVector
 from fedbandit.federated.pipeline import Memories
 
@@ -28,9 +30,10 @@ _PLACE = np.dtype("<u4")  # of an entry in its vector
 class Memory:
     """The memory of all clients of a run. Written by one thread; read by any."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """In the file at `path`; None: in a temporary file that is gone when the memory is closed."""
+    def __init__(self, path: Path | None = None, run: str = "") -> None:
+        """In the file at `path`, of the run with that id; None: in a temporary file that is gone when it is closed."""
         self._lock = threading.Lock()
+        self._run = run
         self._touched: set[int] = set()  # clients with something new since the last `keep`
         self._path = path
         with self._explained():
@@ -43,7 +46,7 @@ class Memory:
                 " shape TEXT, value BLOB, digest BLOB, PRIMARY KEY (client, round, name)) WITHOUT ROWID"
             )
             self._db.execute(
-                "CREATE TABLE IF NOT EXISTS kept (oldest INTEGER, round INTEGER, digest TEXT)"
+                "CREATE TABLE IF NOT EXISTS kept (run TEXT, oldest INTEGER, round INTEGER, digest TEXT)"
             )
             self._db.execute("BEGIN")
             for row in self._db.execute(f"SELECT {_COLUMNS} FROM memory"):
@@ -89,8 +92,8 @@ class Memory:
             self._touched.clear()
             self._oldest, self._kept = max(self._oldest, oldest_needed), round_number
             self._db.execute("DELETE FROM kept")
-            bounds = self._oldest, self._kept, f"{self._sum:032x}"
-            self._db.execute("INSERT INTO kept VALUES (?, ?, ?)", bounds)
+            row = (self._run, self._oldest, round_number)
+            self._db.execute("INSERT INTO kept VALUES (?, ?, ?, ?)", (*row, self._over_all(*row)))
             self._db.execute("COMMIT")
             self._db.execute("BEGIN")
 
@@ -99,19 +102,20 @@ class Memory:
         with self._lock, self._explained():
             if self._kept < round_number:
                 raise DataError(
-                    f"the clients' memory is missing or older than the checkpoint of round {round_number}"
+                    f"{self._path}: the clients' memory is missing or older than the checkpoint of round"
+                    f" {round_number}; put back the file of this run, or use another folder"
                 )
             if 0 < round_number < self._oldest:
                 raise DataError(
-                    f"the clients' memory serves checkpoints of rounds {self._oldest} to {self._kept};"
-                    f" what they remembered after round {round_number} is gone"
+                    f"{self._path}: the clients' memory is newer than the checkpoint of round {round_number}, and"
+                    f" serves round {self._oldest} at the earliest; put back the newer checkpoints, or use another folder"
                 )
             self._drop("round > ?", round_number)
             self._oldest, self._kept = min(self._oldest, round_number), round_number
 
     def close(self) -> None:
-        """Let go of the file; what was not kept is gone."""
-        with self._lock:
+        """Let go of the file; what was not kept is gone. Closed already, it stays so."""
+        with self._lock, suppress(sqlite3.ProgrammingError):
             self._db.rollback()
             self._db.close()
 
@@ -127,16 +131,24 @@ class Memory:
         return total
 
     def _last_kept(self) -> tuple[int, int]:
-        """The rounds of the oldest and of the newest checkpoint that can be resumed from."""
-        row = self._db.execute("SELECT oldest, round, digest FROM kept").fetchone()
+        """The oldest round that can be served, and the newest."""
+        row = self._db.execute("SELECT run, oldest, round, digest FROM kept").fetchone()
         if row is None:
+            if self._sum:
+                raise ValueError("it does not say up to which round it goes")
             return 0, 0
-        *bounds, digest = row
-        if any(type(number) is not int for number in bounds):
-            raise ValueError(f"kept from round {bounds[0]!r:.40} to {bounds[1]!r:.40}")
-        if digest != f"{self._sum:032x}":
+        run, oldest, number, digest = row
+        if type(number) is not int or type(oldest) is not int:
+            raise ValueError(f"kept from round {oldest!r:.40} to {number!r:.40}")
+        if digest != self._over_all(run, oldest, number):
             raise ValueError("the checksum of all records does not match")
-        return bounds[0], bounds[1]
+        if self._path is not None:
+            require_run(self._path, run, self._run)
+        return oldest, number
+
+    def _over_all(self, run: str, oldest: int, number: int) -> str:
+        """Over all records, and what is said of them."""
+        return digest_of([run, oldest, number, self._sum])
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

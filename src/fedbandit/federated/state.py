@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import packed, unpack, write_atomically
+from fedbandit.core.files import packed, read_packed, unpack, write_atomically
 from fedbandit.core.prediction import Progress
 from fedbandit.federated.pipeline import Vectors
 
@@ -74,18 +74,22 @@ class State:
         )
 
 
-def save_state(state: State, path: Path) -> None:
-    """Write the state with its checksum, so that the file is either complete or not there."""
-    parts = _parts(state)
+def save_state(state: State, path: Path, **marks: str) -> None:
+    """Write the state with its checksum, so that the file is either complete or not there.
+
+    Marks stand beside it in the file: `run`, the id of what it is the state of, and for a checkpoint `metrics`, the
+    digest of the metrics up to its round.
+    """
+    parts = _parts(state, marks)
     write_atomically(path, lambda file: file.writelines(parts))
 
 
 def state_bytes(state: State) -> bytes:
     """The bytes of the state's file, with their checksum."""
-    return b"".join(_parts(state))
+    return b"".join(_parts(state, {}))
 
 
-def _parts(state: State) -> tuple[bytes, memoryview]:
+def _parts(state: State, marks: Mapping[str, str]) -> tuple[bytes, memoryview]:
     tensors = {"weights": state.weights}
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
@@ -104,32 +108,43 @@ def _parts(state: State) -> tuple[bytes, memoryview]:
         "same_as_weights": [name for name, value in state.kept.items() if value is state.weights],
         "extra": state.extra,
     }
-    return packed(tensors, {"state": json.dumps(scalars)})
+    return packed(tensors, {**marks, "state": json.dumps(scalars)})
 
 
 def load_state(path: Path) -> State:
-    """Read what `save_state` wrote, now or in version 0.1.
+    """Read what `save_state` wrote; see `load_marked`, which also says what it is the state of."""
+    return load_marked(path)[0]
+
+
+def load_marked(path: Path) -> tuple[State, dict[str, str]]:
+    """Read what `save_state` wrote, and the marks beside it.
 
     `DamagedState` is raised for a file that was read and is not what was written. A file that could not be read (no
     permission, too many open files) says nothing about its contents; it is another `DataError`.
     """
     try:
-        payload = path.read_bytes()
+        payload = read_packed(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    return read_state(payload, path)
+    except ValueError as error:
+        raise DamagedState(f"{path}: damaged checkpoint: {error}") from None
+    return _read(payload, path)
 
 
 def read_state(payload: bytes, path: Path) -> State:
     """The state in the bytes of that file; `DamagedState` where they are not those that were written."""
+    return _read(payload, path)[0]
+
+
+def _read(payload: bytes, path: Path) -> tuple[State, dict[str, str]]:
     try:
         tensors, texts = unpack(payload)
-        scalars = json.loads(texts["state"])
+        scalars = json.loads(texts.pop("state"))
         if not isinstance(scalars, dict):
             raise ValueError("its numbers are missing")
         if "progress" not in scalars:
             scalars, tensors = _from_0_1(scalars, tensors)
-        return _checked(scalars, tensors)
+        return _checked(scalars, tensors), texts
     except KeyError as error:
         raise DamagedState(f"{path}: damaged checkpoint: {error} is missing") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

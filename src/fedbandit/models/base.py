@@ -54,7 +54,8 @@ class Model:
     `kernel` names a faster way to train exactly this model; without one, automatic differentiation
     does it. A model with `heads` is an ensemble: its scores are [n, heads, K]. A model with
     `predict(params, contexts) -> Prediction` acts by it, with numpy parameters, and can so say how
-    sure it is (`width`); it needs `scores` only where gradients train it.
+    sure it is (`width`); it needs `scores` only where gradients train it. `files()` lists what the
+    functions have read from disk: a run is resumed only while these files hold the same bytes.
 
     Over candidates `scores` is given the `Contexts` and returns one score for each row of theirs, [m].
 
@@ -73,6 +74,7 @@ class Model:
     heads: int = 0
     predict: Callable[[dict[str, np.ndarray], Any], Prediction] | None = None
     rows: Callable[[Contexts], Ragged] | None = None  # candidates as rows of a linear model
+    files: Callable[[], Iterable[str]] = tuple
 
 
 @dataclass(frozen=True)

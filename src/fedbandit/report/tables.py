@@ -143,6 +143,8 @@ class MetricsFile:
 
     def _take(self, line: bytes) -> None:
         values = object_in(line)
+        if values.keys() == {"run"} and not self.rounds:
+            return  # the first line, which `RunReader` has looked at
         if type(values.get("round")) is not int or values["round"] != self.rounds + 1:
             raise ValueError("it is not of this round")
         spread = values.get("client_reward") or {}

@@ -19,7 +19,8 @@ from urllib.parse import parse_qs
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import last_lines, object_in, to_json
+from fedbandit.core.files import object_in, to_json
+from fedbandit.core.identity import last_rounds
 from fedbandit.report.report import asset
 from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.plots import MOST_CURVES
@@ -234,7 +235,7 @@ def _row(run: Run) -> dict[str, Any]:
 def _seconds_left(run: Run) -> float | None:
     """By the pace of the last rounds; None where nothing sensible is known of it."""
     try:
-        lines = [object_in(line) for line in last_lines(run.path / "timings.jsonl")[-_RECENT:]]
+        lines = [object_in(line) for line in last_rounds(run.path / "timings.jsonl")[-_RECENT:]]
         pace = float(np.mean([float(line["seconds"]) for line in lines])) if lines else math.nan
         left = pace * (run.config.rounds - run.rounds)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.core.files import parse_toml, read_json, read_lines, read_object, read_small, shallow
-from fedbandit.core.parts import WHERE_COMPUTED, flatten, in_short
+from fedbandit.core.files import parse_toml, read_json, read_object, read_small, shallow
+from fedbandit.core.identity import MADE_FROM, WHERE_COMPUTED, read_rounds, require_run, run_in
+from fedbandit.core.parts import flatten, in_short
 from fedbandit.results.plots import COLOURS, policy_of
 
 
@@ -72,22 +73,11 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made_from(environment: Mapping[str, Any]) -> str | None:
-    """The inputs of a run beside its configuration: data, the user's own source, the results
-    number.
+    """The inputs of a run beside its configuration: data, the user's own source and files, the
+    results number.
     """
-    fingerprint = environment.get("data_fingerprint")
-    rest = {
-        key: environment[key]
-        for key in ("results", "sources")
-        if environment.get(key) not in (None, 1, {})
-    }
-    return (
-        json.dumps([fingerprint, rest], sort_keys=True)
-        if rest
-        else None
-        if fingerprint is None
-        else str(fingerprint)
-    )
+    found = {key: environment[key] for key in MADE_FROM if environment.get(key)}
+    return json.dumps(found, sort_keys=True) if found else None
 
 
 def grouped(
@@ -231,7 +221,7 @@ class RunRecord:
         if self.folder is None or not (self.folder / "timings.jsonl").exists():
             return {}
         try:
-            lines = read_lines(self.folder / "timings.jsonl")
+            lines = read_rounds(self.folder / "timings.jsonl", run_in(self.folder))
             return {
                 line["round"]: {k: v for k, v in line.items() if k != "round"} for line in lines
             }
@@ -289,17 +279,22 @@ def read_summary(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path, name: str) -> RunRecord:
-    """The run in a folder, as far as it has come; `DataError` where one of its files is damaged."""
+    """The run in a folder, as far as it has come; `DataError` where a file is damaged, or of another run."""
     try:
+        run = run_in(path)
         config = parse_toml(read_small(path / "config.toml"))
         if not all(type(config.get(name, 0)) is int for name in ("seed", "rounds")):
             raise ValueError("config.toml: seed and rounds should be whole numbers")
         metrics = path / "metrics.jsonl"
-        rounds = [shallow(line) for line in read_lines(metrics)] if metrics.exists() else []
+        rounds = [shallow(line) for line in read_rounds(metrics, run)] if metrics.exists() else []
         for number, line in enumerate(rounds, start=1):
             if type(line.get("round")) is not int or line["round"] != number:
                 raise ValueError(f"metrics.jsonl: line {number} is not of round {number}")
         summary = read_summary(path / "summary.json")
+        if summary is not None:
+            require_run(path / "summary.json", summary.get("run"), run)
+            if summary["rounds"] != len(rounds):
+                raise ValueError(f"summary.json: of round {summary['rounds']}, not of the last one")
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: damaged: {error}") from None
     failure = read_json(path / "error.json")

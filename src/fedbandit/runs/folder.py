@@ -1,62 +1,72 @@
 """A run folder: the exact configuration, one line of metrics a round, timings, checkpoints and a summary.
 
 Whatever happens to the process, the run can be resumed: lines after the newest checkpoint are cut off and those rounds
-run again, to the same bytes.
+run again, to the same bytes. Every file names its run (`core/identity.py`), and a checkpoint and a summary hold the
+digest of the metrics up to their round: what does not belong together is refused and left alone.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import importlib
+import io
 import json
 import math
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Self
 
 from fedbandit import __version__
+from fedbandit.building.experiment import Experiment
 from fedbandit.config import PARTS, Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.files import (
     count_lines,
+    object_in,
+    open_regular,
     read_json,
-    read_lines,
     read_object,
     write_json,
     write_text,
 )
+from fedbandit.core.identity import read_rounds, require_run, run_id, run_in
 from fedbandit.core.parts import resolve, with_defaults
 from fedbandit.core.sources import RESULTS, source_digests
-from fedbandit.data.dataset import Header
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.state import DamagedState, State, load_state, save_state
+from fedbandit.federated.state import DamagedState, State, load_marked, save_state
 
 _PACKAGES = ("torch", "numpy", "numba", "safetensors")
 
 
-def environment_of(config: Config, header: Header) -> dict[str, Any]:
-    """What `environment.json` holds: the parts of the identity that are not in the configuration, and versions.
+def environment_of(experiment: Experiment, secret: str | None = None) -> dict[str, Any]:
+    """The contents of `environment.json`: the run's id, what it is made from beside its configuration, and versions.
 
-    `parts` has every part with the defaults that it was made with. They are there to be read: what a default means is
-    covered by the results number.
+    `secret` is the digest of what the noise of a run is drawn from, where that is not its seed. `parts` has every part
+    with the defaults that it was made with. They are there to be read: what a default means is covered by the results
+    number.
     """
-    return {
+    config, dataset = experiment.config, experiment.dataset
+    environment = {
         "fedbandit": __version__,
         "results": RESULTS,
         "python": platform.python_version(),
         "machine": platform.machine(),
         **_versions(),
-        "data": header.name,
-        "data_fingerprint": header.fingerprint,
+        "data": dataset.header.name,
+        "data_fingerprint": dataset.header.fingerprint or dataset.contents_digest(),
         "sources": source_digests(config.part_names()),
+        "files": experiment.files,
+        "secret": secret,
         "parts": _parts(config),
     }
+    return {"run": run_id(config.model_dump(), environment), **environment}
 
 
 @cache
@@ -65,12 +75,17 @@ def _versions() -> dict[str, str]:
     return {name: version(name) for name in _PACKAGES}
 
 
-def refuse_another(path: Path, config: Config, header: Header, finished: bool) -> None:
+def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -> None:
     """Refuse a folder that holds another run than the one that these make, or extend by rounds; it is only read."""
     made = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
     kept = _kept_environment(path / "environment.json")
-    there = {**made.identity(), "data": kept.get("data_fingerprint")}
-    here = {**config.identity(), "data": header.fingerprint}
+    left_alone = "nothing was overwritten: use another folder"
+    there, here = made.identity(), config.identity()
+    private = config.privacy.mechanism != "none"
+    for values, found in ((there, kept), (here, environment)):
+        values["data"]["fingerprint"] = found.get("data_fingerprint")
+        if not private:
+            del values["data"]["source"]
     lengths = there.pop("rounds"), here.pop("rounds")
     if difference := _first_difference("", there, here):
         raise ConfigError(
@@ -81,33 +96,32 @@ def refuse_another(path: Path, config: Config, header: Header, finished: bool) -
             f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was overwritten: for a shorter run"
             " use another folder"
         )
-    if lengths[1] > lengths[0] and config.privacy.mechanism != "none":
+    if lengths[1] > lengths[0] and private:
         raise ConfigError(
             f"{path}: a private run cannot be extended from {lengths[0]} to {lengths[1]} rounds: its noise and its"
-            " epsilon were planned for its length; nothing was overwritten: use another folder"
+            f" epsilon were planned for its length; {left_alone}"
         )
-    before = "already finished; " if finished else ""
-    if (
-        results := kept.get("results", 1)
-    ) != RESULTS:  # folders without the number are older than it
+    before = "already finished; " if (path / "summary.json").exists() else ""
+    if kept.get("results") != RESULTS:
         raise ConfigError(
-            f"{path}: {before}fedbandit computes other results since (results number {results!r} there and {RESULTS}"
-            " here); nothing was overwritten: use another folder"
+            f"{path}: {before}fedbandit computes other results since (results number {kept.get('results')!r} there"
+            f" and {RESULTS} here); {left_alone}"
         )
-    recorded = kept.get("sources")
-    if not isinstance(recorded, dict):  # of a version that did not note them
-        return
-    current = source_digests(config.part_names())
-    for file in [*recorded, *current]:
-        if recorded.get(file) != current.get(file):
-            raise ConfigError(
-                f"{path}: {before}{file} has changed since; nothing was overwritten: use another folder"
-            )
+    for key in ("sources", "files"):
+        recorded, current = kept[key], environment[key]
+        for file in [*recorded, *current]:
+            if recorded.get(file) != current.get(file):
+                raise ConfigError(f"{path}: {before}{file} has changed since; {left_alone}")
+    require_run(path / "environment.json", kept.get("run"), environment["run"])
 
 
 def _kept_environment(path: Path) -> dict[str, Any]:
     try:
-        return read_object(path)
+        kept = read_object(path)
+        for key in ("sources", "files"):
+            if not isinstance(kept.get(key), dict):
+                raise ValueError(f"{key} is not an object")
+        return kept
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -146,6 +160,12 @@ _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damage
 _LONGEST_LINE = 64_000_000  # bytes; what is longer was not written by a run
 
 
+_MADE_AGAIN = "remove it, and the same command makes it again"
+
+
+_PUT_BACK = "put back the file of this run, or use another folder"
+
+
 _FLUSH_SECONDS = 1.0  # who follows a run sees it this late at most
 
 
@@ -156,11 +176,14 @@ class FolderBusy(ConfigError):
 class RunFolder:
     """Opens (or makes) the folder of a run and holds it locked; a folder of another run is refused and left alone."""
 
-    def __init__(self, path: Path, config: Config, header: Header) -> None:
-        self.path, self.config, self.header = path, config, header
+    def __init__(self, path: Path, experiment: Experiment, secret: str | None = None) -> None:
+        """`secret`: the digest of what the noise is drawn from, where that is not the seed; part of the run's id."""
+        self.path, self.config = path, experiment.config
+        self.environment = environment_of(experiment, secret)
+        self.run: str = self.environment["run"]
         self._check_identity()
         path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / ".lock", "a", encoding="utf-8")  # noqa: SIM115 - held until close()
+        self._lock = open_regular(path / ".lock", append=True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -168,7 +191,7 @@ class RunFolder:
             raise FolderBusy(f"{path}: another process is running here") from None
         self._lock.truncate(0)
         self._lock.write(
-            platform.node()
+            platform.node().encode()
         )  # for those who look from another machine, where no list of locks shows it
         self._lock.flush()
         for leftover in (*path.glob(".*.tmp"), *path.glob("checkpoints/.*.tmp")):
@@ -177,11 +200,8 @@ class RunFolder:
             )  # of an atomic write that was killed; nobody else writes here now
         self._files: dict[str, IO[str]] = {}
         self._flushed_at = 0.0
+        self._metrics = hashlib.sha256()  # of all that is in metrics.jsonl
         self.seconds = 0.0  # of all rounds so far, over every time the run was started
-        with contextlib.ExitStack() as opened:
-            opened.callback(self.close)
-            self._extend()
-            opened.pop_all()
 
     def __enter__(self) -> Self:
         return self
@@ -195,18 +215,30 @@ class RunFolder:
         self._lock.truncate(0)
         self._lock.close()
 
-    @property
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None if there is none, or one that has to be made again."""
-        if not self.finished:
-            return None
-        from fedbandit.results.reading import read_summary
+    def summary(self, rounds: int) -> dict[str, Any] | None:
+        """The summary of a run that has finished its rounds; None if there is none, or one that has to be made again.
 
+        `DataError` if it, or the metrics or timings beside it, are of another run or of another moment of this one.
+        """
+        path = self.path / "summary.json"
         try:
-            return read_summary(self.path / "summary.json")
+            found = self._read_summary()
         except ValueError as error:
             _say(f"{error}; it is made again")
             return None
+        if found is not None and self._extends():
+            return None
+        if found is not None:
+            if found["rounds"] != rounds:
+                raise DataError(
+                    f"{path}: of round {found['rounds']}, and the run has {rounds}; {_MADE_AGAIN}"
+                )
+            for name, end in self._ends(rounds, found.get("metrics"), path.name).items():
+                if (self.path / name).stat().st_size != end:
+                    raise DataError(
+                        f"{self.path / name}: longer than {path.name} says; {_PUT_BACK}"
+                    )
+        return found
 
     @property
     def failure(self) -> dict[str, Any] | None:
@@ -222,43 +254,48 @@ class RunFolder:
 
     def rounds_recorded(self) -> int:
         """How many rounds have a line of metrics."""
-        return count_lines(self.path / "metrics.jsonl")
+        return max(0, count_lines(self.path / "metrics.jsonl") - 1)
 
-    def resume(self) -> State | None:
-        """The state to resume from, with metrics and timings cut to it; None to start from the beginning."""
-        state = self._newest_checkpoint()
+    def resume(self, algorithm: Algorithm) -> tuple[State | None, Memory | None]:
+        """The state to resume from, None to start from the beginning, and what clients remember at that round.
+
+        Metrics and timings are cut to it, and a run that was to have fewer rounds gets its new length; but everything
+        is looked at before anything is changed. No memory where the algorithm's clients remember nothing.
+        """
+        state, marks = self._newest_checkpoint()
         rounds = state.round if state else 0
-        ends = {
-            name: _end_of_round(self.path / name, rounds, check)
-            for name, check in (("metrics.jsonl", _check_line), ("timings.jsonl", _check_timing))
-        }  # everything is looked at before anything is changed
+        if rounds > self.config.rounds:
+            raise DataError(
+                f"{self.path}: the newest checkpoint is of round {rounds}, beyond the {self.config.rounds} of this run;"
+                " put back the checkpoints of this run, or use another folder"
+            )
+        ends = self._ends(rounds, marks.get("metrics"), f"the checkpoint of round {rounds}")
+        memory = self._memory(rounds) if remembers(algorithm) else None
         (self.path / "error.json").unlink(missing_ok=True)
         if not (self.path / "config.toml").exists():
-            write_json(self.path / "environment.json", environment_of(self.config, self.header))
+            write_json(self.path / "environment.json", self.environment)
             write_text(self.path / "config.toml", self.config.to_toml())
-        for name, (end, _) in ends.items():
+        elif self._extends():
+            # The summary goes first: killed in between, the run is unfinished at its old length.
+            (self.path / "summary.json").unlink(missing_ok=True)
+            write_text(self.path / "config.toml", self.config.to_toml())
+        for name, end in ends.items():
             self._files[name] = open(self.path / name, "a", encoding="utf-8")  # noqa: SIM115 - until close()
             self._files[name].truncate(end)
-        self.seconds = ends["timings.jsonl"][1]
-        return state
+            if end == 0:
+                self._write(name, {"run": self.run})
+                self._files[name].flush()
+        return state, memory
 
     def record(self, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
         """One line a round in each of the two files; no times among the metrics."""
-        self._files["metrics.jsonl"].write(json.dumps(metrics) + "\n")
-        self._files["timings.jsonl"].write(json.dumps(timings) + "\n")
+        self._write("metrics.jsonl", metrics)
+        self._write("timings.jsonl", timings)
         self.seconds += timings["seconds"]
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
             for file in self._files.values():
                 file.flush()
             self._flushed_at = time.monotonic()
-
-    def memory(self, algorithm: Algorithm, state: State | None) -> Memory | None:
-        """What clients remember, as it was at this state; None where the algorithm's clients remember nothing."""
-        if not remembers(algorithm):
-            return None
-        memory = Memory(self.path / "memory.sqlite")
-        memory.resume(state.round if state else 0)
-        return memory
 
     def checkpoint(self, state: State, memory: Memory | None = None) -> None:
         """Keep the state; the lines and the memory that belong to it are on disk before it is."""
@@ -270,20 +307,68 @@ class RunFolder:
             os.fsync(file.fileno())
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
-        save_state(state, folder / f"round-{state.round:06d}.safetensors")
+        save_state(
+            state,
+            folder / f"round-{state.round:06d}.safetensors",
+            run=self.run,
+            metrics=self._metrics.hexdigest(),
+        )
         for old in checkpoints(self.path)[_KEPT_CHECKPOINTS:]:
             old.unlink()
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary, which marks the run as complete."""
-        write_json(self.path / "summary.json", summary)
+        marks = {"run": self.run, "metrics": self._metrics.hexdigest()}
+        write_json(self.path / "summary.json", {**summary, **marks})
 
-    def _newest_checkpoint(self) -> State | None:
-        """The newest state that is what was written. A damaged file is set aside; one that cannot be read is an error:
-        whatever is wrong with this process or this disk must not cost a run its checkpoints."""
+    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+        line = json.dumps(values) + "\n"
+        self._files[name].write(line)
+        if name == "metrics.jsonl":
+            self._metrics.update(line.encode())
+
+    def _ends(self, rounds: int, digest: str | None, of: str) -> dict[str, int]:
+        """Where the first `rounds` rounds end in metrics and timings; `digest` is that of the metrics, as `of` has it.
+
+        `DataError` if they are of another run, or not what was written.
+        """
+        ends = {"metrics.jsonl": 0, "timings.jsonl": 0}
+        self._metrics, self.seconds = hashlib.sha256(), 0.0
+        for line, _ in _lines_of(self.path / "metrics.jsonl", self.run, rounds):
+            self._metrics.update(line)
+            ends["metrics.jsonl"] += len(line)
+        if rounds and digest != self._metrics.hexdigest():
+            raise DataError(
+                f"{self.path / 'metrics.jsonl'}: not the metrics that {of} was made with; {_PUT_BACK}"
+            )
+        for line, seconds in _lines_of(self.path / "timings.jsonl", self.run, rounds, timed=True):
+            self.seconds += seconds
+            ends["timings.jsonl"] += len(line)
+        return ends
+
+    def _memory(self, rounds: int) -> Memory:
+        """What clients remember, as it was after these rounds."""
+        path = self.path / "memory.sqlite"
+        if path.exists():
+            open_regular(path).close()  # SQLite would wait at a pipe
+        memory = Memory(path, self.run)
+        try:
+            memory.resume(rounds)
+        except BaseException:
+            memory.close()
+            raise
+        return memory
+
+    def _newest_checkpoint(self) -> tuple[State | None, dict[str, str]]:
+        """The newest state that is what was written, with its marks. A damaged file is set aside; one that cannot be
+        read, or is of another run, is an error: whatever is wrong must not cost a run its checkpoints."""
         for path in checkpoints(self.path):
             try:
-                return _state_in(path)
+                state, marks = load_marked(path)
+                if state.round != _round_of(path):
+                    raise DamagedState(f"{path}: damaged checkpoint: it is of round {state.round}")
+                require_run(path, marks.get("run"), self.run)
+                return state, marks
             except DamagedState as error:
                 aside = path.with_name(f"{path.name}{_DAMAGED}")
                 path.replace(aside)
@@ -294,7 +379,7 @@ class RunFolder:
                 f"{self.path}: no checkpoint is left to resume from ({damaged[-1]}); the metrics of {recorded} rounds"
                 " are kept as they are: to start from the beginning, use another folder"
             )
-        return None
+        return None, {}
 
     def _check_identity(self) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -310,26 +395,29 @@ class RunFolder:
                     f"{self.path}: holds other files ({strangers[0]}, ...); nothing was overwritten"
                 )
             return
-        refuse_another(self.path, self.config, self.header, self.finished)
+        refuse_another(self.path, self.config, self.environment)
+        with contextlib.suppress(ValueError):  # a damaged summary is made again
+            self._read_summary()
 
-    def _extend(self) -> None:
-        """Give a run that was to have fewer rounds its new length.
+    def _read_summary(self) -> dict[str, Any] | None:
+        """The summary, which must be of this run; `ValueError` if it is damaged."""
+        from fedbandit.results.reading import (
+            read_summary,  # with pictures and tables, which no run needs
+        )
 
-        The summary goes first: killed in between, the run is unfinished at its old length, and is extended again.
-        """
+        if (found := read_summary(self.path / "summary.json")) is not None:
+            require_run(self.path / "summary.json", found.get("run"), self.run, _MADE_AGAIN)
+        return found
+
+    def _extends(self) -> bool:
+        """Whether the run in the folder was to have fewer rounds."""
         path = self.path / "config.toml"
-        if path.exists() and read_toml(path).get("rounds") != self.config.rounds:
-            (self.path / "summary.json").unlink(missing_ok=True)
-            write_text(path, self.config.to_toml())
-
-    @property
-    def finished(self) -> bool:
-        return (self.path / "summary.json").exists()
+        return path.exists() and read_toml(path).get("rounds") != self.config.rounds
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run folder, one dictionary each; a torn last line of a running run is left out."""
-    return read_lines(path / "metrics.jsonl")
+    return read_rounds(path / "metrics.jsonl", run_in(path))
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -367,43 +455,44 @@ def _round_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("round-"))
 
 
-def _state_in(checkpoint: Path) -> State:
-    state = load_state(checkpoint)
-    if state.round != _round_of(checkpoint):
-        raise DamagedState(f"{checkpoint}: damaged checkpoint: it is of round {state.round}")
-    return state
+def _lines_of(
+    path: Path, run: str, rounds: int, timed: bool = False
+) -> Iterator[tuple[bytes, float]]:
+    """The first line of a file, which names the run, and those of its first rounds, each with its seconds if `timed`.
 
-
-def _end_of_round(path: Path, rounds: int, check: Callable[[Any, int], float]) -> tuple[int, float]:
-    """Where the first `rounds` lines of a file end, one line a round, and the sum of what `check` finds in them."""
-    path.touch()
-    total = 0.0
-    with open(path, "rb") as file:
-        for number in range(1, rounds + 1):
+    None at all of a run that was killed before the first was written.
+    """
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
+        file = io.BytesIO()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    with file:
+        for number in range(rounds + 1):
             line = file.readline(_LONGEST_LINE)
             if not line.endswith(b"\n"):
+                if rounds == 0:
+                    return
                 raise DataError(
                     f"{path}: shorter than the checkpoint beside it; the folder has been changed"
                 )
             try:
-                total += check(json.loads(line), number)
-            except (ValueError, RecursionError):
+                if number == 0:
+                    require_run(path, object_in(line).get("run"), run)
+                yield line, _checked(line, number, timed) if number else 0.0
+            except ValueError:
                 raise DataError(
-                    f"{path}: line {number} is damaged; the run cannot be resumed"
+                    f"{path}: line {number + 1} is damaged; the run cannot be resumed"
                 ) from None
-        return file.tell(), total
 
 
-def _check_line(line: Any, number: int) -> float:
-    if not isinstance(line, dict) or type(line.get("round")) is not int or line["round"] != number:
+def _checked(line: bytes, number: int, timed: bool) -> float:
+    values = object_in(line)
+    seconds = values.get("seconds") if timed else 0.0
+    if type(values.get("round")) is not int or values["round"] != number:
         raise ValueError
-    return 0.0
-
-
-def _check_timing(line: Any, number: int) -> float:
-    _check_line(line, number)
-    seconds = line.get("seconds")
-    if type(seconds) not in (int, float) or not math.isfinite(seconds):
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
         raise ValueError
     return float(seconds)
 

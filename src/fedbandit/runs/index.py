@@ -16,13 +16,14 @@ from typing import Any, Literal
 from fedbandit.config import Config
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.files import (
-    last_lines,
     object_in,
+    open_regular,
     parse_toml,
     read_json,
     read_object,
     read_small,
 )
+from fedbandit.core.identity import last_rounds, require_run, run_in
 from fedbandit.results import reading as labels
 from fedbandit.results.reading import read_summary, run_folders
 
@@ -40,6 +41,7 @@ class Run:
 
     path: Path
     name: str  # the path as a user would say it, from where the search began
+    id: str  # that all its files name
     config: Config
     environment: Mapping[str, Any]
     summary: Mapping[str, Any] | None
@@ -129,14 +131,23 @@ class RunReader:
 
     def _run(self, path: Path, name: str) -> Run:
         error = self._file(path / "error.json", read_json)
+        found, config = self._file(path / "config.toml", _identified, required=True)
+        summary = self._file(path / "summary.json", read_summary)
+        last = self._file(path / "metrics.jsonl", _last_line) or {}
+        for file, values in (("summary.json", summary), ("metrics.jsonl", last)):
+            if values:
+                require_run(path / file, values.get("run"), found)
+        if summary and summary["rounds"] != last.get("round"):
+            raise ValueError(f"summary.json: of round {summary['rounds']}, not of the last one")
         return Run(
             path=path,
             name=name,
-            config=self._file(path / "config.toml", _config, required=True),
+            id=found,
+            config=config,
             environment=self._file(path / "environment.json", read_object) or {},
-            summary=self._file(path / "summary.json", read_summary),
+            summary=summary,
             error=None if error is None else str(error.get("error", "failed")),
-            last=self._file(path / "metrics.jsonl", _last_line) or {},
+            last=last,
         )
 
     def _file(self, path: Path, read: Callable[[Path], Any], required: bool = False) -> Any:
@@ -163,18 +174,21 @@ class RunReader:
         return known[1]
 
 
-def _config(path: Path) -> Config:
+def _identified(path: Path) -> tuple[str, Config]:
+    """The id of the run with this configuration, which its environment must confirm."""
     try:
-        return Config.build(parse_toml(read_small(path)))
+        return run_in(path.parent), Config.build(parse_toml(read_small(path)))
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
 
 
 def _last_line(path: Path) -> Mapping[str, Any]:
     """The last round that was recorded, with the numbers in it that every page shows."""
-    lines = last_lines(path)
+    lines = last_rounds(path)
     if not lines:
         return {}
+    with open_regular(path) as file:
+        run = object_in(file.readline()).get("run")
     try:
         last = object_in(lines[-1])
     except ValueError as error:
@@ -185,7 +199,7 @@ def _last_line(path: Path) -> Mapping[str, Any]:
         value = last.get(name)
         if value is not None and (type(value) not in (int, float) or not abs(value) < _LARGEST):
             raise ValueError(f"the last line of {path.name} has a {name} that is not a number")
-    return {name: last.get(name) for name in ("round", "reward", "running_reward")}
+    return {"run": run} | {name: last.get(name) for name in ("round", "reward", "running_reward")}
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -213,7 +227,7 @@ def _held(lock: Path) -> bool:
     that starts.
     """
     try:
-        inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8")
+        inode, holder = lock.stat().st_ino, read_small(lock).decode()
     except (OSError, ValueError):
         return False
     locked = _locked_inodes()

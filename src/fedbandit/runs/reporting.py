@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
-from fedbandit.core.files import last_lines, read_json, write_json
+from fedbandit.core.files import read_json, write_json
+from fedbandit.core.identity import last_rounds
 from fedbandit.core.parts import construct, flatten, resolve
 from fedbandit.core.progress import Advance, ProgressReporter, to_stderr
 
@@ -129,7 +130,7 @@ def _recorded(folder: Path) -> int:
     be read.
     """
     try:
-        lines = last_lines(folder / "metrics.jsonl", enough=1 << 12)
+        lines = last_rounds(folder / "metrics.jsonl", enough=1 << 12)
         return int(json.loads(lines[-1])["round"]) if lines else 0
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -17,6 +17,7 @@ from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupt
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
+from fedbandit.federated.state import State
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.runs.folder import RunFolder, read_metrics
 from fedbandit.runs.reporting import (
@@ -123,20 +124,19 @@ def execute(
         config, dataset
     )  # a wrong configuration is refused before the folder is touched
     with ExitStack() as stack:
-        folder = stack.enter_context(RunFolder(out, config, dataset.header))
+        folder = stack.enter_context(RunFolder(out, experiment))
         if (ended := _ended(folder, experiment.rounds, until)) is not None:
             return ended
         stack.enter_context(_kept_failures(folder))
         stopping = stack.enter_context(_stop_requests())
         engine = engine or stack.enter_context(closing(make_engine(config)))
         watch = Stopwatch()
-        state = folder.resume()
-        if state is not None and (
-            state.round > experiment.rounds or len(state.weights) != experiment.layout.size
-        ):
-            raise DataError(
-                f"{out}: the newest checkpoint is of another run; the folder has been changed"
-            )
+        state, memory = folder.resume(experiment.bandit.work.algorithm)
+        if memory is not None:
+            stack.callback(memory.close)
+        if state is not None and (wrong := _misfit(experiment, state)):
+            path = out / "checkpoints" / f"round-{state.round:06d}.safetensors"
+            raise DataError(f"{path}: does not fit the run: {wrong}; use another folder")
         if state is None and experiment.pretraining is not None:
             pretraining = Pretraining(experiment, engine, checkpoint_seconds)
             with watch("pretrain"):
@@ -144,7 +144,6 @@ def execute(
             if pretraining.state.round < pretraining.rounds:
                 return RunOutcome(None, 0, watch.take(), pretraining=pretraining.state.round)
             state = experiment.bandit.start(pretraining.state.weights)
-        memory = folder.memory(experiment.bandit.work.algorithm, state)
         simulation = stack.enter_context(
             simulate(
                 config,
@@ -172,9 +171,22 @@ def execute(
         )
 
 
+def _misfit(experiment: Experiment, state: State) -> str | None:
+    """What of a state cannot have come from this run; None if it can."""
+    fresh = experiment.bandit.start(experiment.initial_weights())
+    if state.weights.shape != fresh.weights.shape:
+        return f"the model has {len(fresh.weights)} weights, the state {len(state.weights)}"
+    for name, value in fresh.kept.items():
+        if name not in state.kept:
+            return f"{name} is missing"
+        if value.size > 1 and state.kept[name].shape != value.shape:
+            return f"{name} has shape {state.kept[name].shape}, not {value.shape}"
+    return None
+
+
 def _ended(folder: RunFolder, rounds: int, until: int | None) -> RunOutcome | None:
     """The outcome of a run that is finished already, or has come as far as it should."""
-    if (summary := folder.summary) is not None:
+    if (summary := folder.summary(rounds)) is not None:
         return RunOutcome(summary, summary["rounds"], {}, finished_before=True)
     failure = folder.failure or {}
     if failure.get("kind") == Diverged.__name__:

@@ -1,7 +1,5 @@
 """Supervised pre-training before a run: shared by all runs that start from the same model, and resumable."""
 
-import hashlib
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -13,11 +11,12 @@ import numpy as np
 
 from fedbandit.building.experiment import Experiment, pretraining_server
 from fedbandit.core.errors import Diverged
+from fedbandit.core.identity import digest_of, require_run
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data import cache_folder
 from fedbandit.federated.round import Engine, run_round
-from fedbandit.federated.state import DamagedState, State, load_state, save_state
+from fedbandit.federated.state import DamagedState, State, load_marked, save_state
 
 KEEP_SECONDS = 20.0  # at most this much pre-training is repeated after a crash
 
@@ -71,18 +70,23 @@ class Pretraining:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         if self.state.round < self.rounds:
-            save_state(self.state, _unfinished(self._file))
+            save_state(self.state, _unfinished(self._file), run=self._file.stem)
             return
-        save_state(
-            State(self.state.round, self.state.weights, {}, {}, self.state.clip_norm), self._file
-        )
+        model = State(self.state.round, self.state.weights, {}, {}, self.state.clip_norm)
+        save_state(model, self._file, run=self._file.stem)
         _unfinished(self._file).unlink(missing_ok=True)
 
     def _kept(self) -> State | None:
-        for file in (self._file, _unfinished(self._file)) if self._file is not None else ():
+        if self._file is None:
+            return None
+        for file in (self._file, _unfinished(self._file)):
             try:
                 if file.exists():
-                    return self._fitting(load_state(file), file)
+                    state, marks = load_marked(file)
+                    require_run(
+                        file, marks.get("run"), self._file.stem, "remove it to make it again"
+                    )
+                    return state
             except DamagedState as error:
                 aside = file.with_name(f"{file.name}.damaged")
                 file.replace(aside)
@@ -92,11 +96,6 @@ class Pretraining:
                     flush=True,
                 )
         return None
-
-    def _fitting(self, state: State, file: Path) -> State:
-        if state.weights.shape != self._initial.shape or state.round > self.rounds:
-            raise DamagedState(f"{file}: damaged checkpoint: not of this model")
-        return state
 
 
 def pretrained_file(experiment: Experiment) -> Path | None:
@@ -126,6 +125,7 @@ def _pretraining_key(experiment: Experiment) -> str:
         "sources": source_digests(
             [config.model.name, optimizer, config.environment.name, config.scenario]
         ),
+        "files": experiment.files,
         "dtype": config.dtype,
         "client": config.client.model_dump(include={"batch_size", "epochs"}),
         "learning_rate": config.pretraining.client_learning_rate or config.client.learning_rate,
@@ -139,10 +139,8 @@ def _pretraining_key(experiment: Experiment) -> str:
     if config.environment.name != "labels":
         drift = config.drift.model_dump()
         parts["world"] = [config.environment.described, config.scenario, drift]
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    for array in (experiment.initial_weights(), *_arrays(experiment.bandit.scenario.pretraining)):
-        digest.update(array.tobytes())
-    return digest.hexdigest()[:32]
+    arrays = (experiment.initial_weights(), *_arrays(experiment.bandit.scenario.pretraining))
+    return digest_of(parts, *(array.tobytes() for array in arrays))
 
 
 def _arrays(part: Any) -> Iterator[np.ndarray]:

@@ -1,6 +1,7 @@
 """Running a simulation from Python: iterate over rounds, or collect them into results to plot."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -10,8 +11,9 @@ import numpy as np
 from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import make_engine
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, FedbanditError, PartFailed
 from fedbandit.core.process import Stopwatch
+from fedbandit.core.sources import place_of
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.data.dataset import give_back
 from fedbandit.evaluation.metrics import held_out_metrics
@@ -102,9 +104,10 @@ class Simulation:
         while self.state.round < self.experiment.rounds:
             before = self.state
             self.experiment.dataset.check_unchanged()  # a file that was cut must not be read: that would be a signal
-            self.state, metrics = run_round(
-                self.experiment.bandit, self.state, self.engine, self.watch, self.memory
-            )
+            with _named_parts(self.state.round + 1):
+                self.state, metrics = run_round(
+                    self.experiment.bandit, self.state, self.engine, self.watch, self.memory
+                )
             if self._evaluates(metrics["round"]):
                 with self.watch("evaluate"):
                     metrics |= self.evaluate()
@@ -156,6 +159,19 @@ class Simulation:
             number == self.experiment.rounds
             or number % (config.evaluate_every or config.deploy_every) == 0
         )
+
+
+@contextmanager
+def _named_parts(number: int) -> Iterator[None]:
+    """Have an error in a user's own part be one line that names the round, the file and the line."""
+    try:
+        yield
+    except FedbanditError:
+        raise
+    except (Exception, SystemExit) as error:
+        if (place := place_of(error)) is None:
+            raise
+        raise PartFailed(f"round {number}: {place}: {type(error).__name__}: {error}") from error
 
 
 def simulate(

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import read_lines
+from fedbandit.core.identity import read_rounds, run_in
 from fedbandit.engines.threads import usable_cores
 from fedbandit.runs.local_runner import Job, LocalRunner, Runner
 from fedbandit.studies.search import FACTOR, TUNING_SEED, scaled, search_steps
@@ -91,7 +91,11 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
     began = time.monotonic()
     ended = runner.run(jobs)
     wall = time.monotonic() - began
-    rounds = [line["seconds"] for job in jobs for line in read_lines(job.folder / "timings.jsonl")]
+    rounds = [
+        line["seconds"]
+        for job in jobs
+        for line in read_rounds(job.folder / "timings.jsonl", run_in(job.folder))
+    ]
     a_round = float(np.median(rounds)) if rounds else 0.0
     jobs_own = [max(0.0, end.seconds - _PROBE_ROUNDS * a_round) for end in ended]
     longest = max((end.seconds for end in ended), default=0.0)

@@ -12,11 +12,12 @@ from fedbandit.config import Config, read_toml
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json
+from fedbandit.core.identity import file_digests, require_run, run_in
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import FederatedDataset, Header, Split
 from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
 from fedbandit.federated.learners.choosing import Trainable
-from fedbandit.federated.state import State, load_state
+from fedbandit.federated.state import State, load_marked
 from fedbandit.models import DataSpec
 from fedbandit.runs.folder import checkpoints
 
@@ -60,16 +61,21 @@ def newest_state(run: Path) -> State:
     kept = checkpoints(run)
     if not kept:
         raise DataError(f"{run}: the run has no checkpoint yet")
-    return load_state(kept[0])
+    state, marks = load_marked(kept[0])
+    require_run(kept[0], marks.get("run"), run_in(run))
+    return state
 
 
 def _from_run(path: Path, header: Header) -> Scorer:
     if not (path / "config.toml").exists():
         raise DataError(f"{path}: neither a run folder (no config.toml) nor a model file")
     config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
-    fingerprint = (read_json(path / "environment.json") or {}).get("data_fingerprint")
+    environment = read_json(path / "environment.json") or {}
+    fingerprint = environment.get("data_fingerprint")
     seen = f"{fingerprint}:train" if fingerprint else None
-    return _scorer(path, header, config.model.described, newest_state(path).weights, seen)
+    weights = newest_state(path).weights
+    files = environment.get("files")
+    return _scorer(path, header, config.model.described, weights, seen, files)
 
 
 def _from_file(path: Path, header: Header) -> Scorer:
@@ -94,8 +100,12 @@ def _scorer(
     described: Mapping[str, Any],
     weights: np.ndarray | dict[str, np.ndarray],
     seen: str | None,
+    files: Mapping[str, str] | None = None,
 ) -> Scorer:
     trainable = Trainable.of(described, DataSpec.of(header))
+    for file, digest in file_digests([trainable.model] if files is not None else []).items():
+        if files is not None and files.get(file) != digest:
+            raise DataError(f"{path}: {file} has changed since the model was trained; put it back")
     layout = trainable.layout
     if isinstance(weights, dict):
         if {key: array.shape for key, array in weights.items()} != dict(layout.shapes):

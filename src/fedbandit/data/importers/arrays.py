@@ -72,7 +72,6 @@ def import_arrays(
         with (
             DatasetWriter(
                 out,
-                name=Path(out).name,
                 kind="dense",
                 shape=shape[1:],
                 actions=actions,

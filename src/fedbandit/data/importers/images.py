@@ -74,7 +74,6 @@ def _write(
 ) -> Path:
     with DatasetWriter(
         out,
-        name=Path(out).name,
         kind="dense",
         shape=(SIDE, SIDE),
         actions=actions,

@@ -87,7 +87,6 @@ def import_logged(
     hold_out, dropped = HoldOut(options.test_fraction, by_client=found.clients >= _MANY), Dropped()
     with DatasetWriter(
         out,
-        name=Path(out).name,
         actions=found.actions,
         logged=True,
         source={"importer": "logged", "file": table.source.file, "columns": plan.names},

@@ -76,7 +76,6 @@ def import_stackexchange(
     hold_out, dropped = HoldOut(options.test_fraction, by_client=True), Dropped()
     with DatasetWriter(
         out,
-        name=Path(out).name,
         kind="sparse",
         shape=(len(vocabulary),),
         actions=actions,

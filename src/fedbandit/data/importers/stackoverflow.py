@@ -301,7 +301,6 @@ def import_stackoverflow(
         PublishedSqlite(database) as published,
         DatasetWriter(
             out,
-            name=out.name,
             kind="sparse",
             shape=(len(vocabulary),),
             actions=counts,

@@ -84,7 +84,6 @@ def import_table(
     table, plan = found.table, found.plan
     writer = DatasetWriter(
         out,
-        name=Path(out).name,
         actions=found.actions,
         multilabel=found.labels.several,
         lower_case=case_map(found.actions),
