@@ -68,8 +68,8 @@ class Scenario:
             if found is None:
                 return None
             _check(stage.environment, "expected", found, part.items().shape)
-            whole = met.bounds is None or part is met
-            means[rows if whole else entries_of(met.bounds, rows)] = found
+            shown, at = met.bounds, np.arange(len(met))[rows]
+            means[rows if shown is None else entries_of(shown, at)] = found
         return means
 
     def regret(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
