@@ -447,3 +447,19 @@ def test_the_summary_of_a_run_says_what_was_divided(tmp_path):
     assert "environment" not in plain
     highest = max(text().header.frequencies) / min(text().header.frequencies)
     assert f"divided by {highest:g}, the highest" in clicks["environment"]["note"]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("name", NAMES)
+def test_events_of_a_whole_round_are_paid_as_its_chunks_were(name, data):
+    found = []
+
+    def keep(state, events, metrics):
+        one = events()
+        found.append((metrics["reward"], one.rewards[one.fresh].mean(dtype=float)))
+
+    chosen = config(environment__name=name, environment__missing=0.1)
+    simulate(chosen, DATA[data], callbacks=[keep]).collect()
+    ours, again = np.array(found).T
+    np.testing.assert_allclose(ours, again, rtol=0, atol=1e-12)
