@@ -127,7 +127,7 @@ def _panel(name: str) -> str:
 def _group(name: str) -> str:
     if name.startswith("fig"):
         return f"Figure {name[3]}"
-    return "Not in the paper" if name in OURS else "Ablations"
+    return "Not in the paper" if name in ("drift", *OURS) else "Ablations"
 
 
 def _where(kept: FigureRecord) -> str:

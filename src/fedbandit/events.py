@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbandit.core.contexts import Contexts
+from fedbandit.core.prediction import entries_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class Events:
             available=available,
             missing=missing,
             regret=None if self.regret is None else self.regret[rows],
-            targets=None if self.targets is None else self.targets[rows],
+            targets=self._targets(rows),
             weights=None if self.weights is None else self.weights[rows],
         )
+
+    def _targets(self, rows: np.ndarray | slice) -> np.ndarray | None:
+        if self.targets is None or self.contexts.candidates is None:
+            return None if self.targets is None else self.targets[rows]
+        places = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
+        return np.asarray(self.targets[entries_of(self.contexts.candidates.bounds, places)])

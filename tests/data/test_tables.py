@@ -138,7 +138,7 @@ def test_damaged_tables(tmp_path):
     refused(tmp_path / "b.csv", out, r"b\.csv: cannot be read")
     (tmp_path / "c.csv").write_bytes(b"user,title,tags\n1,\xff\xfe,x\n")
     refused(tmp_path / "c.csv", out, r"c\.csv: not utf-8 near byte 0", encoding="utf-8")
-    with pytest.raises(ConfigError, match="encoding: 'klingon' is none"):
+    with pytest.raises(ConfigError, match="encoding: unknown encoding 'klingon'"):
         import_table(
             tmp_path / "c.csv", out, TableOptions(client="user", labels="tags", encoding="klingon")
         )

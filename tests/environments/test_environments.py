@@ -463,3 +463,18 @@ def test_events_of_a_whole_round_are_paid_as_its_chunks_were(name, data):
     simulate(chosen, DATA[data], callbacks=[keep]).collect()
     ours, again = np.array(found).T
     np.testing.assert_allclose(ours, again, rtol=0, atol=1e-12)
+
+
+def test_a_table_pays_the_candidate_whose_place_is_the_label():
+    """Labels are places in a decision's own list, as actions are; items have other numbers."""
+    candidates = Candidates(np.array([0, 3, 5]), np.array([4, 9, 2, 0, 1]), np.zeros((5, 1)))
+    met = replace(
+        met_with(Ragged.from_rows([[1], [0]]), 3), contexts=Contexts(np.zeros((2, 1)), candidates)
+    )
+    table = exact_match(3)
+    np.testing.assert_array_equal(table.expected(met), [0, 1, 0, 1, 0])
+    for actions in ([0, 0], [1, 1], [2, 0], [1, 0]):
+        np.testing.assert_array_equal(
+            table.rewards(met, np.array(actions)),
+            met.chosen(table.expected(met), np.array(actions)),
+        )

@@ -52,8 +52,9 @@ def met_with(labels: Ragged, num_actions: int, clients: np.ndarray | None = None
     """Decisions of round 1 with these labels, each of another client, and contexts of one number."""
     n = len(labels)
     clients = np.arange(n) if clients is None else clients
-    contexts = Contexts(np.ones((n, 1)))
-    return Met(0, contexts, labels, clients, np.ones(n, int), np.arange(n), num_actions)
+    return Met(
+        0, Contexts(np.ones((n, 1))), labels, clients, np.ones(n, int), np.arange(n), num_actions
+    )
 
 
 def weights_of(simulation: Simulation) -> dict[str, np.ndarray]:

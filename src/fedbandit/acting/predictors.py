@@ -3,8 +3,8 @@
 Loads neither torch nor numba until a model needs them; knows nothing of rules, clients or training.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,6 +39,9 @@ def make_predictor(
     """
     if model.predict is not None:
         return OwnPredictor(model, layout)
+    if model.rows is not None:
+        one_action = replace(model, rows=None)
+        return RowsPredictor(model.rows, make_predictor(one_action, layout, device, light=light))
     if light and model.kernel in ("sparse-linear", "dense-linear"):
         one: Predictor = PlainLinear(layout)
         return HeadsPredictor(one, model.heads) if model.heads else one
@@ -64,6 +67,19 @@ class OwnPredictor:
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         assert self.model.predict is not None
         return self.model.predict(self.layout.split(weights), contexts)
+
+
+@dataclass(frozen=True)
+class RowsPredictor:
+    """A linear model over candidates: one with a single action, over the rows that they become."""
+
+    rows: Callable[[Contexts], Ragged]
+    one: Predictor
+
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
+        assert contexts.candidates is not None
+        found = self.one.predict(weights, Contexts(self.rows(contexts)))
+        return Prediction(found.mean[:, 0], bounds=contexts.candidates.bounds)
 
 
 @dataclass(frozen=True)
@@ -188,11 +204,14 @@ class TorchPredictor:
         params = self.layout.split(torch.from_numpy(weights).to(self.device))
         with torch.no_grad():
             blocks = [
-                self.model.scores(params, context_tensor(block, weights.dtype, self.device))
+                self.model.scores(params, model_input(block, weights.dtype, self.device))
                 .cpu()
                 .numpy()
-                for block in _blocks(contexts.shared, self.rows)
+                for block in _decisions(contexts, self.rows)
             ]
+        if contexts.candidates is not None:
+            scores = np.concatenate(blocks) if blocks else np.zeros(0, weights.dtype)
+            return Prediction(scores, bounds=contexts.candidates.bounds)
         none = np.zeros((0, 1, 1) if self.model.heads else (0, 1), weights.dtype)
         scores = np.concatenate(blocks) if blocks else none
         return of_heads(scores) if self.model.heads else Prediction(scores)
@@ -215,13 +234,13 @@ def single_threaded_torch() -> Any:
     return torch
 
 
-def context_tensor(contexts: Features, dtype: np.dtype, device: str = "cpu") -> Any:
-    """Contexts as a model's `scores` takes them: a tensor, or sparse rows."""
+def model_input(contexts: Contexts, dtype: np.dtype, device: str = "cpu") -> Any:
+    """Decisions as a model's `scores` takes them: a tensor or sparse rows; over candidates both sides."""
     import torch
 
-    if isinstance(contexts, Ragged):
-        return contexts
-    return torch.from_numpy(np.ascontiguousarray(contexts, dtype)).to(device)
+    if contexts.candidates is not None or isinstance(contexts.shared, Ragged):
+        return contexts if contexts.candidates is not None else contexts.shared
+    return torch.from_numpy(np.ascontiguousarray(contexts.shared, dtype)).to(device)
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
@@ -234,6 +253,11 @@ def _linear(layout: Layout, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """Weight [features, K] and bias [K]; of an ensemble's layout the shapes of its first member."""
     (_, shape), (_, (actions,)) = layout.shapes[:2]
     return weights[:-actions].reshape(shape), weights[-actions:]
+
+
+def _decisions(contexts: Contexts, rows: int) -> Iterator[Contexts]:
+    for start in range(0, len(contexts), rows):
+        yield contexts.slice(start, min(start + rows, len(contexts)))
 
 
 def _blocks(features: Features, rows: int) -> Iterator[Features]:

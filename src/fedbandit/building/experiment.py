@@ -29,7 +29,7 @@ from fedbandit.building.parts import (
 )
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
-from fedbandit.core.contexts import Contexts
+from fedbandit.core.contexts import Candidates, Contexts, Features
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
 from fedbandit.core.ragged import Ragged
@@ -98,9 +98,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
             "data.source: holds logged feedback; a simulation needs labels to make rewards from"
         )
     trainable = Trainable.of(config.model.described, DataSpec.of(header))
-    policy = build_policy(config, header.num_actions, trainable.model.heads)
+    policy = build_policy(config, header.typical_actions, trainable.model.heads)
     scenario = _scenario(config, dataset)
-    objective = _objective(config, policy, scenario, header.num_actions)
+    objective = _objective(config, policy, scenario, header)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
     ledger = build_ledger(config, len(pool), pretrained > 0)
@@ -154,13 +154,13 @@ def _bandit_phase(
             learner=learner if config.training else Untrained(learner),
             algorithm=algorithm,
             seed=config.seed,
-            num_actions=header.num_actions,
+            num_actions=header.typical_actions,
             world=scenario,
             stages=build_stages(config),
             freezing=freezing,
             heads=trainable.model.heads,
             with_regret=config.environment.name != "labels",
-            scaled=scheduled and weighted,
+            scaled=weighted and (scheduled or header.items is not None),
             single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
@@ -257,7 +257,7 @@ def _pretraining_phase(
                 build_optimizer("pretraining.server_optimizer", *pretraining_server(config))
             ),
             seed=seed,
-            num_actions=dataset.header.num_actions,
+            num_actions=dataset.header.typical_actions,
             world=Scenario((Stage(environment),)),
             heads=trainable.model.heads,
             supervised=True,
@@ -291,6 +291,7 @@ def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
 def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
     """The stages of the scenario, in the environment that the configuration names."""
     header, chosen = dataset.header, config.environment
+    _check_candidates(config, header)
     make = resolve("scenario", config.scenario, {**SCENARIOS, "drift": drift})
     if make is drift:
         scenario = construct("drift", make, config.drift.model_dump(), header)
@@ -326,10 +327,24 @@ def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
     return scenario
 
 
+def _check_candidates(config: Config, header: Header) -> None:
+    """Refuse what is about fixed actions where every decision has candidates of its own."""
+    if header.items is None:
+        return
+    if config.scenario in SCENARIOS and config.scenario not in ("scratch", "init"):
+        raise ConfigError(f"scenario: {config.scenario} shifts fixed actions; {header.name} has"
+                          " candidates, which take scratch or init")  # fmt: skip
+    if config.scenario == "drift":
+        raise ConfigError(f"scenario: drift changes fixed actions; {header.name} has candidates")
+    if config.environment.name in ("linear", "logistic"):
+        raise ConfigError(f"environment.name: {config.environment.name} has a parameter for each"
+                          f" fixed action; {header.name} has candidates")  # fmt: skip
+
+
 def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:
     """Ask a user's environment about two examples, so that a mistake shows before round 1."""
     rows = np.arange(min(2, dataset.train.num_examples))
-    met = Met.at_rows(dataset.train, rows, dataset.header.num_actions)
+    met = Met.at_rows(dataset.train, rows, dataset.header.typical_actions)
     try:
         scenario.rewards(met, np.zeros(len(rows), np.int64))
         scenario.observed(met, np.zeros(len(rows), np.int64))
@@ -341,9 +356,10 @@ def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:
         raise ConfigError(f"environment.name: {kind} cannot pay: {error!r}") from error
 
 
-def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
-    # A rule that changes with every deployment brings its own scale to each event.
-    scale = 1.0 if hasattr(policy, "at") else importance_scale(policy, num_actions)
+def _objective(config: Config, policy: Policy, scenario: Scenario, header: Header) -> Objective:
+    # A rule that changes with every deployment, or sees another K, brings its own scale to each event.
+    own = hasattr(policy, "at") or header.items is not None
+    scale = 1.0 if own else importance_scale(policy, header.num_actions)
     objective, _ = build_objective(config, lambda: scale)
     for stage in scenario.stages:
         _check_range("objective.name", objective, stage.environment)
@@ -450,12 +466,14 @@ def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) ->
 
 
 def _check_scores(predictor: Predictor, weights: np.ndarray, header: Header) -> None:
-    """Score one blank context, so that a model that does not fit the data is refused now and not in round 1."""
-    blank: Any = np.zeros((1, *header.shape), np.float32)
-    if header.kind == "sparse":
-        blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
+    """Score one blank decision, so that a model that does not fit the data is refused before round 1."""
+    blank = Contexts(_blank(header.kind, header.shape, 1))
+    expected: tuple[int, ...] = (1, header.num_actions)
+    if header.items is not None:
+        features, expected = _blank(header.items.kind, header.items.shape, 2), (2,)
+        blank = replace(blank, candidates=Candidates(np.array([0, 2]), np.arange(2), features))
     try:
-        shape = predictor.predict(weights, Contexts(blank)).mean.shape
+        shape = predictor.predict(weights, blank).mean.shape
     except (
         RuntimeError,
         ValueError,
@@ -467,7 +485,16 @@ def _check_scores(predictor: Predictor, weights: np.ndarray, header: Header) -> 
         raise ConfigError(
             f"model.name: the model cannot score contexts of shape {header.shape}: {error}"
         ) from error
-    if shape != (1, header.num_actions):
+    if shape != expected:
+        if header.items is not None:
+            raise ConfigError(f"model.name: the model gives scores {shape} for two candidates")
         raise ConfigError(
             f"model.name: the model scores {shape[-1]} actions, the data set has {header.num_actions}"
         )
+
+
+def _blank(kind: str, shape: tuple[int, ...], rows: int) -> Features:
+    """Rows of features that a model is tried with."""
+    if kind == "dense":
+        return np.zeros((rows, *shape), np.float32)
+    return Ragged(np.arange(rows + 1), np.zeros(rows, np.int32), np.ones(rows, np.float32))

@@ -435,7 +435,7 @@ def openbandit(
 
 
 class ExportLayout(StrEnum):
-    """What a log can be exported to."""
+    """Layouts that a log can be exported to."""
 
     DSJSON = "dsjson"
     OPENBANDIT = "openbandit"
@@ -469,7 +469,7 @@ def generate(
         typer.Option(
             min=1,
             help="Number of training clients.",
-            show_default="2000 for topics, 500 for glyphs",
+            show_default="2000 for topics, 1000 for gallery, 500 for glyphs",
         ),
     ] = None,
     like: Annotated[
@@ -488,16 +488,21 @@ def generate(
     Memory stays bounded however many clients there are.
     """
     from importlib import import_module
+    from inspect import signature
 
     from fedbandit.core.errors import ConfigError
     from fedbandit.data import EMBEDDED
 
     if name not in EMBEDDED:
-        raise ConfigError(f"{name}: no such generator; there are {' and '.join(EMBEDDED)}")
-    options: dict[str, Any] = {"seed": seed, "like": like or name}
-    if clients is not None:
-        options["users" if name == "topics" else "writers"] = clients
+        raise ConfigError(f"{name}: no such generator; there are {', '.join(EMBEDDED)}")
     make = import_module(f"fedbandit.data.embedded.{name}").generate
+    options: dict[str, Any] = {"seed": seed}
+    if like is not None and "like" not in signature(make).parameters:
+        raise ConfigError(f"--like: {name} stands for no published data set")
+    if like is not None:
+        options["like"] = like
+    if clients is not None:
+        options["writers" if name == "glyphs" else "users"] = clients
     _run(out, lambda progress: make(out, **options, progress=progress))
 
 

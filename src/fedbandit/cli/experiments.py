@@ -25,7 +25,7 @@ def figure(
         str,
         typer.Argument(
             help="One panel (fig1a to fig4d), one figure (fig1 to fig4), ablation-server-optimizer,"
-            " ablation-importance-weighting, all of these, or one not in the paper: drift, weights, extrapolation,"
+            " ablation-importance-weighting, all of these, or one not in the paper: weights, extrapolation,"
             " cohorts, population."
         ),
     ],
@@ -62,8 +62,7 @@ def figure(
     from fedbandit.config import parse_settings
     from fedbandit.core.errors import ConfigError
     from fedbandit.paper.catalogue import matching
-    from fedbandit.paper.figures import FigureRequest
-    from fedbandit.paper.gallery import make_gallery
+    from fedbandit.paper.figures import FigureRequest, make_figures
     from fedbandit.runs.ray_runner import runner_of
 
     if budget is not None and not tune:
@@ -72,11 +71,11 @@ def figure(
     minutes = (10.0 if budget is None else budget) if tune else None
     with runner_of(engine, ray_address, workers) as runner:
         request = FigureRequest(data, seeds, scale, parse_settings(settings), minutes, runner)
-        made = make_gallery(names, request, out, typer.echo)
-    for one in made.figures:
+        made, index = make_figures(names, request, out, typer.echo)
+    for one in made:
         typer.echo(f"\n{one.text}\n\npicture: {one.png}")
-    if made.index is not None:
-        typer.echo(f"gallery: {made.index}")
+    if index is not None:
+        typer.echo(f"gallery: {index}")
 
 
 def gallery(
@@ -244,7 +243,8 @@ def advise(
 ) -> None:
     """Run a small tournament on your data and recommend a policy.
 
-    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a configuration to run.
+    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a
+    configuration to run.
     """
     from fedbandit.core.files import write_text
     from fedbandit.report.advice import advice_of, recommended, write_advice
@@ -313,7 +313,7 @@ def drift(
     from fedbandit.results.plots import require_picture
     from fedbandit.runs.local_runner import LocalRunner
     from fedbandit.studies.compare import telling
-    from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
+    from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table, write_numbers
     from fedbandit.studies.sweeps import name_of
 
     try:
@@ -353,4 +353,5 @@ def drift(
         "rotate": "Preferences rotate",
     }
     shown = f"{title.get(kind, kind)} ({open_dataset(data).header.name}, {seeds} seeds)"
-    typer.echo(f"{draw(study, outcomes, out, shown)}; runs: {runs}")
+    numbers = write_numbers(study, outcomes, out.with_suffix(".json"), shown)
+    typer.echo(f"{draw(study, outcomes, out, shown)}; numbers: {numbers}; runs: {runs}")

@@ -4,6 +4,7 @@ Arrays only; knows nothing of data sets, models or rules.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -21,6 +22,16 @@ def rows_at(features: Features, rows: np.ndarray) -> Features:
 def rows_between(features: Features, start: int, stop: int) -> Features:
     """Rows start to stop; shares memory with the whole."""
     return features.slice(start, stop) if isinstance(features, Ragged) else features[start:stop]
+
+
+@dataclass(frozen=True)
+class ItemSpec:
+    """Kind and shape of an item's features, and how many candidates decisions have."""
+
+    kind: Literal["dense", "sparse"]
+    shape: tuple[int, ...]  # of one item; for sparse ones (features,)
+    shown: float  # on average
+    most: int
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,13 @@ def at_actions(
     return np.take_along_axis(values, actions[:, None], axis=1)[:, 0]
 
 
+def best_action(values: np.ndarray, bounds: np.ndarray | None = None) -> np.ndarray:
+    """The largest value of each decision: [n] of [n, K], or of [m] with the bounds of candidates."""
+    if bounds is None:
+        return np.asarray(values.max(axis=1))
+    return np.maximum.reduceat(values, bounds[:-1]) if len(values) else np.zeros(0, values.dtype)
+
+
 def over_actions(values: np.ndarray, bounds: np.ndarray | None = None) -> np.ndarray:
     """The sum over each decision's actions: [n] of [n, K], or of [m] with the bounds of candidates."""
     if bounds is None:

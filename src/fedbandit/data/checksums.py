@@ -1,7 +1,7 @@
-"""Reading every byte of a data set folder once: checksums, and the rules that the numbers must follow.
+"""Reading every byte of a data set folder once: checksums, and the rules for its numbers.
 
-A folder that was verified and has not changed since is known by a stamp in the cache folder, so that a large one opens
-at once. A small one is verified whenever it is opened.
+A folder that was verified and has not changed since is known by a stamp in the cache folder, so
+that a large one opens in milliseconds. A small one is verified whenever it is opened.
 """
 
 import hashlib
@@ -24,7 +24,9 @@ from fedbandit.data.validation import AGAIN, FileState, FolderReader, Part
 
 
 def cache_folder() -> Path:
-    """Where embedded data sets and pre-trained models are kept: $FEDBANDIT_CACHE, or the user's cache folder."""
+    """Where embedded data sets and pre-trained models are kept: $FEDBANDIT_CACHE, or the user's
+    cache folder.
+    """
     if chosen := os.environ.get("FEDBANDIT_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedbandit"
@@ -36,7 +38,7 @@ CHECKSUMS = "checksums.json"
 _STAMP = 1  # raised when more is verified than before
 
 
-_SMALL = 8 << 20  # bytes that are read anew at every opening: they take a few milliseconds
+_SMALL = 8 << 20  # bytes that are read again at every opening: they take a few milliseconds
 
 
 _LONG = 1 << 28  # bytes whose reading is worth a line about its progress
@@ -54,7 +56,13 @@ _CLOCK_TICK = 100_000_000  # nanoseconds within which two changes of a file may 
 def ensure_verified(
     reader: FolderReader, *, again: bool = False, progress: ProgressReporter | None = None
 ) -> None:
-    """Read all files that the reader has opened, unless they are as they were when that was last done."""
+    """Read all files that the reader has opened, unless they are as they were when last verified.
+
+    Folders up to 8 MB are read every time. A larger one leaves a stamp: size, times and inode of
+    each file. The stamp is written only if no file changed within a clock tick of the reading,
+    since two changes within one tick cannot be told apart. `again` reads in any case, as `data
+    info` does.
+    """
     total = sum(state.size for state in reader.states.values())
     stamp = _stamp_path(reader.folder)
     if total > _SMALL and not again and _stamped(stamp, reader.states):
@@ -75,7 +83,11 @@ def ensure_verified(
 
 
 def verify(reader: FolderReader, progress: ProgressReporter = SILENT) -> None:
-    """Read all files that the reader has opened; `DataError` names the first that is wrong, and where."""
+    """Read all files that the reader has opened, four at a time; the largest first.
+
+    `DataError` names the first file that is wrong, and the entry: a checksum that does not match, a
+    number against its rule, or a file that was changed or cut while it was read.
+    """
     sums = _checksums(reader)
     parts = {part.name: part for part in reader.parts}
     names = sorted(reader.states.keys() - {CHECKSUMS}, key=lambda name: -reader.states[name].size)
@@ -157,7 +169,10 @@ def _follow(
 
 
 def write_checksums(folder: Path, sums: Mapping[str, str]) -> None:
-    """Keep the SHA-256 of every file of a data set beside them."""
+    """Keep the SHA-256 of every file of a data set beside them, in `checksums.json`.
+
+    `sums` has a hexadecimal digest for each path below the folder.
+    """
     with open(folder / CHECKSUMS, "w", encoding="utf-8") as file:
         json.dump({"sha256": dict(sorted(sums.items()))}, file, indent=1)
         file.flush()

@@ -1,4 +1,6 @@
-"""Logged data sets in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset's CSV files."""
+"""Logged data sets in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset's
+CSV files.
+"""
 
 import csv
 import json
@@ -73,8 +75,9 @@ def export_open_bandit(
 ) -> Path:
     """Write a split of logged decisions as a folder in the layout of the Open Bandit Dataset.
 
-    It has a column for each feature of a context, and one more for the client. `timestamp` counts the rows, since a
-    data set keeps no time.
+    It has a column for each feature of a context, at most 1,000, and one more for the client.
+    `timestamp` counts the rows, since a data set keeps no time. Sets of available actions have no
+    place in that layout and are refused.
     """
     out, part = Path(out), _logged(dataset, split)
     assert part.log is not None

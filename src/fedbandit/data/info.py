@@ -20,7 +20,9 @@ _DROPPED = {
 
 
 def outcome(path: Path | str) -> str:
-    """What an import made and left out, in a few lines."""
+    """An import's result in a few lines: actions, shape, sizes of the splits, and what was left
+    out.
+    """
     dataset = FederatedDataset.open(path)
     lines = [f"{path}: {dataset.header.num_actions:,} actions, contexts of shape {_shape(dataset)}"]
     lines += [f"  {name}: {_size(split)}" for name, split in _splits(dataset)]
@@ -29,7 +31,11 @@ def outcome(path: Path | str) -> str:
 
 
 def describe(dataset: FederatedDataset, top: int = 10) -> str:
-    """The facts a user looks at before running anything on a data set."""
+    """The facts a user looks at before running anything on a data set, as text.
+
+    Kind and shape of contexts, sizes of splits with quartiles of examples per client, the `top`
+    most frequent actions, what each column of a table became, and what the import left out.
+    """
     header = dataset.header
     kind = (
         "logged feedback"
@@ -71,7 +77,7 @@ def describe(dataset: FederatedDataset, top: int = 10) -> str:
 
 
 def verified(dataset: FederatedDataset) -> str:
-    """What opening it with `verify=True` has found to be right."""
+    """A line about what opening it with `verify=True` has found to be right."""
     size = sum(state.size for state in dataset.files.values()) / 1e6
     files = f"{len(dataset.files)} files, {size:,.1f} MB"
     return f"verified: {files}: checksums, types, shapes and ranges are right"
@@ -106,7 +112,11 @@ def is_image(dataset: FederatedDataset) -> bool:
 
 
 def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
-    """Where the contact sheet goes, by default named after the data set; None without images."""
+    """Where the contact sheet goes, by default named after the data set; None without images.
+
+    A name without a suffix gets `.png`; a format that matplotlib cannot write is refused before any
+    drawing.
+    """
     if not is_image(dataset):
         if wanted is not None:
             shape = " x ".join(str(side) for side in dataset.header.shape)
@@ -131,7 +141,11 @@ def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
 def write_contact_sheet(
     dataset: FederatedDataset, path: Path, *, clients: int = 10, classes: int = 16
 ) -> Path:
-    """Draw one image for each of some clients and classes; an empty place means that the client has none."""
+    """Draw one image for each of some clients (rows) and classes (columns), and save it.
+
+    Clients are spread from the busiest to the median one; an empty place means that the client has
+    no image of the class.
+    """
     from matplotlib.figure import Figure  # the object-oriented way: no global state, no display
 
     header, split = dataset.header, dataset.train
@@ -180,7 +194,7 @@ def _first_of_each_class(dataset: FederatedDataset, client: int) -> dict[int, in
 
 
 def label_matrix(split: Split, actions: int) -> np.ndarray:
-    """How often each client has each label: float64 [clients, actions]."""
+    """Counts of labels by client: float64 [clients, actions]."""
     client_of_row = np.repeat(np.arange(split.num_clients), split.sizes())
     client_of_label = client_of_row[split.labels.row_of_entry()]
     flat = np.bincount(
@@ -190,7 +204,13 @@ def label_matrix(split: Split, actions: int) -> np.ndarray:
 
 
 def heterogeneity(counts: np.ndarray, seed: int = 0) -> dict[str, float]:
-    """How far clients' labels are from the population's, beside what clients drawn from the population would show."""
+    """Distance of clients' labels from the population's, beside clients drawn from the population.
+
+    `counts` is [clients, actions]. Total variation is half the absolute difference of frequencies,
+    averaged over clients with at least 20 labels; `total_variation_if_alike` is the same for
+    clients of the same sizes that draw from the population: the effect of small numbers alone.
+    Empty where no client has enough labels.
+    """
     population = counts.sum(axis=0) / counts.sum()
     counts = counts[counts.sum(axis=1) >= _MIN_LABELS]
     if len(counts) == 0:
@@ -214,7 +234,11 @@ def _total_variation(counts: np.ndarray, population: np.ndarray) -> np.ndarray:
 
 
 def writer_effect(split: Split, pairs: int = 20_000, seed: int = 0) -> float:
-    """Of the squared distance between two images of a class, the share that goes away when one client drew both."""
+    """Of the squared distance between two images of a class, the share that one writer explains.
+
+    0: images of one client are as different as any two of the class; 1: a client draws a class
+    always alike. Measured on at most `pairs` random pairs.
+    """
     rng = np.random.default_rng(seed)
     client = np.repeat(np.arange(split.num_clients), split.sizes())
     label = split.labels.ids[split.labels.offsets[:-1]]
@@ -240,7 +264,11 @@ def _neighbours(order: np.ndarray, keys: list[np.ndarray]) -> tuple[np.ndarray, 
 
 
 def statistics(dataset: FederatedDataset) -> Iterator[str]:
-    """Sizes, skew and differences between clients as lines of text, in the order they are computed."""
+    """Sizes, skew and differences between clients as lines of text, in the order they are computed.
+
+    `fedbandit data statistics` prints them; docs/embedded-data.md explains each. `DataError` for
+    data without labels.
+    """
     header, train = dataset.header, dataset.train
     if not len(train.labels.ids):
         raise DataError(f"{header.name}: no example has a label; statistics are about labels")

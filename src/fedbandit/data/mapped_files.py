@@ -1,7 +1,8 @@
-"""Mapped files, and reading from them what a few clients have.
+"""Mapped files, and plain reads of the rows of a few clients.
 
-A page of a large file that nobody has looked at yet costs a fault, which maps its neighbours too; a plain read of a
-client's rows costs a third of that and leaves nothing mapped. Small files are mapped once and stay.
+A page of a large file that was never touched costs a fault, which maps its neighbours too; a plain
+read of a client's rows costs a third of that and leaves nothing mapped. Small files are mapped once
+and stay.
 """
 
 import mmap
@@ -20,13 +21,18 @@ _WASTE = 4  # times as much as is asked for may be read
 
 
 class MappedFile(mmap.mmap):
-    """A file that is mapped for reading and can be read from as well."""
+    """A file that is mapped for reading and can be read from by its own handle as well.
+
+    The arrays of a data set have it as their `base`, by which `read_rows` finds the file again. The
+    handle is closed with the mapping.
+    """
 
     handle: int
     path: Path
 
     @classmethod
     def of(cls, handle: int, size: int, path: Path) -> Self:
+        """Map the first `size` bytes of an open file; `path` is for messages."""
         pages = cls(handle, size, access=mmap.ACCESS_READ)
         pages.handle, pages.path = os.dup(handle), path
         return pages
@@ -39,7 +45,10 @@ class MappedFile(mmap.mmap):
 
 
 def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
-    """Whether to read all `stored` rows of some clients for the sake of `asked` of them."""
+    """Whether to read all `stored` rows of some clients for the sake of `asked` of them.
+
+    True for files beyond 64 MB, as long as at most four times as much is read as is asked for.
+    """
     pages: object = rows.ids.base
     return isinstance(pages, MappedFile) and len(pages) >= _LARGE and stored <= _WASTE * asked
 
@@ -47,9 +56,10 @@ def read_pays(rows: Ragged, asked: int, stored: int) -> bool:
 def read_rows(
     rows: Ragged, starts: np.ndarray, stops: np.ndarray, bounds: np.ndarray, chosen: np.ndarray
 ) -> Ragged:
-    """What `rows.take(chosen)` gives, read from the mapped files client by client.
+    """The same as `rows.take(chosen)`, read from the mapped files client by client.
 
-    Client i has the rows starts[i] to stops[i], and chosen[bounds[i]:bounds[i + 1]] are some of them.
+    Client i has the rows starts[i] to stops[i], and chosen[bounds[i]:bounds[i + 1]] are some of
+    them.
     """
     from fedbandit.core.kernels import read_entries, read_offsets
 

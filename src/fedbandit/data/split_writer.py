@@ -1,6 +1,7 @@
-"""The examples of one split on their way to disk: raw files in the order they came, regrouped by client at the end.
+"""The examples of one split on their way to disk: raw files in the order they came, then by client.
 
-What stays in memory is proportional to the runs (stretches of rows of one client), not to the rows or features.
+Memory is proportional to the number of runs (stretches of rows of one client in a batch), not to
+rows or features: a population of millions is written in a few hundred megabytes.
 """
 
 import hashlib
@@ -25,7 +26,12 @@ _LONGEST_ID = 256  # ids are stored in columns of one width, so one absurd id wo
 
 
 class SplitWriter:
-    """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client."""
+    """Collects the rows of a split; `complete` writes them as `.npy` files grouped by client.
+
+    Every column (lengths and ids of labels, features, feedback) is appended to a raw file of its
+    own. `complete` sorts the runs by client and copies each column once, a few megabytes at a time,
+    so that disks see long reads.
+    """
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class SplitWriter:
         actions: int,
         dtype: np.dtype,
         logged: bool,
+        items: int | None = None,
     ) -> None:
         folder.mkdir()
         self._folder, self._sparse, self._shape, self._actions, self._logged = (
@@ -45,7 +52,9 @@ class SplitWriter:
             actions,
             logged,
         )
+        self._items = items
         self.examples = 0
+        self.listed = self.longest = 0  # candidates of all examples, and of the one with most
         self.action_counts = np.zeros(actions, np.int64)  # as labels, or as logged actions
         self._codes: dict[str, int] = {}  # client id -> number, in order of appearance
         self._run_codes: list[np.ndarray] = []
@@ -60,6 +69,8 @@ class SplitWriter:
             }
         else:
             layout |= {"features": dtype}
+        if items is not None:
+            layout |= {"candidate_length": np.int32, "candidate_ids": np.int32}
         if logged:
             layout |= {"actions": np.int32, "rewards": np.float32, "propensities": np.float32}
         for name, kind in layout.items():
@@ -67,9 +78,11 @@ class SplitWriter:
 
     @property
     def clients(self) -> int:
+        """The number of clients that have rows."""
         return len(self._codes)
 
     def close(self) -> None:
+        """Close and remove the raw files, whether or not they were completed."""
         for column in self._columns.values():
             column.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -80,10 +93,16 @@ class SplitWriter:
         features: np.ndarray | Ragged,
         labels: Ragged,
         log: Log | None = None,
+        candidates: Ragged | None = None,
     ) -> None:
-        """Append rows; within a batch they are grouped by client, keeping each client's order."""
+        """Append rows; within a batch they are grouped by client, keeping each client's order.
+
+        `clients` has an id per row; an array of ids that come in stretches is not looped over. Rows
+        that a reader would refuse later (not finite, outside the vocabulary or the actions, ids
+        that are empty or longer than 256 characters) are refused here, with the client and the row.
+        """
         ids, lengths = _stretches(clients)
-        self._check(ids, lengths, features, labels, log)
+        self._check(ids, lengths, features, labels, log, candidates)
         codes = np.array(
             [self._codes.setdefault(client, len(self._codes)) for client in ids], np.int32
         )
@@ -102,9 +121,13 @@ class SplitWriter:
         else:
             width = int(np.prod(self._shape, dtype=np.int64))
             self._columns["features"].append(features[order], (ends - starts) * width)
-        if log is None:
+        if candidates is not None:
+            self._add_ragged("candidate", candidates.take(order), starts, ends)
+            self.listed += len(candidates.ids)
+            self.longest = max(self.longest, int(np.diff(candidates.offsets).max()))
+        elif log is None:
             self.action_counts += np.bincount(labels.ids, minlength=self._actions)
-        else:
+        if log is not None:
             self._add_log(log, order, starts, ends)
         self.examples += len(codes)
 
@@ -119,7 +142,8 @@ class SplitWriter:
         rows = ends - starts
         for name in ("actions", "rewards", "propensities"):
             self._columns[name].append(getattr(log, name)[order], rows)
-        self.action_counts += np.bincount(log.actions, minlength=self._actions)
+        if self._items is None:
+            self.action_counts += np.bincount(log.actions, minlength=self._actions)
         if log.available is not None and "available_ids" not in self._columns:
             for name in ("available_length", "available_ids"):
                 self._columns[name] = _Column(self._folder / name, np.dtype(np.int32))
@@ -148,6 +172,7 @@ class SplitWriter:
         features: np.ndarray | Ragged,
         labels: Ragged,
         log: Log | None,
+        candidates: Ragged | None,
     ) -> None:
         """Refuse what would only hurt later, naming the client and its place in the stream."""
         ends = np.cumsum(lengths)
@@ -187,11 +212,22 @@ class SplitWriter:
                 )
             finite = np.isfinite(features.reshape(len(features), -1)).all(axis=1)
             refuse(np.flatnonzero(~finite), "a feature is not finite (NaN or infinity)")
-        outside = (labels.ids < 0) | (labels.ids >= self._actions)
-        refuse(labels.row_of_entry()[outside], f"a label is outside 0..{self._actions - 1}")
+        if (candidates is None) != (self._items is None):
+            raise DataError("over a catalogue every row has candidates; elsewhere none has")
+        places = np.full(rows, self._actions)
+        allowed = f"outside 0..{self._actions - 1}"
+        if candidates is not None:
+            if len(candidates) != rows:
+                raise DataError(f"{rows} client ids for {len(candidates)} lists of candidates")
+            places, allowed = np.diff(candidates.offsets), "no place among the candidates"
+            refuse(np.flatnonzero(places < 2), "fewer than two candidates")
+            unknown = (candidates.ids < 0) | (candidates.ids >= (self._items or 0))
+            refuse(candidates.row_of_entry()[unknown], "a candidate is not in the catalogue")
+        owner = labels.row_of_entry()
+        refuse(owner[(labels.ids < 0) | (labels.ids >= places[owner])], f"a label is {allowed}")
         if log is not None:
-            outside = (log.actions < 0) | (log.actions >= self._actions)
-            refuse(np.flatnonzero(outside), f"the action is outside 0..{self._actions - 1}")
+            outside = (log.actions < 0) | (log.actions >= places)
+            refuse(np.flatnonzero(outside), f"the action is {allowed}")
             refuse(np.flatnonzero(~np.isfinite(log.rewards)), "the reward is not finite")
             usable = (log.propensities > 0) & (log.propensities <= 1)
             refuse(np.flatnonzero(~usable), "the propensity is outside (0, 1]")
@@ -202,7 +238,12 @@ class SplitWriter:
         return sum(column.entries * column.dtype.itemsize for column in self._columns.values())
 
     def complete(self, folder: Path, digest: Any, advance: Advance) -> dict[str, str]:
-        """Write the arrays of the split grouped by client, and feed them to `digest`; each file's own SHA-256."""
+        """Write the arrays of the split to `folder`, grouped by client; the SHA-256 of each file by
+        its path.
+
+        All bytes are fed to `digest` in the order of the files, which makes the fingerprint of the
+        data set. `advance` is told how many bytes were copied.
+        """
         folder.mkdir()
         sums: dict[str, str] = {}
 
@@ -266,14 +307,16 @@ class _Column:
         while start < len(order) and self.entries:
             done = filled[start - 1] if start else 0
             stop = max(int(np.searchsorted(filled, done + limit, side="right")), start + 1)
-            # Mapped anew for every block: pages of finished blocks then stop counting as this process's memory.
+            # Mapped again for every block: pages of finished blocks then stop counting as this process's memory.
             source = np.asarray(np.memmap(self.path, self.dtype, mode="r"))
             yield Ragged(offsets, source).take(order[start:stop]).ids
             start = stop
 
 
 def _stretches(clients: Iterable[str]) -> tuple[list[str], np.ndarray]:
-    """Client ids one a row, as (ids, rows each) of the stretches of equal ones; arrays are not looped over."""
+    """Client ids one a row, as (ids, rows each) of the stretches of equal ones; arrays are not
+    looped over.
+    """
     if not isinstance(clients, np.ndarray):
         ids = [str(client) for client in clients]
         return ids, np.ones(len(ids), np.int64)
@@ -308,7 +351,10 @@ def _running_sum(blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
 def save_blocks(
     path: Path, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray], digest: Any
 ) -> str:
-    """Write a `.npy` file block by block: its SHA-256. Plain writes, not a map: on a full disk they raise an error."""
+    """Write a `.npy` file block by block; its SHA-256.
+
+    Plain writes, not a map: on a full disk they raise an error, where a map would end the process.
+    """
     header = io.BytesIO()
     write_array_header_1_0(
         header, {"descr": dtype_to_descr(dtype), "fortran_order": False, "shape": shape}

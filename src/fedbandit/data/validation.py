@@ -1,6 +1,8 @@
-"""Validation of a data set folder: fields of its header, types, shapes and sizes of its files, rules for their numbers.
+"""Validation of a data set folder: fields of its header, types, shapes and sizes of its files.
 
-What has passed may be trusted by the kernels: they check nothing again. Knows nothing of what the numbers mean.
+Rules say which numbers a file may hold; `fedbandit.data.checksums` applies them while it reads
+every byte. What has passed may be trusted by the kernels: they check nothing again. Knows nothing
+of what the numbers mean.
 """
 
 import json
@@ -16,6 +18,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.lib import format as npy
 
+from fedbandit.core.contexts import ItemSpec
 from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.mapped_files import MappedFile
@@ -36,9 +39,14 @@ _LISTS = ("shape", "actions", "action_counts", "published_counts", "lower_case")
 
 
 def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a `Header`; `ValueError` names the field that is wrong."""
-    found = {"encoder": None, **fields}
-    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder"}
+    """The arguments of a `Header` from the plain values of a JSON file.
+
+    Every field must be there, with its own type; `shape`, counts, pairs of letters and the encoder
+    must agree with each other. `ValueError` names the field that is wrong, in words that fit behind
+    the name of the file: "shape is not that of a context".
+    """
+    found = {"encoder": None, "items": None, **fields}
+    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder", "items"}
     if wrong := sorted(needed ^ found.keys()):
         raise ValueError(
             f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}"
@@ -62,7 +70,8 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         or (found["kind"] == "sparse" and len(shape) != 1)
     ):
         raise ValueError("shape is not that of a context")
-    if not actions or not all(isinstance(action, str) for action in actions):
+    items = _items(found["items"])
+    if bool(actions) == (items is not None) or not all(isinstance(name, str) for name in actions):
         raise ValueError("actions are not a list of names")
     for name in ("action_counts", "published_counts"):
         counts = found[name]
@@ -85,7 +94,23 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: tuple(found[name])
         for name in ("shape", "actions", "action_counts", "published_counts")
     }
-    return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder}
+    return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder, "items": items}
+
+
+def _items(found: Any) -> ItemSpec | None:
+    """What a header says about the items of a catalogue."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or set(found) != {"kind", "shape", "shown", "most"}:
+        raise ValueError("items are not described by kind, shape, shown and most")
+    kind, shape, shown = found["kind"], found["shape"], found["shown"]
+    one_axis = kind == "sparse" and isinstance(shape, list) and len(shape) == 1
+    if not (kind == "dense" or one_axis) or not isinstance(shape, list) or not _whole(shape):
+        raise ValueError("items do not have the kind and shape of features")
+    most = found["most"]
+    if type(shown) not in (int, float) or type(most) is not int or not 1 <= shown <= most:
+        raise ValueError("items: shown and most are not numbers of candidates")
+    return ItemSpec(kind, tuple(shape), float(shown), most)
 
 
 def _whole(numbers: list[Any], largest: int = _MOST_ENTRIES) -> bool:
@@ -99,12 +124,20 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 class ValueRule(Protocol):
+    """A rule for the numbers of one array, applied block by block while the file is read.
+
+    `Within`, `Offsets` and `ClientIds` are the rules of data sets. A rule keeps nothing between
+    blocks: what it needs of the block before is handed to it.
+    """
+
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        """The first wrong entry of a block; `before` holds the last entry of the block before it, or nothing."""
+        """The first wrong entry of a block; `before` holds the last entry of the block before it,
+        or nothing.
+        """
         ...
 
     def wrong(self, value: object) -> str:
-        """What is wrong with an entry, in words."""
+        """The fault of an entry in words, for the end of a message."""
         ...
 
 
@@ -117,12 +150,14 @@ class Within:
     wanted: str
 
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
-        # Smallest and largest take no memory of their own; NaN comes through both and compares as false.
+        """The first number outside the range, or None; a good block takes no further memory."""
+        # Smallest and largest take no further memory; NaN comes through both and compares as false.
         if block.min() >= self.low and block.max() <= self.high:
             return None
         return int(np.argmin((block >= self.low) & (block <= self.high)))
 
     def wrong(self, value: object) -> str:
+        """`7 is outside 0..4`, for the end of a message."""
         return f"{value} is {self.wanted}"
 
 
@@ -139,23 +174,35 @@ def below(number: int) -> Within:
 
 @dataclass(frozen=True)
 class Offsets:
-    """Where rows begin: from 0, never descending. The last one is the length of what they point into."""
+    """Where rows begin: from 0, never descending. The last one is the length of what they point
+    into.
+
+    A reader slices `values[offsets[i]:offsets[i + 1]]`, so a wrong offset would read the memory
+    behind an array.
+    """
 
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
+        """The first offset that is below the one before it, or a first one that is not 0."""
         if block[0] != 0 if not len(before) else block[0] < before[0]:
             return 0
         descending = block[1:] < block[:-1]
         return int(np.argmax(descending)) + 1 if descending.any() else None
 
     def wrong(self, value: object) -> str:
+        """`offset 3 does not follow`, for the end of a message."""
         return f"offset {value} does not follow: offsets ascend from 0"
 
 
 @dataclass(frozen=True)
 class ClientIds:
-    """Ids in UTF-8, none empty, strictly ascending."""
+    """Client ids in UTF-8, none empty, strictly ascending.
+
+    The order makes the place of a client in its split a function of the ids alone, and two clients
+    of one id impossible.
+    """
 
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
+        """The first id that is empty, not UTF-8, or not above the one before it."""
         ids = np.concatenate([before, block])
         good = np.concatenate([block[:1] > (before if len(before) else b""), ids[1:] > ids[:-1]])[
             -len(block) :
@@ -172,6 +219,7 @@ class ClientIds:
         return None
 
     def wrong(self, value: object) -> str:
+        """The id in quotes and what is expected of it, for the end of a message."""
         return f"client {value!r} is empty, not UTF-8 or not in ascending order"
 
 
@@ -181,7 +229,8 @@ AGAIN = "import the data set again"
 _LARGEST_JSON = 1 << 28  # bytes
 
 
-_UNREADABLE = (
+# What numpy raises for an array's header that was damaged, or made up.
+NPY_ERRORS = (
     ValueError,
     TypeError,
     SyntaxError,
@@ -193,9 +242,27 @@ _UNREADABLE = (
 )
 
 
+def read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether stored by columns, and type of the `.npy` array that begins here; never
+    unpickles.
+
+    `ValueError` says in one line what is wrong with it.
+    """
+    try:
+        version = npy.read_magic(file)
+        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, by_columns, dtype = read(file)
+    except NPY_ERRORS as error:
+        said = str(error).partition("\n")[0]
+        raise ValueError(said or type(error).__name__) from None
+    return shape, by_columns, dtype
+
+
 @dataclass(frozen=True)
 class FileState:
-    """What the system says about a file; other contents have another state, unless a disk is failing."""
+    """Size, times and inode of a file; other contents have another state, unless a disk is
+    failing.
+    """
 
     size: int
     modified: int  # nanoseconds
@@ -204,12 +271,15 @@ class FileState:
 
     @classmethod
     def of(cls, status: os.stat_result) -> "FileState":
+        """The state that `os.stat` has reported."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 
 @dataclass(frozen=True)
 class Part:
-    """An array of the folder: what it is made of, where its data begins, and the rule its numbers must follow."""
+    """An array of the folder: what it is made of, where its data begins, and the rule its numbers
+    must follow.
+    """
 
     name: str
     dtype: np.dtype
@@ -219,7 +289,13 @@ class Part:
 
 
 class FolderReader:
-    """Opens the files of one folder and remembers each one's state at that moment."""
+    """Opens the files of one data set folder and remembers each one's state at that moment.
+
+    `array` maps a `.npy` file after checking its type, shape and size against what the caller
+    expects; `parts` then lists what was mapped with the rule of each, for `checksums.verify` to
+    read through. `states` are what a run compares with later, to notice a file that changes under
+    it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -227,7 +303,10 @@ class FolderReader:
         self.parts: list[Part] = []
 
     def json(self, name: str) -> Any:
-        """What a JSON file of the folder holds."""
+        """The value in a JSON file of the folder.
+
+        `DataError` where the file is missing, too large to be a header, or not JSON.
+        """
         with self._open(name) as file:
             if self.states[name].size > _LARGEST_JSON:
                 raise DataError(f"{self.folder / name}: {self.states[name].size:,} bytes; {AGAIN}")
@@ -252,18 +331,18 @@ class FolderReader:
         shape: tuple[int | None, ...],
         rule: ValueRule | None = None,
     ) -> np.ndarray:
-        """A mapped array of one of these types and of this shape, where None stands for any length."""
+        """A mapped array of one of these types and of this shape, where None stands for any length.
+
+        `name` is the path below the folder, such as `train/offsets.npy`. Types are numpy's names,
+        or `bytes` for ids of any width. Arrays of Python objects, of another byte order, or stored
+        by columns are refused; so is a file with bytes missing or left over.
+        """
         path = self.folder / name
         with self._open(name) as file:
             try:
-                version = npy.read_magic(file)
-                read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                found, by_columns, dtype = read(file)
-            except _UNREADABLE as error:
-                said = str(error).partition("\n")[0]
-                raise DataError(
-                    f"{path}: damaged: {said or type(error).__name__}; {AGAIN}"
-                ) from None
+                found, by_columns, dtype = read_npy_header(file)
+            except ValueError as error:
+                raise DataError(f"{path}: damaged: {error}; {AGAIN}") from None
             if dtype.hasobject or not dtype.itemsize or not _is_one_of(dtype, types):
                 kind = dtype.str if dtype.kind == "S" or not dtype.isnative else dtype.name
                 raise DataError(

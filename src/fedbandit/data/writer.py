@@ -1,6 +1,8 @@
-"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded memory.
+"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded
+memory.
 
-One process writes a folder at a time, and a folder is either whole or not there.
+One process writes a folder at a time, and a folder is either whole or not there: it is made beside
+its place, as `.NAME.partial`, and renamed in the end.
 """
 
 import fcntl
@@ -14,17 +16,20 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedbandit.core.contexts import Features, ItemSpec
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.checksums import write_checksums
-from fedbandit.data.dataset import Header, Log
+from fedbandit.data.dataset import Catalogue, Header, Log
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.split_writer import SplitWriter
+from fedbandit.data.split_writer import SplitWriter, save_blocks
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
-    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of `out` are refused."""
+    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of
+    `out` are refused.
+    """
     lock = os.open(path, flags, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,7 +45,10 @@ def claim(path: Path, flags: int, out: Path) -> int:
 
 
 def check_target(out: Path | str) -> Path:
-    """Refuse a target that already holds something, before any work is done for it."""
+    """The path of a data set to write; one that already holds something is refused.
+
+    To be called before any work is done for it. An empty folder is as good as none.
+    """
     out = Path(out)
     try:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -51,7 +59,8 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up unless finished.
+    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up
+    unless finished.
 
     Memory holds one batch and a few bytes for every client, however many examples there are.
     """
@@ -63,7 +72,7 @@ class DatasetWriter:
         name: str,
         kind: Literal["dense", "sparse"],
         shape: tuple[int, ...],
-        actions: Iterable[str],
+        actions: Iterable[str] = (),
         multilabel: bool = False,
         lower_case: Mapping[int, int] | None = None,
         scale: float = 1.0,
@@ -73,6 +82,7 @@ class DatasetWriter:
         source: Mapping[str, Any] | None = None,
         published_counts: Iterable[int] | None = None,
         encoder: Encoder | None = None,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
@@ -89,6 +99,7 @@ class DatasetWriter:
             self._header["published_counts"] = tuple(published_counts)
         if encoder is not None:
             self._header["encoder"] = encoder
+        self._catalogue = catalogue
         self.source = dict(
             source or {}
         )  # may be added to until finish(): counts of what was dropped, for example
@@ -113,7 +124,10 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Throw away whatever is not finished."""
+        """Throw away what is not finished: raw files, the staging folder, and parents made for it.
+
+        Called at the end of a `with` block; does nothing after `finish`.
+        """
         for writer in self._splits.values():
             writer.close()
         if self._lock is not None:
@@ -131,23 +145,31 @@ class DatasetWriter:
         *,
         split: str = "train",
         log: Log | None = None,
+        candidates: Ragged | None = None,
     ) -> None:
-        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows, labels are rows.
+        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows,
+        labels are rows.
 
         A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
+        Over a catalogue `candidates` lists the items of every row, and labels and logged actions
+        are places in these lists.
         """
-        self._split_writer(split).add_many(clients, features, labels, log)
+        self._split_writer(split).add_many(clients, features, labels, log, candidates)
 
     def num_clients(self, split: str = "train") -> int:
-        """How many clients of a split have examples so far."""
+        """The number of clients of a split that have examples so far."""
         return self._splits[split].clients if split in self._splits else 0
 
     def num_examples(self, split: str = "train") -> int:
-        """How many examples a split has so far."""
+        """The number of examples of a split so far."""
         return self._splits[split].examples if split in self._splits else 0
 
     def finish(self, progress: ProgressReporter = SILENT) -> Path:
-        """Group the examples by client, write header and arrays, and give the folder its name."""
+        """Group the examples by client, write header and arrays, and give the folder its name.
+
+        Returns the path. The fingerprint is a digest of the header's facts, all arrays and the
+        vocabulary, so that the same examples give the same data set in whatever order clients came.
+        """
         train = self._splits.get("train")
         if train is None or train.examples == 0:
             raise DataError(
@@ -163,12 +185,15 @@ class DatasetWriter:
                 if writer.examples:
                     sums |= writer.complete(self._folder / split, digest, advance)
                 writer.close()
+        if self._catalogue is not None:
+            sums |= self._write_catalogue(self._catalogue.features, digest)
         if self._vocabulary is not None:
             text = "".join(f"{word}\n" for word in self._vocabulary).encode()
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
             digest.update(text)
         header = Header(
             **self._header,
+            items=self._items(),
             action_counts=tuple(int(count) for count in train.action_counts),
             source=self.source,
             fingerprint=digest.hexdigest(),
@@ -183,8 +208,34 @@ class DatasetWriter:
         self._release()
         return self.out
 
+    def _items(self) -> ItemSpec | None:
+        """What the header says about the catalogue."""
+        if self._catalogue is None:
+            return None
+        items, train = self._catalogue.features, self._splits["train"]
+        shown = train.listed / train.examples
+        most = max(writer.longest for writer in self._splits.values())
+        if isinstance(items, Ragged):
+            return ItemSpec("sparse", (int(items.ids.max(initial=0)) + 1,), shown, most)
+        return ItemSpec("dense", items.shape[1:], shown, most)
+
+    def _write_catalogue(self, items: Features, digest: Any) -> dict[str, str]:
+        folder = self._folder / "catalogue"
+        folder.mkdir()
+        if isinstance(items, Ragged):
+            parts = {"offsets": items.offsets, "ids": items.ids, "values": items.values}
+            arrays = {f"feature_{name}": np.asarray(array) for name, array in parts.items()}
+        else:
+            arrays = {"features": items}
+        return {
+            f"catalogue/{name}.npy": save_blocks(
+                folder / f"{name}.npy", array.shape, array.dtype, [array], digest
+            )
+            for name, array in arrays.items()
+        }
+
     def _write(self, name: str, content: bytes) -> str:
-        """A file of its own beside the splits, on disk for good: its SHA-256."""
+        """Write a file beside the splits, on disk for good: its SHA-256."""
         with open(self._folder / name, "wb") as file:
             file.write(content)
             file.flush()
@@ -204,6 +255,7 @@ class DatasetWriter:
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
                 actions=len(h["actions"]),
+                items=None if self._catalogue is None else len(self._catalogue),
                 dtype=self._dtype,
                 logged=h["logged"],
             )
@@ -211,7 +263,9 @@ class DatasetWriter:
 
 
 def _claimed(folder: Path, out: Path) -> int:
-    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of it is refused."""
+    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of
+    it is refused.
+    """
     folder.mkdir(exist_ok=True)
     lock = claim(folder, os.O_RDONLY, out)
     for left in folder.iterdir():  # by an import that was killed

@@ -133,9 +133,8 @@ class Preferences:
         return _clicked(met, means, actions) if self.clicks else means
 
     def expected(self, met: Met) -> np.ndarray:
-        """The mean reward of every action: float32 [n, K] or [m]."""
-        items = met.items()
-        return self._means(met.beside(items, met.clients), items)
+        """The mean reward of every action: float32 [n, K]."""
+        return self._means(met.spread(met.clients), met.items())
 
     def _means(self, clients: np.ndarray, items: np.ndarray) -> np.ndarray:
         (users, user), (things, thing) = _distinct(clients), _distinct(items)

@@ -71,7 +71,7 @@ def changed_like(labels: Environment, environment: Environment) -> Environment:
     A class of your own that has changes like these keeps what it changes in a field `environment`.
     """
     layer: Any = labels
-    if hasattr(layer, "environment"):
-        inner = changed_like(layer.environment, environment)
-        environment = replace(layer, environment=inner)
-    return environment
+    if not hasattr(layer, "environment"):
+        return environment
+    changed: Environment = replace(layer, environment=changed_like(layer.environment, environment))
+    return changed

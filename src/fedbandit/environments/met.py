@@ -53,29 +53,34 @@ class Met:
 
     @property
     def bounds(self) -> np.ndarray | None:
-        """Where the candidates of each decision begin: int64 [n + 1]; None for fixed actions."""
-        return None if self.contexts.candidates is None else self.contexts.candidates.bounds
+        """Where each decision's candidates begin: int64 [n + 1]; None for fixed actions."""
+        shown = self.contexts.candidates
+        return None if shown is None else shown.bounds
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a value for every action: (n, K), over candidates (m,)."""
+        shown = self.contexts.candidates
+        return (len(self), self.num_actions) if shown is None else (len(shown.items),)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Values [n] of the decisions, to go with a value for every action: [n, 1] or [m]."""
+        bounds = self.bounds
+        return values[:, None] if bounds is None else np.repeat(values, np.diff(bounds))
 
     def items(self, actions: np.ndarray | None = None) -> np.ndarray:
-        """The items behind chosen actions: int64 [n]; without actions of all: [n, K] or [m]."""
+        """The items behind chosen actions: int64 [n]; without actions those of all: [n, K] or [m]."""
         shown = self.contexts.candidates
         if shown is not None:
-            return shown.items if actions is None else self.chosen(shown.items, actions)
+            items = shown.items
+            return items if actions is None else at_actions(items, actions, shown.bounds)
         if actions is not None:
             return actions
         return np.broadcast_to(np.arange(self.num_actions), (len(self), self.num_actions))
 
     def chosen(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """The values [n] of the chosen actions [n], out of those of all actions."""
+        """The entries [n] of values of all actions that belong to the chosen ones [n]."""
         return at_actions(values, actions, self.bounds)
-
-    def beside(self, items: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Values [n] of decisions, each beside the items of its decision."""
-        if items.ndim == 2:
-            return values[:, None]
-        if len(items) == len(self) or self.bounds is None:
-            return values
-        return np.repeat(values, np.diff(self.bounds))
 
     def uniforms(self, purpose: str, items: np.ndarray) -> np.ndarray:
         """Draws from [0, 1) for items of one action per decision, or of all: float64."""
@@ -113,7 +118,9 @@ class Met:
 
     def _address(self, purpose: str, items: np.ndarray) -> tuple[np.ndarray | int, ...]:
         parts = (self.times, self.clients, self.positions)
-        return crc32(purpose.encode()), *(self.beside(items, part) for part in parts), items
+        if items.shape == self.shape:  # m > n: every decision has two candidates or more
+            parts = tuple(map(self.spread, parts))  # type: ignore[assignment]
+        return crc32(purpose.encode()), *parts, items
 
 
 class Environment(Protocol):

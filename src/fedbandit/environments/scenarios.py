@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.prediction import entries_of
+from fedbandit.core.prediction import best_action, entries_of
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
 from fedbandit.environments.changes import Liked, Renamed
@@ -66,15 +66,16 @@ class Scenario:
         return paid
 
     def expected(self, met: Met) -> np.ndarray | None:
-        """The mean reward of every action: float32 [n, K] or [m]; None where it is not known."""
-        means = np.zeros(met.items().shape, np.float32)
+        """The mean reward of every action: float32 [n, K]; None where it is not known."""
+        means = np.zeros(met.shape, np.float32)
         for stage, part, rows in self._parts(met):
             found = stage.environment.expected(part)
             if found is None:
                 return None
-            _check(stage.environment, "expected", found, part.items().shape)
-            shown, at = met.bounds, np.arange(len(met))[rows]
-            means[rows if shown is None else entries_of(shown, at)] = found
+            _check(stage.environment, "expected", found, part.shape)
+            if met.bounds is not None and not isinstance(rows, slice):
+                rows = entries_of(met.bounds, rows)
+            means[rows] = found
         return means
 
     def regret(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
@@ -83,9 +84,7 @@ class Scenario:
         if means is None:
             return None
         means = means.astype(np.float64)
-        can = means if exist is None else np.where(exist, means, -np.inf)
-        shown = met.bounds
-        best = can.max(axis=1) if shown is None else np.maximum.reduceat(can, shown[:-1])
+        best = best_action(means if exist is None else np.where(exist, means, -np.inf), met.bounds)
         return np.asarray(best - met.chosen(means, actions))
 
     def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
@@ -140,12 +139,12 @@ def _check(environment: Environment, method: str, found: np.ndarray, shape: obje
 
 def scratch(header: Header) -> Scenario:
     """A random initial model; 1 for a right label."""
-    return Scenario((Stage(exact_match(header.num_actions)),))
+    return Scenario((Stage(exact_match(header.places)),))
 
 
 def init(header: Header) -> Scenario:
     """Pre-training on a few clients with the rewards that the bandit phase will pay."""
-    rewards = exact_match(header.num_actions)
+    rewards = exact_match(header.places)
     return Scenario((Stage(rewards),), pretraining=rewards)
 
 

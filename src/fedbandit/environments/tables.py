@@ -35,15 +35,19 @@ class RewardTable:
         """The reward of one action per example: float32 [n]."""
         labels = met.labels
         earned: np.ndarray = loops.best_rewards(
-            labels.offsets, labels.ids, met.items(actions), self.exact, self.near, self.near_value
+            labels.offsets, labels.ids, actions, self.exact, self.near, self.near_value
         )
         return earned
 
     def expected(self, met: Met) -> np.ndarray:
-        """The reward of every action: float32 [n, K]."""
+        """The reward of every action: float32 [n, K] or [m]."""
         labels = met.labels
         rows = labels.row_of_entry()
-        rewards = np.zeros((len(labels), self.num_actions), np.float32)
+        if met.bounds is not None:  # labels are places among the candidates
+            rewards = np.zeros(met.shape, np.float32)
+            np.maximum.at(rewards, met.bounds[rows] + labels.ids, self.exact[labels.ids])
+            return rewards
+        rewards = np.zeros(met.shape, np.float32)
         np.maximum.at(rewards, (rows, labels.ids), self.exact[labels.ids])
         has_near = self.near[labels.ids] >= 0
         near_labels = labels.ids[has_near]

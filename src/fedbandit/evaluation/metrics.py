@@ -23,7 +23,13 @@ _EVALUATION_ROWS = 4096
 def held_out_metrics(
     predictor: Predictor, weights: np.ndarray, split: Split, multilabel: bool
 ) -> dict[str, float]:
-    """Accuracy of the best-scored action, or for several labels per example micro-averaged recall of the best five."""
+    """Accuracy of the best-scored action, or micro-averaged recall of the best five of several labels.
+
+    Over candidates: the share of decisions whose best-scored candidate is a right one, and the mean
+    of one over the rank of the first right one.
+    """
+    if split.candidates is not None:
+        return _ranking_metrics(predictor, weights, split)
     hits = labels_seen = 0
     top = 5 if multilabel else 1
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
@@ -36,6 +42,29 @@ def held_out_metrics(
         labels_seen += len(labels.ids) if multilabel else stop - start
     name = "test_recall_at_5" if multilabel else "test_accuracy"
     return {name: hits / labels_seen} if labels_seen else {}
+
+
+def _ranking_metrics(predictor: Predictor, weights: np.ndarray, split: Split) -> dict[str, float]:
+    """Hit rate and mean reciprocal rank over the decisions that have a right candidate."""
+    ranks = []
+    for start in range(0, split.num_examples, _EVALUATION_ROWS):
+        stop = min(start + _EVALUATION_ROWS, split.num_examples)
+        contexts, labels = split.between(start, stop)
+        prediction = predictor.predict(weights, contexts)
+        assert prediction.bounds is not None
+        right = np.zeros(len(prediction.mean), bool)
+        right[prediction.bounds[labels.row_of_entry()] + labels.ids] = True
+        for _, at, block in prediction.blocks():
+            order = np.argsort(-block.mean, axis=1, kind="stable")  # the lower place among equals
+            ranked = np.take_along_axis(right[at], order, axis=1)
+            ranks.append(1 + ranked[ranked.any(axis=1)].argmax(axis=1))
+    found = np.concatenate(ranks) if ranks else np.zeros(0)
+    if not len(found):
+        return {}
+    return {
+        "test_hit_rate": float((found == 1).mean()),
+        "test_reciprocal_rank": float((1 / found).mean()),
+    }
 
 
 @dataclass(frozen=True)

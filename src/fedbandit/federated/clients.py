@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from fedbandit.acting import Actor, Chosen, NotFinite, Predictor, WrongProbabilities
-from fedbandit.core.contexts import Contexts
+from fedbandit.core.contexts import Candidates, Contexts
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.loops import loops
 from fedbandit.core.parts import resolve
@@ -217,9 +217,7 @@ class ClientWork:
         rewards = self.world.rewards(met, actions)
         targets = self.world.expected(met) if self.supervised else None
         if self.doubly_robust is not None:
-            targets = self.doubly_robust.targets(
-                chosen.prediction.mean, actions, rewards, propensities
-            )
+            targets = self._targets(self.doubly_robust, chosen, rewards)
         arrives = visits.times + self.world.delay
         fresh, known = arrives == visits.now, arrives <= visits.now
         missing, observed = None, self.world.observed(met, actions)
@@ -238,9 +236,20 @@ class ClientWork:
             missing=missing,
             regret=self.world.regret(met, actions) if self.with_regret else None,
             targets=targets,
-            weights=self._counts(visits, broadcast),
+            weights=self._counts(visits, contexts.candidates, broadcast),
         )
         return events if known.all() else events.where(known)
+
+    def _targets(self, objective: DoublyRobust, chosen: Chosen, rewards: np.ndarray) -> np.ndarray:
+        """A reward for every action, as the objective estimates it: [n, K], over candidates [m]."""
+        actions, propensities, prediction = chosen.actions, chosen.propensities, chosen.prediction
+        if prediction.bounds is None:
+            return objective.targets(prediction.mean, actions, rewards, propensities)
+        targets = np.empty_like(prediction.mean)
+        for rows, at, block in prediction.blocks():
+            own = (actions[rows], rewards[rows], propensities[rows])
+            targets[at] = objective.targets(block.mean, *own)
+        return targets
 
     def _drawn(
         self,
@@ -255,9 +264,8 @@ class ClientWork:
         )
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
-            return self._by_version(
-                int(versions[0]), contexts, draws, visits.clients, available, broadcast
-            )
+            version = int(versions[0])
+            return self._by_version(version, contexts, draws, visits.clients, available, broadcast)
         dtype = next(iter(broadcast.received.values())).dtype
         none = Prediction(np.zeros((0, self.num_actions), dtype))
         whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
@@ -291,14 +299,18 @@ class ClientWork:
                 f"diverged at round {broadcast.round}: the scores of client {client} are not finite"
             ) from None
 
-    def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
+    def _counts(
+        self, visits: Visits, shown: Candidates | None, broadcast: Broadcast
+    ) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
         scales = None
         if self.scaled:
             scales = np.ones(len(visits.rows))
-            for version in np.unique(visits.versions):
+            counts = np.full(len(scales), self.num_actions) if shown is None else shown.counts
+            for version, count in np.unique(np.stack([visits.versions, counts]), axis=1).T:
                 rule = self.rule(broadcast.deployed[int(version)])
-                scales[visits.versions == version] = importance_scale(rule, self.num_actions)
+                own = (visits.versions == version) & (counts == count)
+                scales[own] = importance_scale(rule, int(count))
         if not self.heads:
             return scales
         address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])

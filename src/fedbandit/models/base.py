@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
 from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header
 
 if TYPE_CHECKING:
@@ -28,16 +30,17 @@ class DataSpec:
     Examples:
         >>> from fedbandit import open_dataset
         >>> DataSpec.of(open_dataset("topics").header)
-        DataSpec(kind='sparse', shape=(10000,), num_actions=50)
+        DataSpec(kind='sparse', shape=(10000,), num_actions=50, items=None)
     """
 
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one context; for sparse text (words,)
-    num_actions: int
+    num_actions: int  # fixed ones; 0 over candidates
+    items: ItemSpec | None = None  # of the candidates, where actions are not fixed
 
     @classmethod
     def of(cls, header: Header) -> "DataSpec":
-        return cls(header.kind, header.shape, header.num_actions)
+        return cls(header.kind, header.shape, header.num_actions, header.items)
 
 
 def _no_scores(params: Params, x: Any) -> "torch.Tensor":
@@ -53,6 +56,8 @@ class Model:
     `predict(params, contexts) -> Prediction` acts by it, with numpy parameters, and can so say how
     sure it is (`width`); it needs `scores` only where gradients train it.
 
+    Over candidates `scores` is given the `Contexts` and returns one score for each row of theirs, [m].
+
     Examples:
         >>> import numpy as np, torch
         >>> def scores(params, x):  # a linear model without a bias, of dense contexts
@@ -67,6 +72,7 @@ class Model:
     kernel: Literal["sparse-linear", "dense-linear", "mlp", "sparse-mlp", "cnn"] | None = None
     heads: int = 0
     predict: Callable[[dict[str, np.ndarray], Any], Prediction] | None = None
+    rows: Callable[[Contexts], Ragged] | None = None  # candidates as rows of a linear model
 
 
 @dataclass(frozen=True)

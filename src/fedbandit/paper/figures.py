@@ -1,4 +1,8 @@
-"""One figure of the paper: run what is missing, draw it, and hold it against what the paper says."""
+"""A figure of the paper: run what is missing, draw it, and hold it against what the paper says.
+
+Every claim in the paper's words is judged by seeds: `agrees` or `disagrees` beyond two standard
+errors, else `not clear`. The numbers behind a picture lie beside it as JSON.
+"""
 
 import hashlib
 import json
@@ -14,7 +18,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import pretraining_cohort
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import read_json, write_json
+from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
 from fedbandit.paper.catalogue import (
@@ -33,6 +37,7 @@ from fedbandit.paper.catalogue import (
     figure,
     labels_of,
 )
+from fedbandit.paper.page import page, read_figures
 from fedbandit.results.differences import Difference, from_zero, standard_error, with_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
@@ -44,7 +49,9 @@ Verdict = Literal["agrees", "disagrees", "not clear"]
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """A claim of the paper and what came out here: a difference of final rewards, with its standard error."""
+    """A claim of the paper and what came out here: a difference of final rewards, with its standard
+    error.
+    """
 
     claim: str
     words: str
@@ -54,7 +61,11 @@ class FigureVerdict:
 
 
 def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
-    """Whether the seeds bear a claim out; differences within two standard errors decide nothing."""
+    """Whether the seeds bear a claim out; differences within two standard errors decide nothing.
+
+    `curves` has the members that the claim speaks of, those of other figures among them. A claim of
+    likeness allows five percent of the larger reward.
+    """
     match claim:
         case Above():
             text = f"{claim.higher} above {claim.lower}"
@@ -96,7 +107,9 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
 
 
 def _positive(text: str, words: str, found: Difference) -> FigureVerdict:
-    """Whether a difference lies above zero, two standard errors at least; no difference at all decides nothing."""
+    """Whether a difference lies above zero, two standard errors at least; no difference at all
+    decides nothing.
+    """
     verdict: Verdict = "agrees" if found.mean > 0 else "disagrees"
     sure = abs(found.mean) > _SURE * found.error
     return FigureVerdict(text, words, found.mean, found.error, verdict if sure else "not clear")
@@ -130,7 +143,7 @@ def _paired(one: Curves, other: Curves) -> tuple[np.ndarray, np.ndarray]:
 
 
 def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
-    """What each private member has spent here, beside what the paper states for its own population."""
+    """The epsilon of each private member, beside what the paper states for its own population."""
     lines = ["epsilon (RDP) of the released weights, for the clients of this data set:"]
     for label, epsilon in epsilons.items():
         there = (
@@ -143,7 +156,9 @@ def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str,
 def beside_the_paper(
     figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]
 ) -> str:
-    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
+    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts
+    on its claims.
+    """
     lines = [table(curves, "member")]
     if figure.stated:
         lines.append("\nstated in the paper's text (its data, tuned rates):")
@@ -166,7 +181,9 @@ def beside_the_paper(
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as published."""
+    """A request for a figure: on which data, over how many seeds, how much shortened, tuned or
+    published.
+    """
 
     data: str | None = None  # None: the embedded data set of the figure's family
     seeds: int = 5
@@ -189,7 +206,9 @@ class FigureRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its numbers."""
+    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its
+    numbers.
+    """
 
     name: str
     text: str
@@ -200,7 +219,12 @@ class Made:
 def make_figure(
     name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print
 ) -> Made:
-    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
+    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON.
+
+    Runs lie below `out/runs`, in a folder named after everything that the members share, so that
+    figures with the same members share their runs. With `tune_minutes` rates are searched first, on
+    a seed that no run of the figure has.
+    """
     wanted, dataset = _choose(name, request)
     model = request.settings.get("model.name")
     if model is not None:  # another curve altogether, so the picture says it first
@@ -283,6 +307,29 @@ def make_figure(
     return Made(wanted.name, text, png, kept)
 
 
+def make_figures(
+    names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
+) -> tuple[list[Made], Path | None]:
+    """Make figures one after another, and of several a page beside them: its path, None for a
+    single figure.
+
+    Of several, those that the given data does not fit take embedded data.
+    """
+    if len(names) == 1:
+        return [make_figure(names[0], request, out, say)], None
+    made = [make_figure(name, _fitting(name, request), out, say) for name in names]
+    index = out / "index.html"
+    write_text(index, page(read_figures([one.kept for one in made]), index.parent))
+    return made, index
+
+
+def _fitting(name: str, request: FigureRequest) -> FigureRequest:
+    if request.data is None or name.startswith("ablation-"):
+        return request
+    sparse = open_dataset(request.data).header.kind == "sparse"
+    return request if (figure(name).family == "so") == sparse else replace(request, data=None)
+
+
 def describe(
     dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str
 ) -> str:
@@ -304,7 +351,10 @@ def describe(
 
 @dataclass(frozen=True)
 class Regime:
-    """How much a run sees of its data: the same picture means something else where every client comes back often."""
+    """Exposure of a run to its data.
+
+    The same picture means something else where every client comes back often.
+    """
 
     visits_per_client: float  # how often a client of the bandit phase is drawn, on average
     examples_per_visit: float
@@ -312,6 +362,7 @@ class Regime:
     pretraining_examples: int  # counted each time they are used; 0 without pre-training
 
     def in_words(self) -> str:
+        """The numbers in a line, for the note below a picture."""
         visits, passes = (
             f"{n:.2g}" if n < 10 else f"{n:.0f}" for n in (self.visits_per_client, self.passes)
         )
@@ -325,7 +376,7 @@ class Regime:
 
 
 def regime(dataset: FederatedDataset, config: Config) -> Regime:
-    """What a configuration will see of a data set, on average over the draws of clients."""
+    """The regime of a configuration on a data set, on average over the draws of clients."""
     experiment = build_experiment(config, dataset)
     pool, plan = _pool(experiment.bandit), experiment.bandit.work.plan
     events = plan.event_counts(dataset.train, pool)
@@ -363,7 +414,9 @@ def _source(wanted: Figure, request: FigureRequest) -> str:
 
 
 def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) -> Path:
-    """A folder named after everything that all members of a figure share, so that no run is taken for another."""
+    """A folder named after everything that all members of a figure share, so that no run is taken
+    for another.
+    """
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
     return (
@@ -384,7 +437,9 @@ def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[s
 
 
 def _epsilon(run: Path) -> float | None:
-    """What a private run has spent, by the accountant that the paper uses; None for any other."""
+    """The epsilon that a private run has spent, by the accountant that the paper uses; None for any
+    other.
+    """
     summary = read_json(run / "summary.json") or {}
     return (summary.get("privacy") or {}).get("epsilon_rdp")
 
@@ -422,7 +477,7 @@ def _with_losses(label: str, curves: Curves) -> str:
 
 
 def _setting(wanted: Figure) -> str | None:
-    """What the four rules are compared in, for figures that compare them."""
+    """The setting in which the four rules are compared, for figures that compare them."""
     return wanted.title if len(RULES & wanted.members.keys()) == len(RULES) else None
 
 

@@ -1,4 +1,5 @@
-"""The page of figures that were made: pictures small, verdicts beside them, everything else one click away.
+"""The page of figures that were made: pictures small, verdicts beside them, everything else one
+click away.
 
 Reads the JSON files that figures leave; runs nothing.
 """
@@ -31,15 +32,19 @@ class FigureRecord:
 
     @property
     def name(self) -> str:
+        """The figure that it is: `fig2c`."""
         return str(self.numbers["figure"])
 
     @property
     def verdicts(self) -> Counter[str]:
+        """Counts of its claims that agree, disagree or are not clear."""
         return Counter(claim["verdict"] for claim in self.numbers.get("claims", []))
 
 
 def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
-    """The figures in these files and folders, in the paper's order; those of one panel in the order given."""
+    """The figures in these files and folders, in the paper's order; those of one panel in the order
+    given.
+    """
     found = []
     for place in places:
         for path in (
@@ -56,13 +61,15 @@ def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
         raise DataError(
             f"{', '.join(map(str, places))}: no figure here; `fedbandit figure NAME -o FOLDER` makes one"
         )
-    order = [*figure_names(), *OURS]
+    order = [*figure_names(), "drift", *OURS]  # the picture of `fedbandit drift` among them
     return sorted(found, key=lambda kept: order.index(kept.name))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rules in one setting: mean final rewards, the best, and by how much it leads the second, paired by seeds."""
+    """The rules in one setting: mean final rewards, the best, and by how much it leads the second,
+    paired by seeds.
+    """
 
     setting: str
     data: str
@@ -75,6 +82,7 @@ class Comparison:
 
     @property
     def clear(self) -> bool:
+        """Whether the winner can be told from the second."""
         return self.second not in self.level
 
     def cell(self, rule: str) -> str:
@@ -85,7 +93,7 @@ class Comparison:
         return f"**{self.means[rule]:.3f}**" if best else f"{self.means[rule]:.3f}"
 
     def lead(self) -> str:
-        """By how much the winner leads, or that nobody does."""
+        """By how much the winner leads, or that there is a tie."""
         if not np.isfinite(self.error):
             return f"one seed: {self.winner} by {self.margin:.3f} over {self.second}"
         told = f"{self.winner} by {self.margin:.3f} ± {self.error:.3f} over {self.second}"
@@ -152,8 +160,13 @@ def page(figures: Sequence[FigureRecord], beside: Path) -> str:
 
 def _card(kept: FigureRecord, beside: Path) -> str:
     numbers, title = kept.numbers, escape(str(kept.numbers["title"]))
+    large = kept.path.with_suffix(".svg")
     png, svg = (
-        escape(os.path.relpath(kept.path.with_suffix(end), beside)) for end in (".png", ".svg")
+        escape(os.path.relpath(path, beside))
+        for path in (
+            kept.path.with_suffix(".png"),
+            large if large.exists() else large.with_suffix(".png"),
+        )
     )
     claims = "".join(
         f'<tr class="{_css(claim["verdict"])}"><td>{escape(claim["claim"])}<br><q>{escape(claim["words"])}</q></td>'
@@ -170,7 +183,9 @@ def _card(kept: FigureRecord, beside: Path) -> str:
 
 
 def tuned(kept: FigureRecord) -> str:
-    """`, tuned` behind the name of a figure whose rates were searched for; nothing for published rates."""
+    """`, tuned` behind the name of a figure whose rates were searched for; nothing for published
+    rates.
+    """
     return ", tuned" if kept.numbers.get("tuning") else ""
 
 
@@ -191,7 +206,7 @@ def _css(verdict: str) -> str:
 
 
 def chips(verdicts: Counter[str]) -> str:
-    """How many claims agree, disagree or are not clear."""
+    """Counts of claims that agree, disagree or are not clear."""
     shown = [(verdict, verdicts[verdict]) for verdict in VERDICTS if verdicts[verdict]]
     words = {"agrees": ("agrees", "agree"), "disagrees": ("disagrees", "disagree")}
     return " ".join(

@@ -24,7 +24,7 @@ _OFTEN = 20.0  # visits of an example; beyond it a reward shows memory as much a
 
 @dataclass(frozen=True)
 class EvidenceTable:
-    """Evidence: a title, what the columns mean, and the rows."""
+    """A table of the advice: a title, what the columns mean, and the rows."""
 
     title: str
     heads: tuple[str, ...]
@@ -33,7 +33,10 @@ class EvidenceTable:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is said: warnings to read first, answers to questions, and the tables behind them."""
+    """Advice to print: warnings to read first, answers to questions, and the tables behind them.
+
+    As a string it is Markdown; `render_advice` makes a page of the same parts.
+    """
 
     title: str
     warnings: tuple[str, ...]
@@ -67,7 +70,11 @@ def recommended(held: Tournament) -> Config:
 
 
 def advice_of(held: Tournament) -> Advice:
-    """Everything that the tournament allows to say."""
+    """Everything that the tournament allows to say.
+
+    An answer names its evidence: differences are paired by seed, with 95% intervals, and what
+    cannot be told apart is said to be so.
+    """
     config = held.configs[held.chosen]
     exploration = "".join(f"{key} {value:g}, " for key, value in config.policy.parameters.items())
     rates = f"client learning rate {config.client.learning_rate:g}, server learning rate {config.server.learning_rate:g}"
@@ -160,7 +167,9 @@ def _rule(held: Tournament) -> str:
 
 
 def _period(held: Tournament) -> tuple[int, str]:
-    """The usual period, unless another is shown to be better; nothing is said to be enough for want of evidence."""
+    """The usual period, unless another is shown to be better; nothing is said to be enough for want
+    of evidence.
+    """
     usual = held.configs[held.chosen].deploy_every
     ended = {every: curves for every, curves in sorted(held.periods.items()) if len(curves.final)}
     differences = {

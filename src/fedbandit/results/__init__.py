@@ -1,4 +1,6 @@
-"""Results of runs: reading them, tables, pictures. Knows run folders as files, and nothing of how runs are made."""
+"""Results of runs: reading them, tables, pictures. Knows run folders as files, and nothing of how
+runs are made.
+"""
 
 from fedbandit.results.reading import RunRecord
 from fedbandit.results.results import Results, ResultsSummary

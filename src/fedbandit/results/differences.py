@@ -1,6 +1,7 @@
 """Paired differences between configurations: over the seeds that both have, with an interval.
 
-A seed gives every configuration the same clients and examples, so a difference varies less than either reward.
+A seed gives every configuration the same clients and examples, so a difference varies less than
+either reward.
 """
 
 import math
@@ -14,7 +15,10 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval; one seed gives no interval."""
+    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval.
+
+    One seed gives no interval. As a string: `+0.0123, 95% interval +0.0100 to +0.0146`.
+    """
 
     mean: float
     low: float | None
@@ -34,16 +38,17 @@ class Difference:
 
     @property
     def interval(self) -> str:
+        """The ends in brackets, or a dash."""
         return (
             "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
         )
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """How much more ours came to than theirs, each a value by seed; None where they share no seed.
+    """The difference of ours and theirs, each a value by seed; None where they share no seed.
 
-    The interval is Student's for the mean of the differences. It holds for this one comparison: of twenty, one is
-    expected to leave zero out by chance.
+    The interval is Student's for the mean of the differences. It holds for this one comparison: of
+    twenty, one is expected to leave zero out by chance.
 
     Examples:
         >>> paired({0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.9, 1: 1.0, 2: 1.0, 3: 5.0}).interval
@@ -56,7 +61,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
 
 
 def from_zero(differences: np.ndarray) -> Difference:
-    """The mean of some differences, one a seed, and where the true one lies."""
+    """The mean of some differences, float [seeds], and where the true one lies by Student's t."""
     mean, seeds = float(differences.mean()) if len(differences) else math.nan, len(differences)
     if seeds < 2:
         return Difference(mean, None, None, seeds)
@@ -72,14 +77,33 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-def with_error(text: str, error: float) -> str:
+def with_error(text: str, error: float | None) -> str:
     """`text ± error`; the text alone where a single seed gives no error."""
-    return f"{text} ± {error:.4f}" if math.isfinite(error) else text
+    return text if error is None or not math.isfinite(error) else f"{text} ± {error:.4f}"
+
+
+def text_table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Lines of cells as a text in columns; those named `left` stand on the left, the others on the
+    right.
+
+    Examples:
+        >>> print(text_table([["rule", "reward"], ["greedy", "0.5"]]))
+        rule    reward
+        greedy     0.5
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 @dataclass(frozen=True)
 class ConfigurationOutcome:
-    """A configuration's mean reward, and its difference from the reference; None for the reference itself."""
+    """A configuration's mean reward, and its difference from the reference (None for that itself)."""
 
     configuration: str
     reward: float
@@ -89,7 +113,9 @@ class ConfigurationOutcome:
 
 @dataclass(frozen=True, repr=False)
 class Differences:
-    """What every configuration came to beside a reference, best first; printed, it is a table with a verdict."""
+    """All configurations beside a reference, best first; printed, it is a table with
+    a verdict.
+    """
 
     reference: str
     outcomes: Sequence[ConfigurationOutcome]
@@ -101,14 +127,7 @@ class Differences:
             [one.configuration, str(one.seeds), f"{one.reward:.4f}", *self._said(one)]
             for one in self.outcomes
         ]
-        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i in (0, 5) else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in [heads, *lines]
-        )
+        return text_table([heads, *lines], left=(0, 5))
 
     def rows(self) -> list[dict[str, str | int | float | None]]:
         """The table as plain dictionaries."""
@@ -169,7 +188,9 @@ class Differences:
 def differences(
     rewards: Mapping[str, Mapping[int, float]], reference: str | None = None
 ) -> Differences:
-    """Every configuration beside a reference, by default the one with the highest mean; rewards are by seed."""
+    """Every configuration beside a reference, by default the one with the highest mean; rewards are
+    by seed.
+    """
     known = {label: values for label, values in rewards.items() if values}
     means = {label: float(np.mean(list(values.values()))) for label, values in known.items()}
     ranked = sorted(known, key=lambda label: -means[label])

@@ -1,6 +1,8 @@
-"""Many runs over a Ray cluster: each is one task on one core of some machine, into a folder that all machines share.
+"""Many runs over a Ray cluster: each is one task on one core of some machine, into a folder that
+all machines share.
 
-What crosses the network is a job, its pre-trained model and how it ended; everything else is in the run's folder.
+What crosses the network is a job, its pre-trained model and how it ended; everything else is in the
+run's folder.
 """
 
 import os
@@ -48,7 +50,9 @@ _SEE_SECONDS = 5.0  # for a new file to show on other machines
 
 @dataclass(frozen=True)
 class Token:
-    """A file that the driver has written beside the runs; a machine that does not see it has another folder there."""
+    """A file that the driver has written beside the runs; a machine that does not see it has
+    another folder there.
+    """
 
     path: str
     text: str
@@ -91,7 +95,9 @@ class _Waiting:
 
 
 class RayRunner:
-    """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same bytes."""
+    """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same
+    bytes.
+    """
 
     def __init__(
         self,
@@ -99,7 +105,8 @@ class RayRunner:
         workers: int | None = None,
         progress: ProgressReporter = SILENT,
     ) -> None:
-        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
+        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for
+        this command.
 
         One run per core of the cluster, at most `workers` at a time.
         """
@@ -161,7 +168,9 @@ class RayRunner:
     def _tasks(
         self, jobs: Sequence[Job], token: Token, stopping: threading.Event
     ) -> tuple[list[RayTask], dict[str | None, Any]]:
-        """What to send for each job, and the pre-trained models, put once for all machines, by name."""
+        """The task to send for each job, and the pre-trained models, put once for all machines, by
+        name.
+        """
         made = prepare(jobs, stopping, self._progress)
         put: dict[str | None, Any] = {
             f.name: self._ray.put(f.read_bytes()) for f in set(made.values())
@@ -178,7 +187,9 @@ class RayRunner:
         return tasks, put
 
     def _check_machines(self, token: Token) -> None:
-        """Every machine has to see the folder before the first run starts; later ones are asked as they come."""
+        """Every machine has to see the folder before the first run starts; later ones are asked as
+        they come.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machines = {
@@ -204,7 +215,7 @@ class RayRunner:
         )
 
     def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
-        """How the job ended; None if its worker died first, and the job has to resume elsewhere."""
+        """The end of the job; None if its worker died first, and the job has to resume elsewhere."""
         try:
             ended: Ended = self._ray.get(call)
             if ended.status != "interrupted":
@@ -222,7 +233,9 @@ class RayRunner:
         return None
 
     def _stop(self, running: Iterable[Any]) -> None:
-        """Have runs that are under way stop after their round, and wait until they have kept their state."""
+        """Have runs that are under way stop after their round, and wait until they have kept their
+        state.
+        """
         calls = list(running)
         for call in calls:
             self._ray.cancel(call, force=False)
@@ -290,7 +303,8 @@ def _token(jobs: Sequence[Job]) -> Iterator[Token]:
 def runner_of(
     engine: str, ray_address: str | None = None, workers: int | None = None
 ) -> Iterator[Runner]:
-    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long as it is needed.
+    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long
+    as it is needed.
 
     It shows the progress of its runs on standard error.
     """

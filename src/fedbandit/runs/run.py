@@ -1,4 +1,6 @@
-"""Running a configuration into a run folder, so that it can be interrupted at any moment and resumed."""
+"""Running a configuration into a run folder, so that it can be interrupted at any moment and
+resumed.
+"""
 
 import threading
 import time
@@ -35,7 +37,7 @@ CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `execute` ended."""
+    """The end of a call of `execute`: rounds, summary, and where its time went."""
 
     summary: dict[str, Any] | None  # None: stopped or paused before the last round
     rounds: int
@@ -58,12 +60,14 @@ def run(
     tracker: str | Callable[[Path, Config], Tracker] | None = None,
     until: int | None = None,
 ) -> "Results":
-    """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
+    """Run a configuration into a folder and return its `Results`; called again, it resumes where it
+    stopped.
 
-    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops after the current round
-    and raises `Interrupted`; with `until` the run pauses after that round. Callbacks are as in `simulate`, and are
-    called again for rounds that are repeated after a crash. `progress=True` shows the progress on standard error.
-    `tracker` is "tensorboard", "mlflow", "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
+    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops
+    after the current round and raises `Interrupted`; with `until` the run pauses after that round.
+    Callbacks are as in `simulate`, and are called again for rounds that are repeated after a crash.
+    `progress=True` shows the progress on standard error. `tracker` is "tensorboard", "mlflow",
+    "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
 
     Examples:
         >>> import tempfile
@@ -277,7 +281,9 @@ def _kept_failures(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _stop_requests() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one interrupts at once. Only the main thread gets signals."""
+    """An event that SIGINT and SIGTERM set; a second one interrupts immediately. Only the main
+    thread gets signals.
+    """
     requested = threading.Event()
 
     def handle(number: int) -> None:

@@ -1,6 +1,9 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `fedbandit.report.advice` says what it shows.
+"""`fedbandit advise`: a tournament of exploration rules on a user's own data.
 
-What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
+Every rule searches its learning rates with the same number of tries, on a seed apart; then all run
+with the same seeds, the chosen one also with other deployment periods and with noise. What is run
+is decided once, in rounds, and kept in `tournament.json`: the time there is decides only how much.
+`fedbandit.report.advice` says what it shows.
 """
 
 import time
@@ -69,7 +72,12 @@ class Tournament:
 
 
 def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[str, Config]:
-    """Where each policy starts: the paper's values for the nearer of its two kinds of data, fitted to this one."""
+    """Where each policy starts: the paper's values for the nearer of its two kinds of data.
+
+    Images take EMNIST's tables and the CNN, everything else Stack Overflow's and a linear model;
+    cohorts and pre-training are fitted to the number of clients. `UNTOUCHED` is the model before
+    any bandit round, for comparison.
+    """
     header = dataset.header
     image = header.kind == "dense" and len(header.shape) == 2
     family = "emnist" if image else "so"
@@ -108,7 +116,13 @@ def run_tournament(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> Tournament:
-    """Run the tournament within about `minutes`, or resume it."""
+    """Run the tournament within about `minutes`, or resume it, and return all that it measured.
+
+    `out` holds the runs. `epsilon` asks what privacy would cost, None leaves that out. A first
+    probe measures the pace of this machine; the lengths and counts that follow from it are kept, so
+    that a tournament that is resumed stays the same. `ConfigError` with the minutes it takes where
+    even the shortest one does not fit.
+    """
     if epsilon is not None and not epsilon > 0:
         raise ConfigError(
             f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}"
@@ -194,7 +208,10 @@ def run_tournament(
 
 
 def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
-    """The policy with the highest mean, or softmax where the two cannot be told apart; and what was said to a tie."""
+    """The policy with the highest mean, or softmax where the two cannot be told apart.
+
+    The second value says how a tie was broken; it is empty where none was.
+    """
     entrants = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
     if not entrants:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
@@ -210,7 +227,11 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:
-    """What the same clients pay for a random action, and for the action that is best to take always: exact."""
+    """The reward of a random action, and of the one action that is best to take always: exact.
+
+    Averaged over the clients and examples that the bandit phase sees, and over the rounds of each
+    stage of the scenario. What a model has to beat.
+    """
     work, split = experiment.bandit.work, experiment.dataset.train
     stages = experiment.bandit.scenario.stages
     ends = [*(stage.from_round for stage in stages[1:]), experiment.config.rounds + 1]
@@ -234,7 +255,10 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
 
 
 def visits_per_example(config: Config, experiment: Experiment) -> float:
-    """How often a run visits each example of the bandit phase's clients, on average."""
+    """Visits of a run to each example of the bandit phase's clients, on average.
+
+    Beyond about twenty, rewards show what was memorised.
+    """
     first = config.pretraining.clients if experiment.pretraining is not None else 0
     sizes = experiment.dataset.train.sizes()[first:]
     seen = np.minimum(sizes, config.client.max_examples or sizes)
@@ -242,7 +266,9 @@ def visits_per_example(config: Config, experiment: Experiment) -> float:
 
 
 def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, np.ndarray]]:
-    """Accuracy or recall of the last models on the test split: its name, and one value for each seed."""
+    """Accuracy or recall of the last models on the test split: its name, and one value for each
+    seed.
+    """
     found: dict[str, np.ndarray] = {}
     name = ""
     for label, member in curves.items():
@@ -277,9 +303,10 @@ def _is_decided(out: Path, *names: str) -> bool:
 
 
 def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
-    """What an earlier call for this folder has decided, or a decision now, kept for the next call.
+    """The decision of an earlier call for this folder, or one made now, kept for the next call.
 
-    How long runs are and how many depends on the time there is; a tournament that is resumed has to stay the same.
+    How long runs are and how many depends on the time there is; a tournament that is resumed has to
+    stay the same.
     """
     kept = read_json(out / "tournament.json") or {}
     if not isinstance(kept.get(name), int | float):
@@ -318,7 +345,8 @@ def _under_privacy(
     runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
-    """The chosen policy with noise for the epsilon asked for, at rates of its own from as many tries.
+    """The chosen policy with noise for the epsilon asked for, at own rates from as many
+    tries.
 
     Its clip norm is the median update without noise.
     """

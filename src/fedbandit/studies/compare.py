@@ -1,7 +1,8 @@
-"""Several configurations over the same seeds: `fedbandit compare`, curves of all seeds, paired differences, a table.
+"""Several configurations over the same seeds: `fedbandit compare`, curves of all seeds, paired
+differences, a table.
 
-Each run of `fedbandit.compare` lies in a folder named after its configuration, so that a person finds it; other studies
-say by a function where theirs lie. Finished runs are never run again.
+Each run of `fedbandit.compare` lies in a folder named after its configuration, so that a person
+finds it; other studies say by a function where theirs lie. Finished runs are never run again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,10 @@ def telling(say: Callable[[str], None]) -> OnRunEnd:
 
 @dataclass(frozen=True)
 class Curves:
-    """The seeds of one member, round by round: [seeds, rounds]. Seeds that diverged are left out and counted."""
+    """The seeds of one member, round by round: [seeds, rounds].
+
+    Seeds that diverged are left out of the arrays and named in `diverged`.
+    """
 
     running_reward: np.ndarray
     propensity: np.ndarray
@@ -53,7 +57,9 @@ class Curves:
         return self.running_reward[:, -1:].ravel()
 
     def minus(self, other: "Curves") -> Difference:
-        """How much more it earned than the other, over the seeds that both have: these share clients and examples."""
+        """The difference of its final rewards and the other's, over the seeds that both have: these
+        share clients and examples.
+        """
         ours, theirs = (dict(zip(c.seeds, c.final.tolist(), strict=True)) for c in (self, other))
         return from_zero(np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
 
@@ -66,7 +72,12 @@ def run_members(
     runner: Runner = HERE,
     on_end: OnRunEnd = nobody,
 ) -> dict[str, Curves]:
-    """Run every member with every seed into `folders(label, seed)`; finished runs are not run again."""
+    """Run every member with every seed into `folders(label, seed)`; the curves of each by label.
+
+    Finished runs are not run again, and a folder of another configuration is refused. A seed that
+    diverged is left out of the curves and counted. `Interrupted` is raised if any run was stopped;
+    the same call resumes. `on_end` hears of every run that was run now.
+    """
     places = [(label, seed) for label in members for seed in seeds]
     jobs = [
         Job(members[label].with_values({"seed": seed}), folders(label, seed))
@@ -127,7 +138,10 @@ def read_curves(
 
 
 def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
-    """Final running average reward of each member: mean, standard error, standard deviation, lowest and highest."""
+    """A text table of final running average rewards, a line per member.
+
+    Mean, standard error, standard deviation, lowest and highest over seeds, and how many diverged.
+    """
     width = max(len(first), *map(len, curves))
     heads = "  ".join(f"{head:>8}" for head in ("mean", "± s.e.", "std", "lowest", "highest"))
     lines = [f"{first:<{width}}  {heads}  seeds"]
@@ -159,15 +173,17 @@ def compare(
     workers: int | None = 1,
     progress: bool = False,
 ) -> Results:
-    """Run several configurations with the same seeds into `out`, and return the `Results` of all of them.
+    """Run several configurations with the same seeds into `out`, and return the `Results` of all of
+    them.
 
-    A configuration is a preset's name, a TOML file, or either with changes behind it (`"so-scratch-softmax
-    policy.beta=0.5"`), or a `Config`; in a dictionary each has a name of your own. `set` has changes to all of them.
-    `Results.differences()` tells which can be told apart. Finished runs are not repeated: an interrupted comparison is
-    resumed, further configurations and seeds are added, and with more rounds all of them are extended.
+    A configuration is a preset's name, a TOML file, or either with changes behind it
+    (`"so-scratch-softmax policy.beta=0.5"`), or a `Config`; in a dictionary each has a name of your
+    own. `set` has changes to all of them. `Results.differences()` tells which can be told apart.
+    Finished runs are not repeated: an interrupted comparison is resumed, further configurations and
+    seeds are added, and with more rounds all of them are extended.
 
-    With `workers` above 1, or None for one per core, runs are processes of their own; a script that asks for it needs
-    an `if __name__ == "__main__":` around its work.
+    With `workers` above 1, or None for one per core, runs are separate processes; a script that
+    asks for it needs an `if __name__ == "__main__":` around its work.
 
     Examples:
         >>> import tempfile
@@ -205,7 +221,12 @@ def run_comparison(
 
 
 def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[str, Config]:
-    """The configurations by the names of their folders; two that are the same are refused."""
+    """The configurations by the names of their folders, `changes` made to each.
+
+    Names are those of a dictionary, or what the user wrote: `so-scratch-softmax,policy.beta=0.5`.
+    Two configurations that differ in nothing are refused, since their comparison would mean
+    nothing.
+    """
     pairs = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in given]
     if not pairs:
         raise ConfigError("compare: name at least one configuration")

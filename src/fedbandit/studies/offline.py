@@ -60,7 +60,7 @@ class LoggedWork(ClientWork):
             versions=visits.versions,
             fresh=visits.fresh,
             targets=targets,
-            weights=self._counts(visits, broadcast),
+            weights=self._counts(visits, None, broadcast),
         )
 
 

@@ -1,7 +1,9 @@
-"""A world whose truth is known: mean rewards are exactly linear in the context, so that regret can be computed.
+"""A world whose truth is known: mean rewards are exactly linear in the context, so that regret can
+be computed.
 
-Every client has contexts of its own kind and all share one reward function, as the realisability assumption has it.
-The reward of every action is drawn once per example and kept as the example's labels.
+Every client has contexts of its own kind and all share one reward function, as the realisability
+assumption has it. The reward of every action is drawn once per example and kept as the example's
+labels.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,11 @@ _TIMEOUT = 30.0  # seconds without a byte
 def download(
     url: str, target: Path, *, sha256: str | None = None, progress: ProgressReporter = SILENT
 ) -> Path:
-    """Fetch `url` to `target`; checked against `sha256` and whatever checksum the server publishes."""
+    """Fetch `url` to `target`, and return it; an interrupted download is resumed.
+
+    The file is checked against `sha256` and whatever checksum the server publishes before it gets
+    its name; one that does not match is thrown away.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.download")
     checksums = {} if sha256 is None else {"sha256": sha256}
@@ -114,7 +118,9 @@ def _total(headers: Message) -> int | None:
 
 
 def _published_checksums(headers: Message) -> dict[str, str]:
-    """Google Cloud Storage publishes `x-goog-hash: crc32c=...,md5=...` (base64) with the files it serves."""
+    """Google Cloud Storage publishes `x-goog-hash: crc32c=...,md5=...` (base64) with the files it
+    serves.
+    """
     for header in headers.get_all("x-goog-hash") or []:
         for part in header.split(","):
             name, _, value = part.strip().partition("=")
@@ -128,7 +134,9 @@ _UNPACKING_MEMORY = 1 << 29  # bytes; a file names the dictionary it wants, publ
 
 
 def clear_unpacked(out: Path) -> None:
-    """Remove what a killed import of this target left; refused while another one is working with it."""
+    """Remove what a killed import of this target left; refused while another one is working with
+    it.
+    """
     copy = _unpacked_name(out)
     if copy.exists():
         lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
@@ -143,7 +151,9 @@ def _unpacked_name(out: Path) -> Path:
 
 @contextmanager
 def unpacked(path: Path, out: Path, progress: ProgressReporter) -> Iterator[Path]:
-    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the `with` block."""
+    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the
+    `with` block.
+    """
     if path.suffix not in (".lzma", ".xz"):
         yield path
         return

@@ -1,4 +1,5 @@
-"""Arrays in a `.npz` file: features or images, one label per row (or a 0/1 matrix), one client per row.
+"""Arrays in a `.npz` file: features or images, one label per row (or a 0/1 matrix), one client per
+row.
 
 Features are read a block at a time; labels and clients are held in memory.
 """

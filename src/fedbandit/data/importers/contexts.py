@@ -1,6 +1,8 @@
-"""From the columns of a table to contexts: which columns, what each becomes, and the words of those that are text.
+"""From the columns of a table to contexts: which columns, what each becomes, and the words of text.
 
-What tables with labels and logs share. One pass decides; a second one counts words where text was found by the first.
+Tables with labels and logs share it. One pass over the table looks at the cells and decides
+(`Survey`); where text was found on the way, a second one counts its words. The decision is a
+`ContextPlan`, which encodes batches here and leaves an `Encoder` for devices.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +29,13 @@ Rows = Callable[[TableBatch], np.ndarray | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
-    """Which columns decide, and what is made of them; the names are those of the command line's options."""
+    """Which columns decide, and what is made of them; the names are those of the command line's
+    options.
+
+    Without `text` and `features` every column that has no other role is looked at. With `like`
+    another data set decides: its words, columns, scaling and actions are used, so that a model
+    trained on one can be evaluated on the other.
+    """
 
     text: Sequence[str] = ()
     features: Sequence[str] = ()  # numbers; alone they become a dense array
@@ -69,7 +77,12 @@ class ColumnOptions:
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """What becomes of the columns: how each is read here, and how it is encoded here and everywhere."""
+    """A decision about all columns: how each is read here, and how it is encoded here and
+    everywhere.
+
+    `readings` knows this file (how numbers and dates are written in it); `encoder` knows none, and
+    is stored in the data set's header and in model files. Text alone needs no encoder.
+    """
 
     readings: tuple[ColumnReading, ...]
     words: tuple[str, ...]
@@ -77,6 +90,7 @@ class ContextPlan:
 
     @property
     def kind(self) -> Literal["dense", "sparse"]:
+        """Whether contexts are dense arrays or sparse rows."""
         return "dense" if self.encoder is not None and self.encoder.dense else "sparse"
 
     @property
@@ -95,7 +109,7 @@ class ContextPlan:
         return [reading.name for reading in self.readings if reading.kind != "ignore"]
 
     def header(self) -> dict[str, Any]:
-        """What the writer of a data set has to know of it."""
+        """Kind, shape, vocabulary and encoder, for a `DatasetWriter`."""
         return {
             "kind": self.kind,
             "shape": (self.width,),
@@ -104,7 +118,11 @@ class ContextPlan:
         }
 
     def encoding(self) -> Callable[[TableBatch, np.ndarray], np.ndarray | Ragged]:
-        """Makes the contexts of some rows of a batch."""
+        """A function that makes the contexts of some rows of a batch: float32 [n, width] or sparse
+        rows.
+
+        Words are normalised to length 1 row by row; other columns are weighed by the encoder.
+        """
         bag = BagOfWords(self.words)
         text, encoder = self.text, self.encoder
 
@@ -168,7 +186,10 @@ class ContextPlan:
 
 
 class Survey:
-    """Looks at the columns in one pass over a table, and then decides."""
+    """Looks at the columns in one pass over a table (`add`, batch by batch), and then decides.
+
+    Only counts and moments are kept, never cells. `names` are the columns that it has to see.
+    """
 
     def __init__(self, table: Table, options: ColumnOptions, roles: Iterable[str]) -> None:
         self._table, self._options = table, options
@@ -184,7 +205,7 @@ class Survey:
         known = [
             name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"
         ]
-        # Words are counted at once where nobody has to find out first what is text.
+        # Words are counted in the first pass where options say what is text.
         self._text = (
             known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
         )
@@ -211,7 +232,12 @@ class Survey:
     def decide(
         self, progress: ProgressReporter, extra: Sequence[str] = (), rows: Rows = lambda batch: None
     ) -> ContextPlan:
-        """What the columns become; reads the table again where it has found text."""
+        """The plan for all columns; reads the table again where it has found text.
+
+        `extra` are further columns that `rows` needs to say which rows of a batch count: bool
+        [rows], None for all. `DataError` where no column is left to decide from, with the reason
+        for each.
+        """
         if self.like is not None:
             return self._decided_by(self.like)
         readings = tuple(self._reading(name) for name in self._wishes)
@@ -326,7 +352,12 @@ def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -
 def summary(
     table: Table, roles: Sequence[tuple[str, str]], plan: ContextPlan, facts: Sequence[str]
 ) -> str:
-    """What was found and decided, as a table for people; `roles` says what the other columns are."""
+    """A table for people: for each column what it becomes, its number of features, and what is
+    missing.
+
+    `roles` has the columns that are no part of a context, such as the client and the labels;
+    `facts` are further lines below.
+    """
     rows = [(name, what, "", "") for name, what in roles] + plan.rows()
     order = {name: place for place, name in enumerate(table.names)}
     rows.sort(key=lambda row: order.get(row[0], len(order)))

@@ -25,7 +25,9 @@ class NotBytes(Exception):
 
 
 def as_bytes(pixels: np.ndarray) -> np.ndarray:
-    """Float pixels as uint8 with scale 1/255; raises `NotBytes` unless every one is exactly representable."""
+    """Float pixels as uint8 with scale 1/255; raises `NotBytes` unless every one is exactly
+    representable.
+    """
     levels = np.rint(pixels * np.float32(255))
     with np.errstate(invalid="ignore"):
         inside = (levels >= 0) & (levels <= 255)
@@ -53,7 +55,9 @@ def write_images(
     read: Callable[[dict[str, Any]], Iterator[Image]],
     source: dict[str, Any],
 ) -> Path:
-    """Write all images that `read(source)` yields; it is called a second time if they turn out not to be bytes."""
+    """Write all images that `read(source)` yields; it is called a second time if they turn out not
+    to be bytes.
+    """
     try:
         return _write(out, actions, read, dict(source), bytewise=True)
     except NotBytes:
@@ -226,7 +230,9 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
 
 
 def _array(file: BinaryIO, key: str) -> list[Any]:
-    """A small array of the outermost object; LEAF writes these before the images, so little is read."""
+    """A small array of the outermost object; LEAF writes these before the images, so little is
+    read.
+    """
     file.seek(0)
     found: Any = next(ijson.items(file, key), [])
     if not isinstance(found, list):

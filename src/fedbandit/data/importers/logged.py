@@ -1,4 +1,5 @@
-"""Logged bandit feedback a user has: client, context, action, reward, propensity, and which actions were available.
+"""Logged bandit feedback a user has: client, context, action, reward, propensity, and which actions
+were available.
 
 Rewards must be finite and propensities in (0, 1]: off-policy evaluation divides by them.
 """
@@ -34,7 +35,11 @@ _MANY = 20  # clients from which whole clients are held out; of fewer, a part of
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedOptions(ColumnOptions):
-    """Which columns mean what; the names are those of the command line's options."""
+    """Which columns of a log mean what; the names are those of the command line's options.
+
+    `available` lists the actions that could be taken at each row, in a list or in a cell with a
+    separator; an empty cell means all.
+    """
 
     client: str
     action: str
@@ -67,7 +72,13 @@ def import_logged(
     progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame of logged decisions; of many clients whole ones are held out."""
+    """Import a CSV or Parquet file or a frame of logged decisions, and return the folder of the
+    data set.
+
+    From 20 clients on whole clients are held out; of fewer, a part of each one's rows. An action
+    that is not known, a reward that is not finite or a propensity outside (0, 1] is refused with
+    its row.
+    """
     check_target(out)
     found = _Found.of(source, options, progress)
     say(found.summary(options))
@@ -103,7 +114,7 @@ def import_logged(
 
 
 def preview_logged(source: Any, options: LoggedOptions, progress: ProgressReporter = SILENT) -> str:
-    """What `import_logged` would make of a file or a frame, in words; nothing is written."""
+    """A preview of `import_logged` in words; nothing is written."""
     return _Found.of(source, options, progress).summary(options)
 
 
@@ -161,7 +172,7 @@ class _Found:
         )
 
     def summary(self, options: LoggedOptions) -> str:
-        """What was found and decided, for people."""
+        """The columns and what becomes of each, as text."""
         roles = [
             (options.client, f"the client: {self.clients:,} of them"),
             (options.action, f"the action that was taken: {len(self.actions):,} of them"),

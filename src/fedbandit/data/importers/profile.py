@@ -1,6 +1,8 @@
-"""What each column of a table is: decided from its cells in one pass, unless an option says it.
+"""Kinds of the columns of a table: decided from its cells in one pass, unless an option says it.
 
-Keeps counts and moments, never cells. Knows nothing of clients, labels or data sets.
+A column is tried as flags, dates in three orders, numbers in three notations, categories and text;
+the first that nearly all cells fit wins. Keeps counts and moments, never cells. Knows nothing of
+clients, labels or data sets.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +19,9 @@ from fedbandit.data.formats import cells
 from fedbandit.data.formats.columns import TableBatch
 from fedbandit.data.text import FrequencyCounter, in_natural_order
 
-_MOST = 0.95  # of a column's cells: so many must be numbers or dates; the others count as missing
+_MOST = (
+    0.95  # of a column's cells: this share must be numbers or dates; the others count as missing
+)
 _MOST_DISTINCT = 20_000
 _TRIES = 1000  # cells after which a column that holds few numbers is not read as numbers any more
 _SKEWED = 3.0  # skewness from which numbers that are never negative are scaled by their logarithm
@@ -33,7 +37,11 @@ KINDS = ("text", "number", "log", "raw", "category", "hashed", "date", "flag", "
 
 @dataclass(frozen=True)
 class ColumnOverride:
-    """What an option says about a column: `COLUMN=KIND` or `COLUMN=KIND:DETAIL`."""
+    """An option's word about a column, in place of what would be found: `COLUMN=KIND[:DETAIL]`.
+
+    KIND is one of `KINDS`; DETAIL is a number of buckets (`hashed:256`), an order of dates
+    (`date:dmy`) or a notation of numbers (`number:comma`).
+    """
 
     kind: str
     buckets: int | None = None
@@ -62,7 +70,12 @@ class ColumnOverride:
 
 @dataclass(frozen=True)
 class ColumnReading:
-    """How a column of this very file is read, and what it becomes."""
+    """The reading of a column of this very file, and the column that it becomes.
+
+    `column` is the part that other files share: kind, scaling, categories. `written` is of this
+    file alone. Cells that are no number or date, though most are, count as missing and are
+    reported.
+    """
 
     name: str
     kind: str  # text, ignore, or the kind of the column
@@ -89,7 +102,11 @@ class ColumnReading:
 
 @dataclass
 class _Moments:
-    """Mean, spread and skewness of numbers that come in blocks."""
+    """Mean, spread and skewness of numbers that come in blocks.
+
+    Blocks are merged by the formulas of Chan et al. and Pébay for central moments, which lose no
+    digits where sums of powers would.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -99,6 +116,7 @@ class _Moments:
     high: float = -np.inf
 
     def add(self, block: np.ndarray) -> None:
+        """Merge a block of numbers, float64 [n]."""
         if not len(block):
             return
         a, b, mean = self.count, len(block), float(block.mean())
@@ -117,10 +135,12 @@ class _Moments:
 
     @property
     def deviation(self) -> float:
+        """The standard deviation over all numbers so far; 0 without any."""
         return sqrt(self.second / self.count) if self.count else 0.0
 
     @property
     def skewness(self) -> float:
+        """The third standardised moment; 0 where all numbers are the same."""
         return self.third / self.count / self.deviation**3 if self.deviation > 0 else 0.0
 
 
@@ -130,13 +150,19 @@ class _Numbers:
     logs: _Moments = field(default_factory=_Moments)
 
     def add(self, found: np.ndarray) -> None:
+        """Merge a block into the moments of the numbers and of their logarithms; NaN is left out."""
         found = found[~np.isnan(found)]
         self.plain.add(found)
         self.logs.add(np.log1p(np.maximum(found, 0.0)))
 
 
 class Profile:
-    """What has been seen of one column."""
+    """Counts and moments of one column so far; `decide` says what it is.
+
+    At most 20,000 distinct values are counted, and a notation that fits few of the first thousand
+    cells is not tried any more: a column costs the same whether the file has a thousand rows or a
+    billion.
+    """
 
     def __init__(self, name: str, wish: ColumnOverride | None = None) -> None:
         self.name, self.wish = name, wish
@@ -222,7 +248,12 @@ class Profile:
         self._last = float(found[-1])
 
     def decide(self, *, categories: int, scale: str) -> ColumnReading:
-        """What the column is, by its cells or by the wish about it."""
+        """The reading of the column, by its cells or by the override.
+
+        Values of a category beyond `categories` are hashed; `scale` is `standard` (mean 0,
+        deviation 1, and the logarithm of numbers that are very skewed) or `none`. `DataError` where
+        an override asks for something that most cells are not.
+        """
         kind = self.wish.kind if self.wish is not None else self._kind(categories)
         if kind.startswith("ignore"):
             return ColumnReading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")
@@ -306,7 +337,7 @@ class Profile:
         )
 
     def _date(self) -> ColumnReading:
-        # Of 03/04/2024 alone nobody knows; with slashes the month comes first, as where most such files come from.
+        # 03/04/2024 alone is ambiguous; with slashes the month comes first, as where most such files come from.
         order = [
             "year-month-day",
             *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),

@@ -1,4 +1,5 @@
-"""Any Stack Exchange site from the `Posts.xml` of its public dump: questions with an owner, by user.
+"""Any Stack Exchange site from the `Posts.xml` of its public dump: questions with an owner, by
+user.
 
 Read twice as a stream: once to count words and tags, once to write. Clients are held out whole.
 """
@@ -55,7 +56,9 @@ def import_stackexchange(
     options: StackExchangeOptions | None = None,
     progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent words and tags."""
+    """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent
+    words and tags.
+    """
     path, options = Path(path), options or StackExchangeOptions()
     check_target(out)
     path = path / "Posts.xml" if path.is_dir() else path
@@ -96,7 +99,7 @@ def import_stackexchange(
 
 
 def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterator[Question]:
-    """Stream the questions of a dump; what has been read is forgotten at once."""
+    """Stream the questions of a dump; only one question is in memory."""
     rows = 0
     with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:
         try:
@@ -111,7 +114,9 @@ def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterato
 
 
 def _elements(path: Path, file: BinaryIO, advance: Advance) -> Iterator[dict[str, str]]:
-    """The attributes of every post; other elements are passed over, as long as they are few and small."""
+    """The attributes of every post; other elements are passed over, as long as they are few and
+    small.
+    """
     parser: Any = ElementTree.XMLPullParser(
         ("start", "end")
     )  # its stubs know no elements for these two events

@@ -10,8 +10,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from fedbandit.acting.predictors import context_tensor, single_threaded_torch
-from fedbandit.core.contexts import rows_between
+from fedbandit.acting.predictors import model_input, single_threaded_torch
+from fedbandit.core.contexts import Contexts
+from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
@@ -146,7 +148,7 @@ class AutogradLearner:
         for _ in range(self.settings.epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
-                x = context_tensor(rows_between(events.contexts.shared, begin, end), dtype)
+                x = model_input(events.contexts.slice(begin, end), dtype)
                 gradients = torch.autograd.grad(
                     self._loss(self.model.scores(params, x), events, begin, end), views
                 )
@@ -164,6 +166,9 @@ class AutogradLearner:
 
     def _loss(self, scores: Any, events: Events, begin: int, end: int) -> Any:
         batch = _batch(events, begin, end, scores.dtype)
+        if events.contexts.candidates is not None:
+            bounds = events.contexts.candidates.bounds[begin : end + 1]
+            return self._loss_over_candidates(scores, batch, bounds - bounds[0])
         if not self.model.heads:
             return self.objective.loss(scores, batch)
         weights = batch.weights
@@ -175,6 +180,60 @@ class AutogradLearner:
             for head in range(self.model.heads)
         ]
         return sum(losses)
+
+    def _loss_over_candidates(self, scores: Any, batch: Batch, bounds: np.ndarray) -> Any:
+        """Objectives see decisions with equally many candidates together: scores [b, k]."""
+        import torch
+
+        sums, whole = getattr(self.objective, "reduction", "mean") == "half-sum", len(bounds) - 1
+        total = scores.new_zeros(())
+        for rows, at, _ in Prediction(np.empty(bounds[-1]), bounds=bounds).blocks():
+            chosen, entries = torch.from_numpy(rows), torch.from_numpy(at)
+            part = Batch(
+                actions=batch.actions[chosen],
+                rewards=batch.rewards[chosen],
+                propensities=batch.propensities[chosen],
+                targets=None if batch.targets is None else batch.targets[entries],
+                weights=None if batch.weights is None else batch.weights[chosen],
+            )
+            share = 1.0 if sums else len(rows) / whole
+            total = total + share * self.objective.loss(scores[entries], part)
+        return total
+
+
+@dataclass(frozen=True)
+class ChosenCandidates:
+    """Trains another learner on the candidates that were chosen: a loss on one action touches no other.
+
+    `rows` makes rows of a linear model of them; without it the other learner sees decisions with
+    one candidate each.
+    """
+
+    learner: Learner
+    rows: Callable[[Contexts], Ragged] | None = None
+
+    @property
+    def chunk_events(self) -> int:
+        return self.learner.chunk_events
+
+    @property
+    def settings(self) -> ClientSettings:
+        return self.learner.settings
+
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
+        return self.learner.train(weights, self._chosen(events), clip_norm, pull)
+
+    def updates(
+        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+    ) -> Iterator[np.ndarray | None]:
+        return self.learner.updates(weights, self._chosen(events), pull, drift)
+
+    def _chosen(self, events: Events) -> Events:
+        contexts = events.contexts.chosen(events.actions)
+        contexts = contexts if self.rows is None else Contexts(self.rows(contexts))
+        return replace(events, contexts=contexts, actions=np.zeros(len(events), np.int64))
 
 
 def clipped_sum_of(
@@ -198,14 +257,19 @@ def clipped_sum_of(
 def _batch(events: Events, begin: int, end: int, dtype: Any) -> Batch:
     import torch
 
-    def tensor(values: np.ndarray) -> Any:
-        return torch.from_numpy(np.ascontiguousarray(values[begin:end])).to(dtype)
+    def tensor(values: np.ndarray, first: int = begin, last: int = end) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(values[first:last])).to(dtype)
 
+    targets, shown = events.targets, events.contexts.candidates
+    if targets is not None and shown is not None:
+        targets = tensor(targets, int(shown.bounds[begin]), int(shown.bounds[end]))
+    elif targets is not None:
+        targets = tensor(targets)
     return Batch(
         actions=torch.from_numpy(events.actions[begin:end]),
         rewards=tensor(events.rewards),
         propensities=tensor(events.propensities),
-        targets=None if events.targets is None else tensor(events.targets),
+        targets=targets,
         weights=None if events.weights is None else tensor(events.weights),
     )
 
