@@ -1,5 +1,6 @@
 """Worlds: what they pay is fixed by the event and the item, and its mean is what they expect."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from fedbandit.environments import (
 )
 from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.federated.state import Version
+from fedbandit.runs.run import run
 from fedbandit.simulation.simulate import simulate
 
 DATA = {"text": random_text(), "images": random_images()}
@@ -405,3 +407,74 @@ def test_candidates_are_paid_by_their_item_wherever_it_stands_in_the_list():
     regret = world.regret(later, places)
     split = np.split(means.astype(float), [3, 5])
     np.testing.assert_allclose(regret, [m.max() - m[p] for m, p in zip(split, places, strict=True)])
+
+
+class Shy:
+    """Never tells the reward of action 0."""
+
+    def __init__(self, labels, header):
+        self.rewards, self.expected = labels.rewards, labels.expected
+
+    def observed(self, met, actions):
+        return actions != 0
+
+
+def test_what_is_laid_over_an_environment_keeps_what_it_does_not_observe():
+    header = DATA["text"].header
+    met = Met.at_rows(DATA["text"].train, np.arange(12), 6)
+    actions = np.arange(12) % 6
+    shy, roles = Shy(exact_match(6), header), np.roll(np.arange(6), 1)
+    layers = [Bernoulli(shy), Liked(shy, np.ones((2, 6), np.float32)), Renamed(shy, roles)]
+    for layer, hidden in zip(layers, (0, 0, 1), strict=True):
+        seen = Scenario((Stage(layer),)).observed(met, actions)
+        np.testing.assert_array_equal(seen, actions != hidden)
+    assert Scenario((Stage(Bernoulli(exact_match(6))),)).observed(met, actions) is None
+
+
+@pytest.mark.parametrize("starts", [(2,), (1, 9, 4), ()], ids=str)
+def test_stages_begin_with_the_first_round_and_ascend(starts):
+    with pytest.raises(ValueError, match="stages: "):
+        Scenario(tuple(Stage(exact_match(2), from_round=start) for start in starts))
+
+
+def test_the_summary_of_a_run_says_what_was_divided(tmp_path):
+    shifted = {"scenario": "init-shift", "environment__name": "bernoulli"}
+    for name, settings in (("plain", {}), ("clicks", shifted)):
+        run(config(**settings), tmp_path / name, dataset=text())
+    plain, clicks = (
+        json.loads((tmp_path / name / "summary.json").read_text()) for name in ("plain", "clicks")
+    )
+    assert "environment" not in plain
+    highest = max(text().header.frequencies) / min(text().header.frequencies)
+    assert f"divided by {highest:g}, the highest" in clicks["environment"]["note"]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("name", NAMES)
+def test_events_of_a_whole_round_are_paid_as_its_chunks_were(name, data):
+    found = []
+
+    def keep(state, events, metrics):
+        one = events()
+        found.append((metrics["reward"], one.rewards[one.fresh].mean(dtype=float)))
+
+    chosen = config(environment__name=name, environment__missing=0.1)
+    simulate(chosen, DATA[data], callbacks=[keep]).collect()
+    ours, again = np.array(found).T
+    np.testing.assert_allclose(ours, again, rtol=0, atol=1e-12)
+
+
+def test_a_table_pays_the_candidate_whose_place_is_the_label():
+    """Labels are places in a decision's own list, as actions are; items have other numbers."""
+    candidates = Candidates(np.array([0, 3, 5]), np.array([4, 9, 2, 0, 1]), np.zeros((5, 1)))
+    met = replace(
+        met_with(Ragged.from_rows([[1], [0]]), 3), contexts=Contexts(np.zeros((2, 1)), candidates)
+    )
+    table = exact_match(3)
+    np.testing.assert_array_equal(table.expected(met), [0, 1, 0, 1, 0])
+    for actions in ([0, 0], [1, 1], [2, 0], [1, 0]):
+        np.testing.assert_array_equal(
+            table.rewards(met, np.array(actions)),
+            met.chosen(table.expected(met), np.array(actions)),
+        )

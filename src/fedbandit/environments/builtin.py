@@ -14,7 +14,7 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator, normals
 from fedbandit.data.dataset import Header
 from fedbandit.environments.changes import changed_like
-from fedbandit.environments.met import Environment, Met, highest
+from fedbandit.environments.met import Environment, Met, highest, observed
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ class Bernoulli:
             raise ValueError("clicks need an environment that knows its expected rewards")
         scale = (self.most - self.least) / max(1.0, highest(self.environment))
         return np.asarray(self.least + scale * means.astype(np.float64), np.float32)
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        """As in the environment beneath."""
+        return observed(self.environment, met, actions)
 
 
 @dataclass(frozen=True)

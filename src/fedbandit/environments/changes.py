@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.environments.met import Environment, Met, highest
+from fedbandit.environments.met import Environment, Met, highest, observed
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Renamed:
     def expected(self, met: Met) -> np.ndarray | None:
         means = self.environment.expected(met)
         return None if means is None else means[:, self.roles]
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        return observed(self.environment, met, self.roles[actions])
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Liked:
     def expected(self, met: Met) -> np.ndarray | None:
         means = self.environment.expected(met)
         return None if means is None else means * self.worth[self.groups(met.clients)]
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        return observed(self.environment, met, actions)
 
 
 def changed_like(labels: Environment, environment: Environment) -> Environment:

@@ -142,6 +142,12 @@ class Environment(Protocol):
         ...
 
 
+def observed(environment: Environment, met: Met, actions: np.ndarray) -> np.ndarray | None:
+    """Whose reward ever arrives in an environment: bool [n]; None: everyone's."""
+    ask = getattr(environment, "observed", None)
+    return None if ask is None else ask(met, actions)
+
+
 def highest(environment: Environment) -> float:
     """The largest reward that an environment pays."""
     return float(getattr(environment, "highest", 1.0))

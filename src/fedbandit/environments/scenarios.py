@@ -15,7 +15,7 @@ from fedbandit.core.prediction import best_action, entries_of
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
 from fedbandit.environments.changes import Liked, Renamed
-from fedbandit.environments.met import Environment, Met
+from fedbandit.environments.met import Environment, Met, observed
 from fedbandit.environments.tables import (
     RewardTable,
     exact_match,
@@ -46,6 +46,11 @@ class Scenario:
     pretraining: Environment | None = None  # None: a random initial model
     missing: float = 0.0  # share of events whose reward never arrives
     delay: int = 0  # periods until a reward arrives, in population mode
+
+    def __post_init__(self) -> None:
+        starts = [stage.from_round for stage in self.stages]
+        if not starts or starts[0] > 1 or starts != sorted(set(starts)):
+            raise ValueError(f"stages: must begin with round 1 and ascend, not {starts}")
 
     def stage(self, round_number: int) -> Stage:
         """The stage that a round (counted from 1) belongs to."""
@@ -88,9 +93,9 @@ class Scenario:
         if self.missing:
             seen = met.uniforms("missing", met.items(actions)) >= self.missing
         for stage, part, rows in self._parts(met):
-            if hasattr(stage.environment, "observed"):
+            found = observed(stage.environment, part, actions[rows])
+            if found is not None:
                 seen = np.ones(len(met), bool) if seen is None else seen
-                found = np.asarray(stage.environment.observed(part, actions[rows]))
                 _check(stage.environment, "observed", found, (len(part),))
                 seen[rows] &= found.astype(bool)
         return seen

@@ -111,6 +111,7 @@ def _full_information(
         stages=(),
         freezing=None,
         scaled=False,
+        with_regret=False,
         supervised=True,
         estimator=None,
         recipe=None,
