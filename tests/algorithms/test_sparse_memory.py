@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedbandit.algorithms import FedAvg
 from fedbandit.core.sparse import SparseVector
+from fedbandit.runs.run import execute
 from fedbandit.simulation.simulate import simulate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -68,6 +69,16 @@ def test_feddyn_follows_the_published_rule():
     )
     assert np.abs(simulation.state.kept["correction"]).max() > 1e-4
     simulation.close()
+
+
+def test_sparse_memory_resumes_with_the_same_bytes(tmp_path):
+    chosen = config(**SETTINGS, algorithm__name="test_sparse_memory:FedDyn", dtype="float32")
+    execute(chosen, tmp_path / "whole", dataset=text())
+    for until in (3, 5, None):
+        execute(chosen, tmp_path / "parts", dataset=text(), until=until)
+    for name in ("metrics.jsonl", "checkpoints/round-000008.safetensors"):
+        whole, parts = (tmp_path / run / name for run in ("whole", "parts"))
+        assert whole.read_bytes() == parts.read_bytes()
 
 
 VECTORS = arrays(np.float64, 6, elements=st.sampled_from([0.0, -0.0, 1.5, -2.0, 1e300]))
