@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, needing
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, Learner
 from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
 from fedbandit.objectives import Objective, Pointwise
@@ -23,39 +24,49 @@ def make_learner(
     """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
     if model.heads and not isinstance(objective, Pointwise):
         raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
+    if isinstance(objective, Pointwise) and device == "cpu" and freezing is None:
+        if model.kernel == "sparse-linear":
+            from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
+
+            if model.heads:
+                return SparseHeadsLearner(layout, objective, settings, model.heads)
+            return SparseLinearLearner(layout, objective, settings)
+        if model.kernel == "dense-linear" and not model.heads:
+            from fedbandit.federated.learners.dense_linear import DenseLinearLearner
+
+            return DenseLinearLearner(layout, objective, settings)
+    with needing(_needing_torch(model, objective, device, freezing)):
+        import_module("torch")
     if device != "cpu":
         from fedbandit.federated.learners.vectorised import make_vectorised_learner
 
         return make_vectorised_learner(model, layout, objective, settings, device, freezing)
+    if isinstance(objective, Pointwise) and freezing is None:
+        if model.kernel == "cnn":
+            from fedbandit.federated.learners.cnn import CnnLearner
+
+            return CnnLearner(layout, objective, settings)
+        if model.kernel in ("mlp", "sparse-mlp"):
+            from fedbandit.federated.learners.dense import ChosenMlpLearner, DenseLearner
+
+            chosen = DenseLearner if objective.supervised else ChosenMlpLearner
+            return chosen(layout, objective, settings)
+    return AutogradLearner(model, layout, objective, settings, freezing)
+
+
+def _needing_torch(
+    model: Model, objective: Objective, device: str, freezing: Freezing | None
+) -> str:
+    """The first thing a linear model could do without."""
+    if device != "cpu":
+        return f"device: {device}"
     if freezing is not None:
-        return AutogradLearner(model, layout, objective, settings, freezing)
-    if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
-
-        if model.heads:
-            return SparseHeadsLearner(layout, objective, settings, model.heads)
-        return SparseLinearLearner(layout, objective, settings)
-    if model.kernel == "cnn" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.cnn import CnnLearner
-
-        return CnnLearner(layout, objective, settings)
-    if (
-        model.kernel in ("dense-linear", "mlp", "sparse-mlp")
-        and isinstance(objective, Pointwise)
-        and not model.heads
-    ):
-        from fedbandit.federated.learners.dense import (
-            ChosenLinearLearner,
-            ChosenMlpLearner,
-            DenseLearner,
-        )
-
-        linear = model.kernel == "dense-linear"
-        chosen = ChosenLinearLearner if linear else ChosenMlpLearner
-        return (DenseLearner if objective.supervised else chosen)(
-            layout, objective, settings, normalised=linear
-        )
-    return AutogradLearner(model, layout, objective, settings)
+        return "model.freeze"
+    if not isinstance(objective, Pointwise):
+        return f"objective.name: {type(objective).__name__}"
+    if model.kernel == "dense-linear":
+        return "model.heads on dense features"
+    return f"model.name: {(model.kernel or 'a model of your own').removeprefix('sparse-')}"
 
 
 @dataclass(frozen=True)
