@@ -6,13 +6,16 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Quick tests that skip where the extras are not installed.
 NEED_EXTRAS := tests/deploy/flower tests/deploy/masking tests/deploy/server/test_gate_in_deployments.py
 
+# Two processes, a file at a time: what a file's tests share is made once.
+PARALLEL := -n 2 --dist loadfile
+
 .PHONY: demo test test-slow fuzz lint types docs clean bench bench-quick bench-scale bench-figure2
 
 demo: $(VENV)/.core
 	$(BIN)/fedbandit demo --out demo
 
 test: $(VENV)/.dev lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
 test-slow: $(VENV)/.extras
 	$(BIN)/python -m pytest -m slow --ignore tests/test_docs.py
