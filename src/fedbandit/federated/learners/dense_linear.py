@@ -34,6 +34,7 @@ class DenseLinearLearner:
     chunk_events: ClassVar[int] = 256
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
+        assert isinstance(contexts, np.ndarray)
         params = self.layout.split(weights)
         scores = np.empty((len(contexts), len(params["bias"])), weights.dtype)
         for start in range(0, len(contexts), _SCORE_ROWS):
@@ -113,7 +114,7 @@ class DenseLinearLearner:
             rewards = np.asarray(events.rewards[rows], scores.dtype)[:, None]
         if objective.logistic:
             answers = 1 / (1 + np.exp(-answers))
-        errors = (answers - rewards) * importance[rows, None]
+        errors: np.ndarray = (answers - rewards) * importance[rows, None]
         errors *= scores.dtype.type(objective.factor(len(scores), scores.shape[1]))
         if objective.supervised:
             return errors
