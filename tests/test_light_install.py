@@ -208,7 +208,9 @@ def test_the_wheel_runs_text_and_reports_without_torch(light, tmp_path):
     assert refused.stderr.startswith("error: model.name: cnn needs fedbandit[torch]: pip install ")
 
 
-@pytest.mark.parametrize("preset", ["so-scratch-softmax", "so-scratch-falcon"])
+@pytest.mark.parametrize(
+    "preset", ["so-scratch-softmax", pytest.param("so-scratch-falcon", marks=pytest.mark.slow)]
+)
 def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
     heavy = (
         "torch",

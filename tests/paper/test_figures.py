@@ -235,6 +235,7 @@ def test_a_figure_with_another_model_says_so_and_keeps_its_own_place(tiny_text, 
     )
 
 
+@pytest.mark.slow
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     settings = {"clients_per_round": 8}
     request = FigureRequest(
@@ -460,6 +461,7 @@ def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
         make_gallery(["drift"], replace(request, tune_minutes=1.0), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["emnist", "so"])
 def test_no_title_is_cut_off(family):
     """At their real lengths, with the longest notes there are."""
