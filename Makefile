@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# torch first and exactly: what depends on it then finds it satisfied and asks for no other build.
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Quick tests that skip where the extras are not installed.
 NEED_EXTRAS := tests/deploy/flower tests/deploy/masking tests/deploy/server/test_gate_in_deployments.py
+
+# Two processes, a file at a time: what a file's tests share is made once.
+PARALLEL := -n 2 --dist loadfile
 
 .PHONY: demo test test-slow fuzz lint types docs clean bench bench-quick bench-scale bench-figure2
 
@@ -13,7 +15,7 @@ demo: $(VENV)/.core
 	$(BIN)/fedbandit demo --out demo
 
 test: $(VENV)/.dev lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
 
 test-slow: $(VENV)/.extras
 	$(BIN)/python -m pytest -m slow --ignore tests/test_docs.py
@@ -41,11 +43,16 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	  { echo "fedbandit needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
 	@echo "setting up $(VENV) (some minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) torch
 	@$(INSTALL) --editable '.[simulation]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
+# torch first and exactly: what depends on it then finds it satisfied and asks for no other build.
+$(VENV)/.torch: $(VENV)/.core
+	@$(INSTALL) torch
+	@$(INSTALL) --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch
 	@$(INSTALL) --editable '.[dev]'
 	@touch $@
 
@@ -58,17 +65,17 @@ $(VENV)/.docs: $(VENV)/.core
 	@touch $@
 
 # Side by side with a plain torch loop and, in environments of their own, with pfl, FedJAX and Flower.
-bench: $(VENV)/.core
+bench: $(VENV)/.torch
 	$(BIN)/python -m benchmarks.run
 
-bench-quick: $(VENV)/.core
+bench-quick: $(VENV)/.torch
 	$(BIN)/python -m benchmarks.run --quick
 
-bench-scale: $(VENV)/.core
+bench-scale: $(VENV)/.torch
 	$(BIN)/python -m benchmarks.scale
 
 # The four panels of figure 2 on 342,477 generated users: 6 GB and a quarter of an hour.
-bench-figure2: $(VENV)/.core
+bench-figure2: $(VENV)/.torch
 	$(BIN)/python -m benchmarks.figure2
 
 clean:

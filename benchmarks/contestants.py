@@ -2,9 +2,12 @@
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +15,7 @@ HERE = Path(__file__).parent
 VENVS = HERE / ".venvs"
 _TICK = os.sysconf("SC_CLK_TCK")
 _TURN = 0.5  # seconds
+LONGEST_WAIT = 600.0  # seconds for an answer: the slowest set-up takes one minute
 
 
 @dataclass(frozen=True)
@@ -97,15 +101,24 @@ class Running:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it has ended already
+            self._process.stdin.close()
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
+        self._process.stdout.close()
         self._log.close()
 
     def _expect(self, start: str) -> str:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], LONGEST_WAIT)[0]:
+            for member in _family(self._process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+            self.measured.error = f"no answer within {LONGEST_WAIT:g} s; see {self._log.name}"
+            return ""
         line = self._process.stdout.readline()
         if not line.startswith(start):
             self._log.flush()

@@ -36,9 +36,10 @@ def small_chunks():
     from fedbandit.federated.learners.dense import (
         DenseLearner,  # needs torch, which most tests do without
     )
+    from fedbandit.federated.learners.dense_linear import DenseLinearLearner
 
     with pytest.MonkeyPatch.context() as patch:
-        for learner in (AutogradLearner, DenseLearner, SparseLinearLearner):
+        for learner in (AutogradLearner, DenseLearner, DenseLinearLearner, SparseLinearLearner):
             patch.setattr(learner, "chunk_events", 12)
         yield
 

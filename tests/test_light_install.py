@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 
-from fedbandit.core.errors import EXTRA_OF
+from fedbandit.core.errors import CPU_TORCH, EXTRA_OF
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = Path(__file__).with_name("light_device.py")
@@ -35,7 +35,8 @@ def lived(python: Path | str, folder: Path, *blocked: str, **environment: str) -
 
 
 def check(said: dict) -> None:
-    assert said["hints"] == {"simulate": HINT, "cnn": HINT.replace("simulate", "the model cnn", 1)}
+    cnn = f"the model cnn needs fedbandit[torch]: pip install 'fedbandit[torch]' (without a GPU, first: {CPU_TORCH})"
+    assert said["hints"] == {"simulate": HINT, "cnn": cnn}
     for found in said["answers"].values():
         update = np.array(found["update"])
         assert 0 < np.linalg.norm(update) <= 0.5 + 1e-6
@@ -85,7 +86,7 @@ runpy.run_module("fedbandit", run_name="__main__")
             "error: the command line needs ",
         ),
         (
-            "numba,torch",
+            "numba",
             ("run", "so-scratch-softmax", "--out", "nowhere"),
             "error: this command needs ",
         ),
@@ -178,7 +179,38 @@ def test_the_command_of_a_plain_installation_names_the_extra(light):
     )
 
 
-@pytest.mark.parametrize("preset", ["so-scratch-softmax", "so-scratch-falcon"])
+@pytest.mark.slow
+def test_the_wheel_runs_text_and_reports_without_torch(light, tmp_path):
+    """The first command of a user: the wheel with [simulation], far from the source tree."""
+    venv.create(tmp_path / "env", with_pip=True)
+    bin_ = tmp_path / "env" / "bin"
+    pip = [bin_ / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    got = run(*pip, "install", "--constraint", ROOT / "constraints.txt", f"{light[0]}[simulation]")
+    if got.returncode:
+        pytest.skip(f"pip cannot install [simulation]: {got.stderr.strip().splitlines()[-1]}")
+    said = run(bin_ / "python", "-c", "import torch", PYTHONPATH="")
+    assert said.stderr.endswith("No module named 'torch'\n")
+    here = {"PYTHONPATH": "", "FEDBANDIT_CACHE": str(tmp_path / "cache")}
+    folder, page = tmp_path / "runs" / "softmax", tmp_path / "report.html"
+    short = ("--rounds", 4, "--set", "deploy_every=2", "--quiet", "--out", folder)
+    for command in (
+        ("run", "so-scratch-softmax", *short),
+        ("report", folder, "-o", page),
+    ):
+        done = run(bin_ / "fedbandit", *command, **here)
+        assert done.returncode == 0, done.stderr
+    assert "torch" not in json.loads((folder / "environment.json").read_text())
+    assert page.stat().st_size > 10_000
+    refused = run(
+        bin_ / "fedbandit", "run", "emnist-scratch-softmax", "--out", tmp_path / "cnn", **here
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: model.name: cnn needs fedbandit[torch]: pip install ")
+
+
+@pytest.mark.parametrize(
+    "preset", ["so-scratch-softmax", pytest.param("so-scratch-falcon", marks=pytest.mark.slow)]
+)
 def test_a_run_on_text_imports_no_heavy_package(tmp_path, preset):
     heavy = (
         "torch",

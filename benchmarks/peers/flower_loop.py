@@ -58,9 +58,11 @@ if __name__ == "__main__":
     from protocol import Requests
 
     requests = Requests()
+    # A cluster of its own: Ray would wait for one that ended without removing its address from the temporary folder.
+    init_args = {"num_cpus": WORKERS, "address": "local"}
     run_simulation(
         server_app=server_app,
         client_app=client_app,
         num_supernodes=Workload(FOLDER, FORM).num_clients,
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": WORKERS}},
+        backend_config={"client_resources": {"num_cpus": 1}, "init_args": init_args},
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbandit.core.errors import needing
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 _HOMES = {
     "Config": "fedbandit.config",
     "preset": "fedbandit.presets",

@@ -215,7 +215,13 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("settings", KILLED.values(), ids=KILLED)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[pytest.mark.slow] if name != "scaffold" else [])
+        for name, settings in KILLED.items()
+    ],
+)
 def test_a_killed_run_ends_with_the_same_bytes(settings, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(RUN.replace("{settings!r}", repr(settings)), encoding="utf-8")

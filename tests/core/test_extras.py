@@ -16,7 +16,7 @@ def packages(requirements: list[str]) -> set[str]:
     return {name.replace("-", "_") for name in names} - {"fedbandit"}
 
 
-@pytest.mark.parametrize("extra", ["simulation", "ray", "flower", "tensorboard"])
+@pytest.mark.parametrize("extra", ["simulation", "torch", "ray", "flower", "tensorboard"])
 def test_every_package_of_an_extra_is_known(extra):
     wanted = packages(PROJECT["optional-dependencies"][extra])
     assert wanted
@@ -31,12 +31,21 @@ def test_a_device_needs_three_packages():
 
 def test_a_missing_package_names_its_extra():
     with pytest.raises(ImportError) as caught, needing("simulate"):
-        raise ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
+        raise ModuleNotFoundError("No module named 'numba.core'", name="numba.core")
     assert isinstance(caught.value, MissingExtra)
     assert isinstance(caught.value, FedbanditError)
     assert (
         str(caught.value)
         == "simulate needs fedbandit[simulation]: pip install 'fedbandit[simulation]'"
+    )
+
+
+def test_torch_is_named_with_the_command_for_its_smaller_build():
+    with pytest.raises(MissingExtra) as caught, needing("the model cnn"):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    assert str(caught.value) == (
+        "the model cnn needs fedbandit[torch]: pip install 'fedbandit[torch]' (without a GPU, first:"
+        " pip install torch --index-url https://download.pytorch.org/whl/cpu)"
     )
 
 

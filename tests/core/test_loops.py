@@ -174,7 +174,12 @@ def test_generated_texts_are_alike(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "preset", ["so-scratch-softmax", "so-scratch-falcon", "so-scratch-epsilon-greedy"]
+    "preset",
+    [
+        "so-scratch-softmax",
+        pytest.param("so-scratch-falcon", marks=pytest.mark.slow),
+        pytest.param("so-scratch-epsilon-greedy", marks=pytest.mark.slow),
+    ],
 )
 def test_whole_runs_are_alike_and_short_ones_do_without_numba(tmp_path, preset):
     weights, metrics = [], []

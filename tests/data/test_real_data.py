@@ -1,6 +1,7 @@
 """The importers on real data, where somebody has it; what is in it was counted independently."""
 
 import numpy as np
+import pytest
 
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
@@ -33,6 +34,7 @@ def test_stack_overflow_questions(real_data_folder, tmp_path):
     np.testing.assert_allclose(norms[sizes > 0], 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_handwriting(real_data_folder, tmp_path):
     options = ArrayOptions(features="images", labels="labels", clients="writers", invert=True)
     dataset = FederatedDataset.open(

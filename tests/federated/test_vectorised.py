@@ -156,6 +156,7 @@ def test_agrees_with_the_thread_engine(name, objective):
     pair.check_sums()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drifting", [False, True], ids=["", "drift"])
 @pytest.mark.parametrize("pull", [0.0, 0.3])
 @pytest.mark.parametrize("name", MODELS)

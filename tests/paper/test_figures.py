@@ -227,6 +227,7 @@ def test_a_figure_with_another_model_says_so_and_keeps_its_own_place(tiny_text, 
     )
 
 
+@pytest.mark.slow
 def test_a_private_figure_prints_epsilon_beside_the_papers(tiny_text, tmp_path):
     settings = {"clients_per_round": 8}
     request = FigureRequest(
@@ -428,6 +429,7 @@ def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
         read_figures([tmp_path / "empty"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["emnist", "so"])
 def test_no_title_is_cut_off(family):
     """At their real lengths, with the longest notes there are."""

@@ -9,6 +9,7 @@ import pytest
 from builders import random_text
 from small_runs import small_config
 
+from fedbandit.core import progress
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.runs import local_runner, reporting
 from fedbandit.runs.local_runner import Job, LocalRunner
@@ -42,6 +43,7 @@ def test_rounds_of_all_runs_count(tmp_path):
 
 def test_looks_go_on_while_runs_do(tmp_path, monkeypatch):
     monkeypatch.setattr(reporting, "_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)  # a look before the record has its line, too
     looked, runs = threading.Event(), reporting._Runs
 
     class Watched(runs):

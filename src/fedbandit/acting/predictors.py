@@ -5,6 +5,7 @@ Loads neither torch nor numba until a model needs them; knows nothing of rules, 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,8 +53,10 @@ def make_predictor(
         return HeadsPredictor(one, model.heads) if model.heads else one
     if device == "cpu" and model.kernel == "cnn":
         return CnnPredictor(layout)
-    if device == "cpu" and model.kernel is not None and not model.heads:
-        return LayersPredictor(layout, normalised=model.kernel == "dense-linear")
+    if device == "cpu" and model.kernel == "dense-linear" and not model.heads:
+        return DenseLinear(layout)
+    if device == "cpu" and model.kernel in ("mlp", "sparse-mlp"):
+        return LayersPredictor(layout)
     return TorchPredictor(model, layout, device)
 
 
@@ -99,6 +102,28 @@ class SparseLinear:
 
 
 @dataclass(frozen=True)
+class DenseLinear:
+    """`weight [features, K]` and `bias [K]` over dense contexts of length one, by compiled loops.
+
+    A row's scores do not depend on its neighbours.
+    """
+
+    layout: Layout
+    rows: int = 4096  # scored at a time: bounds the memory of a whole split
+
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
+        from fedbandit.models.kernels import dense_kernels
+
+        weight, bias = _linear(self.layout, weights)
+        scores = np.empty((len(contexts), len(bias)), weights.dtype)
+        for start in range(0, len(contexts), self.rows):
+            block = rows_between(contexts.shared, start, start + self.rows)
+            x = unit_features(block, weights.dtype)
+            dense_kernels.scores(x, weight, bias, scores[start : start + self.rows])
+        return Prediction(scores)
+
+
+@dataclass(frozen=True)
 class PlainLinear:
     """`weight [features, K]` and `bias [K]` over dense or sparse contexts, in numpy, row by row.
 
@@ -118,8 +143,8 @@ class PlainLinear:
                     # Adds row by row from the bias on: the order in which the compiled loop adds.
                     np.add.reduce(np.concatenate([bias[None], terms]), axis=0, out=out[i])
                 else:
-                    x = np.asarray(contexts.shared[i], weight.dtype).reshape(1, -1)
-                    out[i] = unit_rows(x)[0] @ weight + bias
+                    x = unit_features(contexts.shared[i : i + 1], weight.dtype)
+                    out[i] = x[0] @ weight + bias
         return Prediction(out)
 
 
@@ -137,10 +162,9 @@ class HeadsPredictor:
 
 @dataclass(frozen=True)
 class LayersPredictor:
-    """The built-in `mlp`, and `linear` on dense contexts, as matrix products of torch."""
+    """The built-in `mlp`, as matrix products of torch."""
 
     layout: Layout
-    normalised: bool
     rows: int = 4096  # scored at a time: one large product a chunk, bounded memory for a split
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
@@ -150,7 +174,7 @@ class LayersPredictor:
         features, blocks = self.layout.shapes[0][1][0], []
         with torch.no_grad():
             for block in _blocks(contexts.shared, self.rows):
-                rows = rows_of(block, features, self.normalised, weights.dtype)
+                rows = rows_of(block, features, weights.dtype)
                 network = Layers(self.layout, rows, weights.dtype)
                 network.load(torch.from_numpy(weights))
                 blocks.append(network.forward(0, len(block)).numpy())
@@ -243,10 +267,13 @@ def model_input(contexts: Contexts, dtype: np.dtype, device: str = "cpu") -> Any
     return torch.from_numpy(np.ascontiguousarray(contexts.shared, dtype)).to(device)
 
 
-def unit_rows(x: np.ndarray) -> np.ndarray:
-    """Each row of `x` [n, features] divided by its L2 norm; a row of zeros stays one."""
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    return np.asarray(x / np.maximum(norms, x.dtype.type(_SMALLEST_NORM)))
+def unit_features(features: Features, dtype: np.dtype) -> np.ndarray:
+    """Dense contexts scaled to length one: [n, features] of the weights' type."""
+    assert isinstance(features, np.ndarray)
+    x = np.ascontiguousarray(features.reshape(len(features), prod(features.shape[1:])), dtype)
+    with np.errstate(over="ignore"):
+        lengths = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
+    return np.asarray(x / np.maximum(lengths, dtype.type(_SMALLEST_NORM)))
 
 
 def _linear(layout: Layout, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

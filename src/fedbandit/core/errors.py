@@ -49,8 +49,9 @@ class Interrupted(FedbanditError):
 _EXTRAS = {
     "simulation": (
         "dp_accounting", "ijson", "matplotlib", "numba", "pandas", "pyarrow",
-        "rich", "scipy", "tomli_w", "torch", "typer",
+        "rich", "scipy", "tomli_w", "typer",
     ),
+    "torch": ("torch",),
     "ray": ("ray",),
     "flower": ("flwr", "cryptography", "prometheus_client", "psutil"),
     "tensorboard": ("tensorboard",),
@@ -59,6 +60,8 @@ _EXTRAS = {
 }  # fmt: skip
 
 
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+"""What installs the build of torch for machines without a GPU, which is much smaller."""
 EXTRA_OF = {package: extra for extra, packages in _EXTRAS.items() for package in packages}
 
 
@@ -77,6 +80,7 @@ def needing(what: str) -> Iterator[None]:
         extra = EXTRA_OF.get((error.name or "").partition(".")[0])
         if extra is None:  # a package of the user's own, or a mistake of ours
             raise
-        raise MissingExtra(
-            f"{what} needs fedbandit[{extra}]: pip install 'fedbandit[{extra}]'"
-        ) from None
+        command = f"pip install 'fedbandit[{extra}]'"
+        if extra == "torch":
+            command = f"{command} (without a GPU, first: {CPU_TORCH})"
+        raise MissingExtra(f"{what} needs fedbandit[{extra}]: {command}") from None

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, MissingExtra, needing
 from fedbandit.core.sources import import_module
 
 
@@ -21,7 +21,10 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{path}: unknown name {name!r}{nearest(name, built_in)}")
     module_name, _, attribute = name.partition(":")
     try:
-        module = import_module(module_name)
+        with needing(f"{path}: {module_name}"):
+            module = import_module(module_name)
+    except MissingExtra:
+        raise
     except Exception as error:  # whatever a user's own file does when it is read
         raise ConfigError(f"{path}: cannot import {module_name}: {error}") from error
     if not hasattr(module, attribute):

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -72,7 +72,11 @@ def environment_of(experiment: Experiment, secret: str | None = None) -> dict[st
 @cache
 def _versions() -> dict[str, str]:
     """The versions of the packages that results may depend on; looking for them takes longer than a round."""
-    return {name: version(name) for name in _PACKAGES}
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):  # text and tables need no torch
+            found[name] = version(name)
+    return found
 
 
 def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -> None:

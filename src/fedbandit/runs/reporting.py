@@ -182,6 +182,7 @@ class TensorBoard:
 
     def __init__(self, folder: Path, config: Config) -> None:
         with needing("--tracker tensorboard"):
+            import tensorboard  # noqa: F401 - whose extra brings torch, too
             from torch.utils.tensorboard.writer import SummaryWriter
         self._writer = SummaryWriter(str(folder / "tensorboard"))
         self._writer.add_text("config", f"```\n{config.to_toml()}```")

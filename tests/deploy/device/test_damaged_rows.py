@@ -135,7 +135,12 @@ print(facts["trained"], facts["events"], np.isfinite(arrays["update"]).all())
 
 
 @pytest.mark.parametrize(
-    ("column", "value"), [("ids", ids(1, 1 << 30)), ("action", 10**9), ("ids", ids(1, 2500))]
+    ("column", "value"),
+    [
+        ("ids", ids(1, 1 << 30)),
+        pytest.param("action", 10**9, marks=pytest.mark.slow),
+        pytest.param("ids", ids(1, 2500), marks=pytest.mark.slow),
+    ],
 )
 def test_one_flipped_bit_does_not_end_the_training_process(tmp_path, column, value):
     """Frozen parameters are trained by torch, whose native code reads wherever an id points."""

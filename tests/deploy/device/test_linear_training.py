@@ -14,7 +14,7 @@ from fedbandit.deploy.device.training import LinearLearner, client_moves, device
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
 from fedbandit.federated.learners.choosing import Trainable, make_learner
-from fedbandit.federated.learners.dense import ChosenLinearLearner
+from fedbandit.federated.learners.dense_linear import DenseLinearLearner
 from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 
@@ -74,7 +74,7 @@ def test_numpy_and_the_simulators_learners_agree(kind, reduction, objective, cli
     events, settings = some_events(kind), ClientSettings(learning_rate=0.1, batch_size=5, epochs=3)
     made = OBJECTIVES[objective](reduction)
     reference = make_learner(model, layout, made, settings)
-    assert isinstance(reference, SparseLinearLearner if kind == "sparse" else ChosenLinearLearner)
+    assert isinstance(reference, SparseLinearLearner if kind == "sparse" else DenseLinearLearner)
     expected, expected_norms = trained(reference, weights, events, clip_norm)
     found, norms = trained(LinearLearner(layout, made, settings), weights, events, clip_norm)
     assert (expected_norms[[0, 2]] > 0.02).all()  # so that the smaller clip norm clips both

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from fedbandit.acting.predictors import unit_rows
+from fedbandit.acting.predictors import unit_features
 from fedbandit.core.errors import DataError, needing
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
@@ -236,5 +236,5 @@ class _Features:
 
 def _features(weight: np.ndarray, contexts: np.ndarray, chosen: np.ndarray) -> _Features:
     columns, of_event = np.unique(chosen, return_inverse=True)
-    x = unit_rows(contexts.reshape(len(contexts), -1).astype(weight.dtype))
+    x = unit_features(contexts, weight.dtype)
     return _Features(weight[:, columns], columns, of_event, x)

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from fedbandit.acting import Predictor, make_predictor
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, needing
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import (
     AutogradLearner,
@@ -34,41 +35,50 @@ def make_learner(
         raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
     if over_candidates and device != "cpu":
         raise ConfigError(f"device: models over candidates are trained on the cpu, not {device}")
-    if over_candidates and not _one_action(objective):
-        return AutogradLearner(model, layout, objective, settings, freezing)
+    rows_alone = not over_candidates or _one_action(objective)  # else all candidates are scored
+    if isinstance(objective, Pointwise) and device == "cpu" and freezing is None and rows_alone:
+        if model.kernel == "sparse-linear":
+            from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
+
+            if model.heads:
+                return SparseHeadsLearner(layout, objective, settings, model.heads)
+            return SparseLinearLearner(layout, objective, settings)
+        if model.kernel == "dense-linear" and not model.heads:
+            from fedbandit.federated.learners.dense_linear import DenseLinearLearner
+
+            return DenseLinearLearner(layout, objective, settings)
+    with needing(_needing_torch(model, objective, device, freezing)):
+        import_module("torch")
     if device != "cpu":
         from fedbandit.federated.learners.vectorised import make_vectorised_learner
 
         return make_vectorised_learner(model, layout, objective, settings, device, freezing)
+    if isinstance(objective, Pointwise) and freezing is None:
+        if model.kernel == "cnn":
+            from fedbandit.federated.learners.cnn import CnnLearner
+
+            return CnnLearner(layout, objective, settings)
+        if model.kernel in ("mlp", "sparse-mlp"):
+            from fedbandit.federated.learners.dense import ChosenMlpLearner, DenseLearner
+
+            chosen = DenseLearner if objective.supervised else ChosenMlpLearner
+            return chosen(layout, objective, settings)
+    return AutogradLearner(model, layout, objective, settings, freezing)
+
+
+def _needing_torch(
+    model: Model, objective: Objective, device: str, freezing: Freezing | None
+) -> str:
+    """The first thing a linear model could do without."""
+    if device != "cpu":
+        return f"device: {device}"
     if freezing is not None:
-        return AutogradLearner(model, layout, objective, settings, freezing)
-    if model.kernel == "sparse-linear" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
-
-        if model.heads:
-            return SparseHeadsLearner(layout, objective, settings, model.heads)
-        return SparseLinearLearner(layout, objective, settings)
-    if model.kernel == "cnn" and isinstance(objective, Pointwise):
-        from fedbandit.federated.learners.cnn import CnnLearner
-
-        return CnnLearner(layout, objective, settings)
-    if (
-        model.kernel in ("dense-linear", "mlp", "sparse-mlp")
-        and isinstance(objective, Pointwise)
-        and not model.heads
-    ):
-        from fedbandit.federated.learners.dense import (
-            ChosenLinearLearner,
-            ChosenMlpLearner,
-            DenseLearner,
-        )
-
-        linear = model.kernel == "dense-linear"
-        chosen = ChosenLinearLearner if linear else ChosenMlpLearner
-        return (DenseLearner if objective.supervised else chosen)(
-            layout, objective, settings, normalised=linear
-        )
-    return AutogradLearner(model, layout, objective, settings)
+        return "model.freeze"
+    if not isinstance(objective, Pointwise):
+        return f"objective.name: {type(objective).__name__}"
+    if model.kernel == "dense-linear":
+        return "model.heads on dense features"
+    return f"model.name: {(model.kernel or 'a model of your own').removeprefix('sparse-')}"
 
 
 def _one_action(objective: Objective) -> bool:

@@ -1,12 +1,11 @@
-"""MLPs, and linear models on dense features, trained by hand: what automatic differentiation gives, in less time.
+"""MLPs trained by hand: what automatic differentiation gives, in less time.
 
-A loss on the chosen action moves one column of a linear model, so a client works on the columns of its actions alone.
+A loss on the chosen action moves one column of the last layer, so a client works on the columns of its actions alone.
 Knows nothing of rounds, policies or the server.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -22,10 +21,11 @@ from fedbandit.federated.learners.base import (
     clipped_sum_of,
     drift_of,
 )
+from fedbandit.federated.learners.dense_linear import Top, how_of, logged_of
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
 from fedbandit.models.kernels import dense_kernels as kernels
-from fedbandit.models.kernels.dense import Layers, Network, Rows, dense_features, rows_of
+from fedbandit.models.kernels.dense import Layers, Network, Rows, rows_of
 from fedbandit.objectives import Pointwise
 
 
@@ -100,12 +100,11 @@ class Errors:
 
 @dataclass(frozen=True)
 class DenseLearner:
-    """Trains the built-in `mlp`, or `linear` on dense features, with losses over all actions."""
+    """Trains the built-in `mlp`, with losses over all actions."""
 
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
-    normalised: bool  # contexts are scaled to length one, as `linear` has them
     chunk_events: ClassVar[int] = 256
 
     def train(
@@ -126,58 +125,11 @@ class DenseLearner:
         return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
 
     def _rows(self, contexts: Features, dtype: np.dtype) -> Rows:
-        return rows_of(contexts, self.layout.shapes[0][1][0], self.normalised, dtype)
+        return rows_of(contexts, self.layout.shapes[0][1][0], dtype)
 
 
 @dataclass(frozen=True)
-class ChosenLearner(DenseLearner):
-    """What losses on the chosen action share: an action's weights stand together, and only chosen ones are touched."""
-
-    def _logged(self, events: Events, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Actions, rewards, and how much each event counts."""
-        importance = self.objective.weights(np.asarray(events.propensities, dtype), events.weights)
-        return events.actions, np.asarray(events.rewards, dtype), importance
-
-    def _how(self, dtype: np.dtype) -> tuple[bool, np.ndarray, int, int]:
-        """What the kernels have to know of objective and settings."""
-        return (
-            self.objective.logistic,
-            self._steps.astype(dtype),
-            self.settings.batch_size,
-            self.settings.epochs,
-        )
-
-    @cached_property
-    def _steps(self) -> np.ndarray:
-        """For each number of events in a batch: the learning rate times the constant in front of weight · error."""
-        num_actions = self.layout.shapes[-1][1][0]
-        factors = [
-            self.objective.factor(events, num_actions)
-            for events in range(1, self.settings.batch_size + 1)
-        ]
-        return self.settings.learning_rate * np.array([0.0, *factors])
-
-
-@dataclass(frozen=True)
-class ChosenLinearLearner(ChosenLearner):
-    """Trains `weight [features, K]` and `bias [K]` on the columns of the chosen actions."""
-
-    def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
-    ) -> tuple[UpdateSum, np.ndarray]:
-        single_threaded_torch()
-        assert isinstance(events.contexts.shared, np.ndarray)
-        x = dense_features(events.contexts.shared, self.normalised, weights.dtype).numpy()
-        top = _Top(self.layout, weights)
-        norms = np.zeros(events.num_clients)
-        pulled = weights.dtype.type(self.settings.learning_rate * pull)
-        logged, how = self._logged(events, weights.dtype), self._how(weights.dtype)
-        kernels.train_linear(x, events.bounds, *logged, *how, clip_norm, pulled, *top.arrays, norms)
-        return DenseSum(top.total()), norms
-
-
-@dataclass(frozen=True)
-class ChosenMlpLearner(ChosenLearner):
+class ChosenMlpLearner(DenseLearner):
     """Trains the built-in `mlp` without ever copying its first layer.
 
     A step adds a multiple of each context to that layer, and the multiples are kept. What they do to the hidden units,
@@ -200,12 +152,11 @@ class ChosenMlpLearner(ChosenLearner):
         moved = torch.zeros_like(
             received
         )  # the first layer is now its weights - x' moved; its bias likewise
-        top = _Top(self.layout, weights)
+        top = Top(self.layout, weights)
         norms = np.zeros(events.num_clients)
-        (actions, rewards, importance), how = (
-            self._logged(events, weights.dtype),
-            self._how(weights.dtype),
-        )
+        actions, rewards, importance = logged_of(events, self.objective, weights.dtype)
+        num_actions = self.layout.shapes[-1][1][0]
+        how = how_of(self.objective, self.settings, num_actions, weights.dtype)
         pulled = weights.dtype.type(self.settings.learning_rate * pull)
         for client in range(events.num_clients):
             rows = slice(int(events.bounds[client]), int(events.bounds[client + 1]))
@@ -231,27 +182,3 @@ class ChosenMlpLearner(ChosenLearner):
         x.add_outer(torch.from_numpy(views["dense1"]), moved, 0, len(events), 1.0)
         torch.sum(moved, 0, out=torch.from_numpy(views["dense1_bias"]))
         return DenseSum(summed), norms
-
-
-class _Top:
-    """The layer that scores actions, a row an action with its bias last; the sum of updates, and room for a client."""
-
-    def __init__(self, layout: Layout, weights: np.ndarray) -> None:
-        self._layout = layout
-        *_, weight, bias = layout.split(weights).values()
-        self._rows = np.ascontiguousarray(np.concatenate([weight, bias[None]]).T)  # [K, width + 1]
-        self._total = np.zeros_like(self._rows)
-        self._work, self._columns = np.empty_like(self._rows), np.empty(len(bias), np.int64)
-        slot_of = np.full(len(bias), -1, np.int64)
-        self.arrays = (self._rows, self._total, self._work, self._columns, slot_of)
-
-    def add(self, used: int, factor: float) -> None:
-        """Add a client's update, times a factor, to the sum."""
-        self._total[self._columns[:used]] += self._total.dtype.type(factor) * self._work[:used]
-
-    def total(self) -> np.ndarray:
-        """The sum as a flat vector of the whole model, the other layers zero."""
-        summed = np.zeros(self._layout.size, self._total.dtype)
-        *_, weight, bias = self._layout.split(summed).values()
-        weight[:], bias[:] = self._total[:, :-1].T, self._total[:, -1]
-        return summed

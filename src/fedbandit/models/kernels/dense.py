@@ -16,8 +16,6 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.models.base import Layout
 from fedbandit.models.kernels import sparse_kernels
 
-_LEAST = 1e-12  # a shorter context is not stretched to length one; torch's `normalize` has the same
-
 
 class Network(Protocol):
     """One client's weights and its way forth and back through a mini-batch of the chunk's contexts."""
@@ -144,17 +142,10 @@ def _layers_of(layout: Layout, weights: Tensor) -> list[tuple[Tensor, Tensor]]:
     return list(zip(arrays[::2], arrays[1::2], strict=True))
 
 
-def rows_of(contexts: Features, features: int, normalised: bool, dtype: np.dtype) -> Rows:
-    """Contexts of a chunk in the weights' type; `normalised` scales dense ones to length one."""
+def rows_of(contexts: Features, features: int, dtype: np.dtype) -> Rows:
+    """Contexts of a chunk in the weights' type."""
     if isinstance(contexts, Ragged):
         values = np.asarray(contexts.values, dtype)
         return SparseRows(replace(contexts, values=values), features)
-    return DenseRows(dense_features(contexts, normalised, dtype))
-
-
-def dense_features(contexts: np.ndarray, normalised: bool, dtype: np.dtype) -> Tensor:
-    """[n, features] of the weights' type."""
-    width = prod(contexts.shape[1:])
-    x = torch.from_numpy(np.ascontiguousarray(contexts.reshape(len(contexts), width), dtype))
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    return x / norms.clamp_(min=_LEAST) if normalised else x
+    flat = contexts.reshape(len(contexts), prod(contexts.shape[1:]))
+    return DenseRows(torch.from_numpy(np.ascontiguousarray(flat, dtype)))

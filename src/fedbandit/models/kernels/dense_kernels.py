@@ -19,6 +19,39 @@ def _dot(x, w):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def scores(x, weight, bias, out):  # type: ignore[no-untyped-def]
+    """Bias and products of contexts [n, features] and weights, in the order of the features; four at a time."""
+    features, k = weight.shape
+    for i in range(len(x)):
+        values, row = x[i], out[i]
+        for a in range(k):
+            row[a] = bias[a]
+        j = 0
+        while j + 4 <= features:
+            v0, v1, v2, v3 = values[j], values[j + 1], values[j + 2], values[j + 3]
+            w0, w1, w2, w3 = weight[j], weight[j + 1], weight[j + 2], weight[j + 3]
+            for a in range(k):
+                row[a] = (((row[a] + v0 * w0[a]) + v1 * w1[a]) + v2 * w2[a]) + v3 * w3[a]
+            j += 4
+        while j < features:
+            v, w = values[j], weight[j]
+            for a in range(k):
+                row[a] += v * w[a]
+            j += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def add_outer(x, moves, weight):  # type: ignore[no-untyped-def]
+    """Add to a layer's weights the contexts [n, features], each times its moves [n, K], in their order."""
+    for j in range(len(weight)):
+        row = weight[j]
+        for i in range(len(x)):
+            v, move = x[i, j], moves[i]
+            for a in range(len(row)):
+                row[a] += v * move[a]
+
+
+@numba.njit(nogil=True, cache=True)
 def _gather(actions, rows, work, columns, slot_of):  # type: ignore[no-untyped-def]
     """A working copy of the rows of some actions; how many there are."""
     used = 0
