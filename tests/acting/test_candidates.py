@@ -257,7 +257,6 @@ def test_actor_and_fused_draws_agree(photos, monkeypatch):
     [
         ({"scenario": "init-shift"}, "scenario: init-shift shifts fixed actions"),
         ({"scenario": "drift"}, "scenario: drift changes fixed actions"),
-        ({"environment": {"name": "linear"}}, "environment.name: linear has a parameter"),
         ({"model": {"name": "mlp"}}, "model.name: mlp scores fixed actions"),
         ({"model": {"name": "linear", "features": ["user"]}}, "model.features: 'user' is not"),
         ({"model": {"name": "linear", "features": ["shared"]}}, "model.features: without the"),

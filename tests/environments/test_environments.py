@@ -10,9 +10,10 @@ from core_samples import config, easy, met_with, played, text
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.core.contexts import Candidates, Contexts
+from fedbandit.core.contexts import Candidates, Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
+from fedbandit.core.randomness import Purpose, generator
 from fedbandit.environments import (
     BUILT_IN,
     Bernoulli,
@@ -478,3 +479,24 @@ def test_a_table_pays_the_candidate_whose_place_is_the_label():
             table.rewards(met, np.array(actions)),
             met.chosen(table.expected(met), np.array(actions)),
         )
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("name", ["linear", "logistic"])
+def test_over_candidates_one_theta_meets_the_features_of_items(name, kind):
+    features = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    rows = Ragged(np.arange(6) * 3, np.tile(np.arange(3), 5), features.reshape(-1))
+    shown = Candidates(np.array([0, 3, 5]), np.arange(5), features if kind == "dense" else rows)
+    met = replace(
+        met_with(Ragged.from_rows([[], []]), 3), contexts=Contexts(np.zeros((2, 1)), shown)
+    )
+    header = replace(DATA["text"].header, items=ItemSpec(kind, (3,), shown=2.5, most=3))
+    world = BUILT_IN[name](exact_match(3), header, strength=1.0)
+    theta = generator(0, Purpose.WORLD).standard_normal((3, 1))[:, 0]
+    products = features @ theta / np.linalg.norm(features, axis=1)
+    means = 0.5 + products if name == "linear" else 1 / (1 + np.exp(1 - products))
+    np.testing.assert_allclose(world.expected(met), means, rtol=1e-5)
+    many = met.take(np.zeros(4000, int))
+    many = replace(many, times=np.arange(4000))
+    paid = world.rewards(many, np.full(4000, 2))
+    assert paid.mean() == pytest.approx(means[2], abs=4 * paid.std() / np.sqrt(4000))

@@ -348,9 +348,6 @@ def _check_candidates(config: Config, header: Header) -> None:
                           " candidates, which take scratch or init")  # fmt: skip
     if config.scenario == "drift":
         raise ConfigError(f"scenario: drift changes fixed actions; {header.name} has candidates")
-    if config.environment.name in ("linear", "logistic"):
-        raise ConfigError(f"environment.name: {config.environment.name} has a parameter for each"
-                          f" fixed action; {header.name} has candidates")  # fmt: skip
 
 
 def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedbandit.core.contexts import Features
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator, normals
 from fedbandit.data.dataset import Header
@@ -68,43 +67,41 @@ class Linear:
 
     The model of Li et al. (2010), "A contextual-bandit approach to personalized news article
     recommendation". The linear model of fedbandit can represent it on text and images, whose
-    contexts it sees at length 1.
+    contexts it sees at length 1. Over candidates one θ meets the features x of each item.
     """
 
-    theta: np.ndarray = field(repr=False)  # float64 [features, K]
+    theta: np.ndarray = field(repr=False)  # float64 [features, K]; over candidates [features, 1]
     strength: float = 0.2
     noise: float = 0.1
     highest = np.inf
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
         """The mean of the chosen action plus normal noise: float32 [n]."""
-        means = 0.5 + self.strength * _chosen_product(met.contexts.shared, self.theta, actions)
+        means = 0.5 + self.strength * _chosen_product(met, self.theta, actions)
         drawn = means + self.noise * met.normals("noise", met.items(actions))
         return np.asarray(drawn, np.float32)
 
     def expected(self, met: Met) -> np.ndarray:
         """0.5 + strength · θ'x: float32 [n, K]."""
-        return np.float32(0.5) + np.float32(self.strength) * _products(
-            met.contexts.shared, self.theta
-        )
+        return np.float32(0.5) + np.float32(self.strength) * _products(met, self.theta)
 
 
 @dataclass(frozen=True)
 class Logistic:
     """Clicks with probability σ(bias + strength · θ_a'x), x and θ as in `Linear`."""
 
-    theta: np.ndarray = field(repr=False)  # float64 [features, K]
+    theta: np.ndarray = field(repr=False)  # float64 [features, K]; over candidates [features, 1]
     strength: float = 2.0
     bias: float = -1.0
 
     def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
         """1 where the action is clicked, else 0: float32 [n]."""
-        products = _chosen_product(met.contexts.shared, self.theta, actions)
+        products = _chosen_product(met, self.theta, actions)
         return _clicked(met, _sigmoid(self.bias + self.strength * products), actions)
 
     def expected(self, met: Met) -> np.ndarray:
         """The probability of a click on every action: float32 [n, K]."""
-        return _sigmoid(self.bias + self.strength * _products(met.contexts.shared, self.theta))
+        return _sigmoid(self.bias + self.strength * _products(met, self.theta))
 
 
 @dataclass(frozen=True)
@@ -165,25 +162,29 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
-def _chosen_product(contexts: Features, theta: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """x'θ_a for one action per context, x at length 1: float64 [n]."""
-    if isinstance(contexts, Ragged):
-        rows, values = _unit_entries(contexts)
-        products = values * theta[contexts.ids, actions[rows]]
-        return np.bincount(rows, products, minlength=len(contexts))
-    return np.asarray((_unit_rows(contexts) * theta.T[actions]).sum(axis=1))
+def _chosen_product(met: Met, theta: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """x'θ_a for one action per decision, x at length 1: float64 [n]."""
+    x, columns = met.contexts.shared, actions
+    if met.contexts.candidates is not None:  # one θ, over the features of items
+        x, columns = met.contexts.candidates.chosen(actions).features, np.zeros_like(actions)
+    if isinstance(x, Ragged):
+        rows, values = _unit_entries(x)
+        return np.bincount(rows, values * theta[x.ids, columns[rows]], minlength=len(x))
+    return np.asarray((_unit_rows(x) * theta.T[columns]).sum(axis=1))
 
 
-def _products(contexts: Features, theta: np.ndarray) -> np.ndarray:
-    """x'θ_a for every action, x at length 1: float32 [n, K]."""
-    if not isinstance(contexts, Ragged):
-        return np.asarray(_unit_rows(contexts) @ theta, np.float32)
-    found = np.empty((len(contexts), theta.shape[1]), np.float32)
-    rows, values = _unit_entries(contexts)
-    for action, column in enumerate(theta.T):
-        products = values * column[contexts.ids]
-        found[:, action] = np.bincount(rows, products, minlength=len(contexts))
-    return found
+def _products(met: Met, theta: np.ndarray) -> np.ndarray:
+    """x'θ_a for every action, x at length 1: float32 [n, K] or [m]."""
+    shown = met.contexts.candidates
+    x = met.contexts.shared if shown is None else shown.features
+    if isinstance(x, Ragged):
+        rows, values = _unit_entries(x)
+        found = np.empty((len(x), theta.shape[1]), np.float32)
+        for action, column in enumerate(theta.T):
+            found[:, action] = np.bincount(rows, values * column[x.ids], minlength=len(x))
+    else:
+        found = np.asarray(_unit_rows(x) @ theta, np.float32)
+    return found.reshape(met.shape)
 
 
 def _unit_entries(contexts: Ragged) -> tuple[np.ndarray, np.ndarray]:
@@ -201,8 +202,10 @@ def _unit_rows(contexts: np.ndarray) -> np.ndarray:
 
 
 def _theta(header: Header, seed: int) -> np.ndarray:
-    features = int(np.prod(header.shape))
-    return generator(seed, Purpose.WORLD).standard_normal((features, header.num_actions))
+    """Standard normal [features, K], over candidates [features of an item, 1]."""
+    items = header.items
+    shape, columns = (header.shape, header.num_actions) if items is None else (items.shape, 1)
+    return generator(seed, Purpose.WORLD).standard_normal((int(np.prod(shape)), columns))
 
 
 def labels_alone(labels: Environment, header: Header) -> Environment:
