@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedbandit import algorithms, compression, objectives
+from fedbandit.acting import Predictor
 from fedbandit.algorithms import Algorithm, Clients, Pipeline
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Learner
@@ -66,7 +68,7 @@ def log(kind: str, clients: int, examples: int) -> Events:
         )
     return Events(
         bounds=np.concatenate([[0], np.cumsum(sizes)]),
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),
@@ -81,6 +83,7 @@ class Case:
     """A model and what is done with it; two learners for it."""
 
     learners: tuple[Learner, Learner]  # of the CPU, of the device
+    predictors: tuple[Predictor, Predictor]
     whole: np.ndarray
     trained: np.ndarray  # what of the weights is not frozen
     algorithm: Algorithm
@@ -110,6 +113,7 @@ class Case:
         whole += 0.01 * np.random.default_rng(2).standard_normal(len(whole))
         return cls(
             learners=pair if freezing is None else tuple(learner.over(whole) for learner in pair),
+            predictors=(trainable.predictor(), trainable.predictor(device)),
             whole=whole,
             trained=whole if freezing is None else freezing.pick(whole),
             algorithm=algorithms.BUILT_IN[algorithm](Sgd(), **PARAMETERS.get(algorithm, {})),
@@ -117,12 +121,13 @@ class Case:
             heads=trainable.model.heads,
         )
 
-    def round(self, learner: Learner, events: Events, dtype: type) -> list[np.ndarray]:
+    def round(self, which: int, events: Events, dtype: type) -> list[np.ndarray]:
         """Predictions, and all that clients send and remember."""
         if self.heads:
             counts = np.random.default_rng(3).poisson(1.0, (len(events), self.heads))
             events = replace(events, weights=counts.astype(np.float32))
-        prediction = learner.predict(self.whole.astype(dtype), events.contexts)
+        learner, predictor = self.learners[which], self.predictors[which]
+        prediction = predictor.predict(self.whole.astype(dtype), events.contexts)
         received = self.algorithm.broadcast(self.algorithm.init(self.trained.astype(dtype)))
         for name in received.keys() - {"weights"}:  # a control variate, as it is in later rounds
             received[name] = 0.01 * np.random.default_rng(1).standard_normal(
@@ -138,7 +143,7 @@ class Case:
 
     def difference(self, events: Events) -> float:
         """The largest in float64, relative to the largest entry of what it is found in."""
-        found = [self.round(learner, events, np.float64) for learner in self.learners]
+        found = [self.round(which, events, np.float64) for which in (0, 1)]
         both = zip(
             *found, strict=False
         )  # a client that is left out remembers nothing, and its norm is not finite
@@ -146,11 +151,11 @@ class Case:
 
     def milliseconds(self, events: Events, repeats: int) -> Iterator[float]:
         """The median time of a round in float32, wall, after one try; results come back to the CPU each time."""
-        for learner in self.learners:
+        for which in (0, 1):
             tries = []
             for _ in range(repeats + 1):
                 started = time.perf_counter()
-                self.round(learner, events, np.float32)
+                self.round(which, events, np.float32)
                 tries.append(time.perf_counter() - started)
             yield 1e3 * float(np.median(tries[1:]))
 

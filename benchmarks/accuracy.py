@@ -6,7 +6,7 @@ Both are compared with torch in double precision, on uniform inputs and on input
 import numpy as np
 import torch
 
-from fedbandit.federated.learners import winograd
+from fedbandit.models.kernels import winograd
 
 _IMAGES, _SIDE = 4, 14
 

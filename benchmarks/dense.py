@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from scipy.sparse import csr_array
 
+from fedbandit.acting import Predictor, make_predictor
+from fedbandit.core.contexts import Contexts, Features
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, Learner
 from fedbandit.federated.learners.choosing import make_learner
@@ -35,7 +36,7 @@ Kind = Literal["dense", "sparse"]
 def a_log(kind: Kind) -> Events:
     rng, n = np.random.default_rng(0), CLIENTS * EXAMPLES
     if kind == "dense":
-        contexts: Contexts = rng.random((n, FEATURES[kind])).astype(np.float32)
+        contexts: Features = rng.random((n, FEATURES[kind])).astype(np.float32)
     else:
         vocabulary = FEATURES[kind] - NUMBERS
         words = np.sort(np.argsort(rng.random((n, vocabulary)), axis=1)[:, :WORDS], axis=1)
@@ -48,7 +49,7 @@ def a_log(kind: Kind) -> Events:
         )
     return Events(
         bounds=np.arange(CLIENTS + 1) * EXAMPLES,
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=np.ones(n),
@@ -61,11 +62,11 @@ def numpy_round(name: str, layout: Layout, weights: np.ndarray, log: Events) -> 
     """The loop that anybody would write in numpy."""
     received = layout.split(weights)
     total = np.zeros_like(weights)
-    if isinstance(log.contexts, Ragged):
-        rows = log.contexts
+    if isinstance(log.contexts.shared, Ragged):
+        rows = log.contexts.shared
         x: Any = csr_array((rows.values, rows.ids, rows.offsets), (len(rows), FEATURES["sparse"]))
     else:
-        x = log.contexts
+        x = log.contexts.shared
         if name == "linear":
             x = x / np.linalg.norm(x, axis=1, keepdims=True)
     _forward(received, x)
@@ -116,12 +117,15 @@ def measure(turns: int = 25) -> dict[str, dict[str, float]]:
         model = build_model(name, DataSpec(kind, (FEATURES[kind],), ACTIONS))
         layout = Layout.of(model.init(0))
         weights = layout.flatten(model.init(0), np.dtype("float32"))
-        settings = ClientSettings(RATE, BATCH)
+        settings, predictor = ClientSettings(RATE, BATCH), make_predictor(model, layout)
 
         def round_of(
-            learner: Learner, weights: np.ndarray = weights, log: Events = log
+            learner: Learner,
+            weights: np.ndarray = weights,
+            log: Events = log,
+            predictor: Predictor = predictor,
         ) -> np.ndarray:
-            learner.predict(weights, log.contexts)
+            predictor.predict(weights, log.contexts)
             update, _ = learner.train(weights, log, CLIP)
             total = np.zeros_like(weights)
             update.add_to(total)

@@ -11,8 +11,9 @@ import pytest
 import fedbandit
 
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
-PACKAGES = ["models", "objectives", "ope", "policies", "privacy"]
-EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "ope", "privacy"]
+PACKAGES = ["environments", "models", "objectives", "ope", "policies", "privacy"]
+MODULES = ["data.formats.columns", "data.text", "results.differences", "studies.search"]
+EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "environments", "ope", "privacy"]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -29,6 +30,13 @@ def test_examples_of_docstrings_run(name, tmp_path, monkeypatch):
     for test in examples:
         doctest.DocTestRunner(verbose=False).run(test, out=said.append)
     assert not said, "".join(said)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_inside_the_package_run(name):
+    found = doctest.testmod(import_module(f"fedbandit.{name}"))
+    assert found.attempted, f"{name} has no example"
+    assert not found.failed
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -39,6 +39,14 @@ RUNS = {
         },
     ),
     "linear on images": (images, {}),
+    "drift in a population": (
+        text,
+        {"mode": "population", "rounds": 8, "scenario": "drift", "drift__at": [5]},
+    ),
+    "noisy clicks, some missing": (
+        text,
+        {"environment__name": "logistic", "environment__missing": 0.2},
+    ),
 }
 
 

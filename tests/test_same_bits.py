@@ -11,7 +11,6 @@ from core_samples import config, images, played, text
 from fedbandit.building.experiment import build_experiment
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.clients import Broadcast
-from fedbandit.rewards import exact_match
 from fedbandit.simulation.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -36,6 +35,21 @@ RUNS = {
         {"mode": "population", "population__pull_probability": 0.5, "rounds": 9},
     ),
     "text, pre-trained": (text, {"scenario": "init-shift", "pretraining__seed": 77}),
+    "text, drifting clicks in a population": (
+        text,
+        {
+            "mode": "population",
+            "rounds": 9,
+            "scenario": "drift",
+            "drift__at": [4],
+            "environment__name": "bernoulli",
+            "environment__least": 0.1,
+            "environment__most": 0.8,
+            "environment__missing": 0.2,
+            "environment__delay": 1,
+        },
+    ),
+    "linear, linear rewards": (images, {"environment__name": "linear"}),
     "linear": (images, {}),
     "mlp": (images, {"model__name": "mlp"}),
     "mlp, text": (text, {"model__name": "mlp"}),
@@ -110,7 +124,7 @@ def test_an_error_in_a_chunk_reaches_the_caller():
 
     work = replace(build_experiment(config(), text()).bandit.work, policy=Policy())
     state = simulate(config(), text()).state
-    broadcast = Broadcast(1, {"weights": state.weights}, state.deployed, 1.0, exact_match(6))
+    broadcast = Broadcast(1, {"weights": state.weights}, state.deployed, 1.0)
     engine = ThreadEngine(2)
     with pytest.raises(RuntimeError, match="a mistake in somebody's policy"):
         list(engine.run(work, work.chunks(np.arange(12)), broadcast))

@@ -91,7 +91,7 @@ class TrainingRounds:
 
     def __call__(self) -> None:
         phase, state = self._phase, self._state
-        broadcast = phase.work.broadcast(state, phase.scenario.stage(1))
+        broadcast = phase.work.broadcast(state)
         total = np.zeros_like(state.weights)
         chunks = phase.work.chunks(phase.cohorts.draw(1))
         accepted = 0

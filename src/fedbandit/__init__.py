@@ -18,7 +18,7 @@ _HOMES = {
     "import_log": "fedbandit.data",
     "run": "fedbandit.runs.run",
     "simulate": "fedbandit.simulation.simulate",
-    "compare": "fedbandit.studies.comparing",
+    "compare": "fedbandit.studies.compare",
     "sweep": "fedbandit.studies.sweeps",
     "evaluate": "fedbandit.studies.evaluate",
     "Results": "fedbandit.results",
@@ -26,12 +26,22 @@ _HOMES = {
     "Model": "fedbandit.models",
     "DataSpec": "fedbandit.models",
 }
-_PACKAGES = ("algorithms", "compression", "models", "objectives", "ope", "policies", "privacy")
+_PACKAGES = (
+    "algorithms",
+    "compression",
+    "environments",
+    "models",
+    "objectives",
+    "ope",
+    "policies",
+    "privacy",
+)
 __all__ = [*_HOMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
     from fedbandit import algorithms as algorithms
     from fedbandit import compression as compression
+    from fedbandit import environments as environments
     from fedbandit import models as models
     from fedbandit import objectives as objectives
     from fedbandit import ope as ope
@@ -49,7 +59,7 @@ if TYPE_CHECKING:
     from fedbandit.results import Results as Results
     from fedbandit.runs.run import run as run
     from fedbandit.simulation.simulate import simulate as simulate
-    from fedbandit.studies.comparing import compare as compare
+    from fedbandit.studies.compare import compare as compare
     from fedbandit.studies.evaluate import evaluate as evaluate
     from fedbandit.studies.sweeps import sweep as sweep
 

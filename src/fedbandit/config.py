@@ -1,4 +1,5 @@
-"""The configuration of a run as one typed tree. Frozen, refuses unknown keys, checked before any work starts.
+"""The configuration of a run as one typed tree. Frozen, refuses unknown keys, checked before any
+work starts.
 
 The names are the ones users type, in TOML and with `--set`.
 """
@@ -24,6 +25,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 # Sections that name a part: the key of its name, where the built-in ones are, and arguments that come from elsewhere.
 PARTS = (
+    ("environment", "name", "fedbandit.environments", 2),
     ("policy", "name", "fedbandit.policies", 0),
     ("objective", "name", "fedbandit.objectives", 0),
     ("model", "name", "fedbandit.models", 1),
@@ -54,7 +56,9 @@ class _Section(BaseModel):
 
 
 class _OpenSection(BaseModel):
-    """A section with further keys: the parameters of what it names, which are checked when that is built."""
+    """A section with further keys: the parameters of what it names, which are checked when that is
+    built.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -92,6 +96,19 @@ class ModelConfig(_Component):
     def described(self) -> dict[str, Any]:
         """Name and parameters: what makes the model."""
         return {"name": self.name, **self.parameters}
+
+
+class EnvironmentConfig(_Component):
+    """The world that pays for actions; further keys are its own parameters (`noise`, ...)."""
+
+    name: str = "labels"
+    missing: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of rewards that never arrive
+    delay: Annotated[int, Field(ge=0)] = 0  # periods until a reward arrives, in population mode
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Name and parameters: what makes the environment."""
+        return {"environment": self.name, **self.parameters}
 
 
 class PolicyConfig(_Component):
@@ -132,13 +149,17 @@ class AlgorithmConfig(_Component):
 
 
 class CompressionConfig(_Component):
-    """How clients write their updates in fewer bytes; further keys are its own parameters (`bits`, `fraction`, ...)."""
+    """Compression of clients' updates; further keys are its own parameters (`bits`,
+    `fraction`, ...).
+    """
 
     name: str = "none"
 
 
 class AggregationConfig(_Component):
-    """What the server makes of the clients' updates; further keys are the rule's own parameters (`trim`, ...)."""
+    """Aggregation of the clients' updates; further keys are the rule's own parameters
+    (`trim`, ...).
+    """
 
     name: str = "mean"
     memory_limit: Count = (
@@ -163,7 +184,9 @@ class ClippingConfig(_Section):
 
 
 class PretrainingConfig(_Section):
-    """Supervised pre-training in the `init` scenarios. What is not set, or "same", is as in the bandit phase."""
+    """Supervised pre-training in the `init` scenarios. What is not set, or "same", is as in the
+    bandit phase.
+    """
 
     rounds: Count = 100
     clients: Count = 100
@@ -181,7 +204,7 @@ class PretrainingConfig(_Section):
 
 
 class PopulationConfig(_Section):
-    """How clients live in population mode (`mode = "population"`)."""
+    """Clients in population mode (`mode = "population"`)."""
 
     events_per_period: Count = 64
     cache_size: Count = 256
@@ -220,7 +243,7 @@ class PrivacyConfig(_Section):
 
 
 class DriftConfig(_Section):
-    """What changes in the `drift` scenario, and before which rounds."""
+    """The change in the `drift` scenario, and before which rounds."""
 
     kind: Literal["permute", "appear", "rotate"] = "permute"
     at: Annotated[tuple[Count, ...], Field(strict=False)] = ()  # a list, in TOML
@@ -276,6 +299,7 @@ class Config(_Section):
     engine: Literal["threads", "ray"] = "threads"
     device: str = "cpu"
     data: DataConfig = DataConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     model: ModelConfig = ModelConfig()
     policy: PolicyConfig = PolicyConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -310,7 +334,9 @@ class Config(_Section):
 
     @classmethod
     def from_toml(cls, path: Path) -> "Config":
-        """The configuration in a TOML file; what is wrong in it is refused with the file and the line."""
+        """The configuration in a TOML file; what is wrong in it is refused with the file and the
+        line.
+        """
         values = read_toml(path)
         try:
             config = cls.build(values)
@@ -335,7 +361,7 @@ class Config(_Section):
         return changed
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run: everything but where it is computed."""
+        """The values that identify a run: everything but where it is computed."""
         values = {
             key: value for key, value in self.model_dump().items() if key not in WHERE_COMPUTED
         }
@@ -343,7 +369,9 @@ class Config(_Section):
         return values
 
     def part_names(self) -> list[str]:
-        """The names of all parts, built in or import paths: whatever code of a user's own a run executes."""
+        """The names of all parts, built in or import paths: whatever code of a user's own a run
+        executes.
+        """
         named = [getattr(getattr(self, section), key) for section, key, _, _ in PARTS]
         return [*named, self.scenario, self.pretraining.server_optimizer or self.server.optimizer]
 
@@ -353,7 +381,9 @@ class Config(_Section):
 
 
 def _check_parts(config: Config, sections: set[str]) -> None:
-    """Refuse unknown names and parameters of built-in parts in these sections; a user's own part checks its own."""
+    """Refuse unknown names and parameters of built-in parts in these sections; a user's own part
+    checks its own.
+    """
     for section, key, module, leading in PARTS:
         if section not in sections:
             continue
@@ -383,7 +413,9 @@ def _nothing() -> None:
 
 
 def _line_of(key: str, text: str) -> int | None:
-    """Where a dotted key is set in a TOML file: in its section, or in a table on one line; None if it is not plain."""
+    """Where a dotted key is set in a TOML file: in its section, or in a table on one line; None if
+    it is not plain.
+    """
     section, last = "", key.rpartition(".")[2]
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
@@ -412,7 +444,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
-    """`key=value` words from a command line; values are read as TOML, and as plain text where they are not TOML."""
+    """`key=value` words from a command line; values are read as TOML, and as plain text where they
+    are not TOML.
+    """
     parsed = {}
     for setting in settings:
         key, equals, text = setting.partition("=")

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedbandit.data.dataset import Contexts, contexts_between
+from fedbandit.core.contexts import Contexts
+from fedbandit.core.prediction import entries_of
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Events:
     fresh: (
         np.ndarray
     )  # bool [n]: made in the current period; older ones were already counted in the reward
+    available: np.ndarray | None = None  # bool [K] or [n, K]: what could be chosen; None: all
+    missing: np.ndarray | None = None  # int64 [clients]: rewards of fresh events that never arrive
+    regret: np.ndarray | None = None  # float64 [n]: mean reward lost against the best action
     targets: np.ndarray | None = (
         None  # float32 [n, K]: every action's reward, where supervision gives it
     )
@@ -40,15 +44,43 @@ class Events:
     def of_client(self, index: int) -> "Events":
         """The events of one client alone."""
         first, last = int(self.bounds[index]), int(self.bounds[index + 1])
-        rows = slice(first, last)
+        contexts = self.contexts.slice(first, last)
+        missing = None if self.missing is None else self.missing[index : index + 1]
+        return self._rows(slice(first, last), np.array([0, last - first]), contexts, missing)
+
+    def where(self, kept: np.ndarray) -> "Events":
+        """The events for which `kept` [n] holds, of the same clients."""
+        rows = np.flatnonzero(kept)
+        bounds = np.searchsorted(rows, self.bounds)
+        return self._rows(rows, bounds, self.contexts.take(rows), self.missing)
+
+    def _rows(
+        self,
+        rows: np.ndarray | slice,
+        bounds: np.ndarray,
+        contexts: Contexts,
+        missing: np.ndarray | None,
+    ) -> "Events":
+        available = self.available
+        if available is not None and available.ndim == 2:
+            available = available[rows]
         return Events(
-            bounds=np.array([0, last - first]),
-            contexts=contexts_between(self.contexts, first, last),
+            bounds=bounds,
+            contexts=contexts,
             actions=self.actions[rows],
             rewards=self.rewards[rows],
             propensities=self.propensities[rows],
             versions=self.versions[rows],
             fresh=self.fresh[rows],
-            targets=None if self.targets is None else self.targets[rows],
+            available=available,
+            missing=missing,
+            regret=None if self.regret is None else self.regret[rows],
+            targets=self._targets(rows),
             weights=None if self.weights is None else self.weights[rows],
         )
+
+    def _targets(self, rows: np.ndarray | slice) -> np.ndarray | None:
+        if self.targets is None or self.contexts.candidates is None:
+            return None if self.targets is None else self.targets[rows]
+        places = np.arange(len(self))[rows] if isinstance(rows, slice) else rows
+        return np.asarray(self.targets[entries_of(self.contexts.candidates.bounds, places)])

@@ -69,7 +69,9 @@ TABLE_9: dict[str, dict[str, Any]] = {
 
 
 def figure_members(data: str) -> dict[str, str]:
-    """The four approaches of figure 4 for `emnist` or `so`: what they are called there, and their presets."""
+    """The four approaches of figure 4 for `emnist` or `so`: what they are called there, and their
+    presets.
+    """
     return {"No DP": f"{data}-no-dp"} | {
         f"NM={noise:g}": f"{data}-dp-{noise:g}" for noise in _RATES[data]
     }
@@ -203,7 +205,9 @@ def all_presets() -> dict[str, Config]:
 
 
 def _beginning(name: str, presets: Iterable[str]) -> str:
-    """A hint with the presets that begin with a name; of many, those that differ in their policy alone as one."""
+    """A hint with the presets that begin with a name; of many, those that differ in their policy
+    alone as one.
+    """
     found = [preset for preset in presets if preset.startswith(name)] if name else []
     if not found:
         return ""
@@ -235,7 +239,9 @@ def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any
 
 
 def _pretraining(data: str, rates: str) -> dict[str, Any]:
-    """Full size whatever the bandit phase is reduced to, and not clipped, as the released command has it."""
+    """Full size whatever the bandit phase is reduced to, and not clipped, as the released command
+    has it.
+    """
     optimizer, server, client = _PRETRAINING[data, rates]
     return {
         "clients_per_round": 64,

@@ -58,8 +58,7 @@ def by_hand(experiment, rounds):
     population, rate = len(phase.cohorts.pool), learner.settings.learning_rate
     for number in range(1, rounds + 1):
         cohort = phase.cohorts.draw(number)
-        stage = phase.scenario.stage(number)
-        events = work.act(cohort, work.broadcast(replace(state, round=number - 1), stage))
+        events = work.act(cohort, work.broadcast(replace(state, round=number - 1)))
         dy, dc = np.zeros_like(x), np.zeros_like(x)
         for i, client in enumerate(cohort):
             mine = events.of_client(i)

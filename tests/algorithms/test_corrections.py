@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from builders import random_images, random_text
 
+from fedbandit.acting.predictors import TorchPredictor
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
 from fedbandit.federated.learners.choosing import Trainable, make_learner
@@ -82,7 +83,7 @@ def test_linear_models_on_text(kind, objective, drifting, pull):
     start = trainable.initial(1, np.dtype("float64"))
     rng = np.random.default_rng(0)
     drifts = rng.normal(scale=0.05, size=(events.num_clients, len(start))) * drifting
-    x = dense(events.contexts, dataset.header.shape[0])
+    x = dense(events.contexts.shared, dataset.header.shape[0])
     found = list(
         learner.updates(start, events, pull, (lambda client: drifts[client]) if drifting else None)
     )
@@ -160,12 +161,11 @@ def test_heads_train_as_so_many_single_models_do():
         assert (one is None) == (other is None)
         if one is not None:
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    prediction = kernel.predict(start, events.contexts)
+    prediction = trainable.predictor().predict(start, events.contexts)
     assert prediction.heads.shape == (len(events), 3, data.num_actions)
     np.testing.assert_allclose(prediction.mean, prediction.heads.mean(axis=1), atol=1e-12)
-    np.testing.assert_allclose(
-        prediction.heads, autograd.predict(start, events.contexts).heads, atol=1e-12
-    )
+    plain = TorchPredictor(trainable.model, trainable.layout).predict(start, events.contexts)
+    np.testing.assert_allclose(prediction.heads, plain.heads, atol=1e-12)
     assert np.abs(prediction.heads[:, 0] - prediction.heads[:, 1]).max() > 0.01
 
 
@@ -183,7 +183,7 @@ def test_frozen_parameters_are_not_trained_and_not_sent():
     assert all(len(update) == len(part) for update in updates)
     # Training the last layer alone is training a linear model on the hidden features.
     views = trainable.layout.split(start)
-    x = events.contexts.reshape(len(events), -1).astype(np.float64)
+    x = events.contexts.shared.reshape(len(events), -1).astype(np.float64)
     hidden = np.maximum(x @ views["dense1"] + views["dense1_bias"], 0)
     clients = [
         client

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from builders import random_images
+from builders import add_example, random_images
 from command_line import fails_with_one_line, fedbandit, in_this_process
 
 from fedbandit import __version__
@@ -140,7 +140,7 @@ def test_damaged_data_sets_are_refused(tmp_path):
     folder = tmp_path / "data"
     with DatasetWriter(folder, name="tiny", kind="dense", shape=(2,), actions=["a", "b"]) as writer:
         for client in "xyz":
-            writer.add(client, np.ones(2), [0])
+            add_example(writer, client, np.ones(2), [0])
         writer.finish()
 
     def refused(*words):

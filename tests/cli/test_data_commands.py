@@ -156,7 +156,7 @@ def test_generating_a_population(tmp_path, here):
 
 def test_statistics_need_labels(tmp_path, here):
     assert here(*table_arguments(tmp_path), "--out", tmp_path / "labelled").returncode == 0
-    measured = here("statistics", tmp_path / "labelled", "--no-difficulty")
+    measured = here("statistics", tmp_path / "labelled")
     assert "train clients, examples      " in measured.stdout, measured.stderr
     (tmp_path / "log.csv").write_text("user,x,a,r,p\n1,0.5,go,1,0.5\n2,0.7,stop,0,0.5\n")
     columns = [

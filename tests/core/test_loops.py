@@ -16,7 +16,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import PATIENCE, Loops
 from fedbandit.data.embedded import topics_kernels, topics_plain
 from fedbandit.data.embedded.topics import generate
-from fedbandit.federated.learners import sparse_kernels, sparse_plain
+from fedbandit.models.kernels import sparse_kernels, sparse_plain
 
 
 @pytest.fixture

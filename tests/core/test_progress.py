@@ -6,7 +6,7 @@ import re
 import pytest
 
 from fedbandit.core import progress
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 
 
 class Terminal(io.StringIO):
@@ -23,7 +23,7 @@ def work(reporter, total=100):
 def test_plain_lines_name_the_task_and_the_time_left(monkeypatch):
     monkeypatch.setattr(progress, "_LINE_EVERY", 0.0)
     stream = io.StringIO()
-    work(Progress(stream))
+    work(ProgressReporter(stream))
     *lines, last = stream.getvalue().splitlines()
     assert lines[0] == "Writing examples  1%"
     found = [
@@ -37,13 +37,13 @@ def test_plain_lines_name_the_task_and_the_time_left(monkeypatch):
 
 def test_between_the_first_line_and_the_last_there_is_time():
     stream = io.StringIO()
-    work(Progress(stream))
+    work(ProgressReporter(stream))
     assert [line.split("  ")[1] for line in stream.getvalue().splitlines()] == ["1%", "took 0 s"]
 
 
 def test_without_a_total_lines_tell_how_much_was_done():
     stream = io.StringIO()
-    with Progress(stream).task("Downloading", unit="B") as advance:
+    with ProgressReporter(stream).task("Downloading", unit="B") as advance:
         advance(2.5e6)
     assert re.fullmatch(r"Downloading  2\.5 MB  [\d,.]+ MB/s", stream.getvalue().splitlines()[0])
 
@@ -53,7 +53,7 @@ def test_neither_what_was_done_before_nor_the_first_step_counts_for_the_rate(mon
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
     stream = io.StringIO()
-    with Progress(stream).task("round", 40, unit="rounds", done=30) as advance:
+    with ProgressReporter(stream).task("round", 40, unit="rounds", done=30) as advance:
         now = 9.0
         advance(1, "31/40  reward 1")
         now = 15.0
@@ -73,7 +73,7 @@ def test_a_terminal_gets_a_bar(monkeypatch, colour):
     if not colour:
         monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    work(Progress(stream))
+    work(ProgressReporter(stream))
     assert "Writing examples" in stream.getvalue()
     assert "100%" in stream.getvalue()
     assert "examples/s  0 s left" in stream.getvalue()

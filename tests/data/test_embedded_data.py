@@ -3,19 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks import difficulty
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
-from fedbandit.data.embedded import statistics as embedded_statistics_models
 from fedbandit.data.embedded.glyph_shapes import FORMS, MAX_STROKES, load_shapes
-from fedbandit.data.embedded.statistics import (
-    describe,
-    heterogeneity,
-    label_matrix,
-    supervised_accuracies,
-    writer_effect,
-)
+from fedbandit.data.info import heterogeneity, label_matrix, statistics, writer_effect
 from fedbandit.data.text import EMNIST_ACTIONS
 
 
@@ -100,7 +94,7 @@ class TestMadeFromASeed:
         rows = np.arange(small.num_examples)
         np.testing.assert_array_equal(small.offsets, large.offsets[: small.num_clients + 1])
         np.testing.assert_array_equal(small.labels.ids, large.labels.take(rows).ids)
-        one, other = small.contexts(rows), large.contexts(rows)
+        one, other = small.shared(rows), large.shared(rows)
         if isinstance(one, np.ndarray):
             np.testing.assert_array_equal(one, other)
         else:
@@ -150,7 +144,7 @@ class TestGlyphs:
         assert shapes.points.max() < 1.5
 
     def test_paper_is_one_and_ink_is_dark(self, drawn):
-        images = drawn.train.contexts(np.arange(2000))
+        images = drawn.train.shared(np.arange(2000))
         assert images.dtype == np.float32
         assert np.median(images) == 1.0
         assert (images[:, 0, 0] == 1.0).mean() > 0.99
@@ -179,9 +173,9 @@ class TestGlyphs:
     def test_characters_are_legible(self, drawn):
         """The mean image of a class recognises far more than chance, and far less than everything."""
         train, test = drawn.train, drawn.test
-        pixels = train.contexts(np.arange(train.num_examples)).reshape(train.num_examples, -1)
+        pixels = train.shared(np.arange(train.num_examples)).reshape(train.num_examples, -1)
         means = np.stack([pixels[labels_of(train) == label].mean(axis=0) for label in range(62)])
-        asked = test.contexts(np.arange(test.num_examples)).reshape(test.num_examples, -1)
+        asked = test.shared(np.arange(test.num_examples)).reshape(test.num_examples, -1)
         answers = ((means**2).sum(axis=1) - 2 * asked @ means.T).argmin(axis=1)
         assert 0.3 < (answers == labels_of(test)).mean() < 0.75
 
@@ -257,11 +251,9 @@ class TestTopics:
         assert not set(written.test.client_ids) & set(written.train.client_ids)
 
     def test_words_tell_about_tags(self, written, monkeypatch):
-        monkeypatch.setattr(
-            embedded_statistics_models, "_STEPS", 250
-        )  # a tenth of what docs has: not yet 0.64
+        monkeypatch.setattr(difficulty, "_STEPS", 250)  # a tenth of what docs has: not yet 0.64
         elsewhere = torch.random.get_rng_state()
-        constant, linear = (accuracy for _, accuracy in supervised_accuracies(written))
+        constant, linear = (accuracy for _, accuracy in difficulty.supervised_accuracies(written))
         assert torch.equal(torch.random.get_rng_state(), elsewhere)
         assert 0.1 < constant < 0.22
         assert 0.35 < linear < 0.68
@@ -269,6 +261,6 @@ class TestTopics:
 
 def test_statistics_are_printed_for_both(drawn, written):
     for dataset in (drawn, written):
-        text = "\n".join(describe(dataset, difficulty=False))
+        text = "\n".join(statistics(dataset))
         assert f"{dataset.train.num_clients:,}, {dataset.train.num_examples:,}" in text
         assert "total variation" in text

@@ -42,7 +42,7 @@ def test_inverted_images_become_one_minus_ink(tmp_path, compressed):
     assert dataset.header.scale == 1 / 255
     order = np.argsort(arrays["writers"], kind="stable")
     expected = 1 - arrays["images"][order] / 255
-    np.testing.assert_allclose(dataset.train.contexts(np.arange(300)), expected, atol=1e-6)
+    np.testing.assert_allclose(dataset.train.shared(np.arange(300)), expected, atol=1e-6)
     assert dataset.header.actions == EMNIST_ACTIONS
     assert dataset.header.lower_case[10] == 36
 
@@ -202,7 +202,7 @@ def test_leaf_folders(tmp_path):
     assert dataset.train.features.dtype == np.uint8
     expected = np.array(image(1, 0), np.float32)
     np.testing.assert_allclose(
-        dataset.train.contexts(np.array([2]))[0].reshape(-1), expected, atol=1e-6
+        dataset.train.shared(np.array([2]))[0].reshape(-1), expected, atol=1e-6
     )
 
 

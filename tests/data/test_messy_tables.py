@@ -88,7 +88,7 @@ def test_a_support_desks_tickets(tmp_path, tickets):
 def test_text_and_columns_weigh_the_same_and_a_context_has_a_norm_of_about_one(tmp_path, tickets):
     dataset = imported(tickets, tmp_path / "out", TICKETS)
     contexts, words = (
-        dataset.train.contexts(np.arange(dataset.train.num_examples)),
+        dataset.train.shared(np.arange(dataset.train.num_examples)),
         dataset.header.encoder.words,
     )
     squares = contexts.values.astype(np.float64) ** 2
@@ -113,7 +113,7 @@ def test_every_decision_can_be_overridden(tmp_path, clicks):
     assert "seen_at" not in found
     assert len(dataset.vocabulary()) == 5
     assert "not a number" not in preview_table(clicks, options)
-    contexts = dataset.train.contexts(np.arange(dataset.train.num_examples))
+    contexts = dataset.train.shared(np.arange(dataset.train.num_examples))
     assert contexts.values.max() > 100  # a price as it is
 
 
@@ -140,7 +140,7 @@ def test_numbers_alone_are_dense_and_scaled(tmp_path):
     )
     assert (sparse.header.kind, sparse.header.shape) == ("sparse", (2,))
     matrix = np.zeros((200, 2))
-    rows = sparse.train.contexts(np.arange(200))
+    rows = sparse.train.shared(np.arange(200))
     matrix[rows.row_of_entry(), rows.ids] = rows.values
     np.testing.assert_allclose(matrix * np.sqrt(2), dataset.train.features, rtol=1e-5)
 
@@ -310,7 +310,7 @@ def test_a_second_log_like_the_first(tmp_path):
     assert (second.header.encoder, second.header.actions) == (first.header.encoder, ("go", "stop"))
     assert first.test is not None  # something is always held out
     assert set(np.unique(first.train.log.rewards)) == {0.0, 1.0}
-    contexts = second.train.contexts(np.arange(second.train.num_examples))
+    contexts = second.train.shared(np.arange(second.train.num_examples))
     assert (
         1.0 < contexts.values[contexts.ids == 0].mean() * np.sqrt(2) < 3.0
     )  # scaled by the first log's mean

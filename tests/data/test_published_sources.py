@@ -5,6 +5,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+from builders import with_checksums
 from published import emnist_rows, encode, image, pack, sentence, write_counts, write_sqlite
 
 from fedbandit.core.errors import DataError
@@ -40,7 +41,7 @@ def test_emnist_keeps_pixels_labels_writers_and_split(tmp_path, emnist_file):
     assert (dataset.test.num_clients, dataset.test.num_examples) == (3, 3)
     assert [dataset.train.client_id(c) for c in range(3)] == ["f0000_00", "f0001_01", "f0002_02"]
     expected = [image(client, number) for client in range(3) for number in range(3)]
-    contexts = dataset.train.contexts(np.arange(9)).reshape(9, 784)
+    contexts = dataset.train.shared(np.arange(9)).reshape(9, 784)
     np.testing.assert_allclose(contexts, np.array(expected, np.float32), atol=1e-6)
     assert dataset.train.labels.ids.tolist() == [
         (c * 4 + n * 7) % 62 for c in range(3) for n in range(3)
@@ -201,9 +202,8 @@ def test_without_published_counts_the_training_split_is_counted(tmp_path, stacko
         stackoverflow_file, tmp_path / "out", words, tags, StackOverflowOptions(actions=2)
     )
     fields = json.loads((path / "header.json").read_text())
-    del fields["published_counts"]  # as in a folder that an earlier version has written
-    (path / "header.json").write_text(json.dumps({**fields, "version": 1}))
-    (path / "checksums.json").unlink()
+    (path / "header.json").write_text(json.dumps({**fields, "published_counts": []}))
+    with_checksums(path)
     assert FederatedDataset.open(path).header.frequencies == (1, 2)
 
 

@@ -43,7 +43,7 @@ def test_handwriting(real_data_folder, tmp_path):
     assert totals(dataset) == (105_275, 317)
     assert dataset.header.actions == EMNIST_ACTIONS
     assert dataset.header.lower_case[10] == 36
-    contexts = dataset.train.contexts(np.arange(0, dataset.train.num_examples, 100))
+    contexts = dataset.train.shared(np.arange(0, dataset.train.num_examples, 100))
     assert contexts[:, 0, :].mean() > 0.9  # the border is background, and background is 1
     assert write_contact_sheet(dataset, tmp_path / "sheet.png").stat().st_size > 10_000
 

@@ -138,7 +138,7 @@ def test_damaged_tables(tmp_path):
     refused(tmp_path / "b.csv", out, r"b\.csv: cannot be read")
     (tmp_path / "c.csv").write_bytes(b"user,title,tags\n1,\xff\xfe,x\n")
     refused(tmp_path / "c.csv", out, r"c\.csv: not utf-8 near byte 0", encoding="utf-8")
-    with pytest.raises(ConfigError, match="encoding: 'klingon' is none"):
+    with pytest.raises(ConfigError, match="encoding: unknown encoding 'klingon'"):
         import_table(
             tmp_path / "c.csv", out, TableOptions(client="user", labels="tags", encoding="klingon")
         )
@@ -242,7 +242,7 @@ def test_logged_feedback(tmp_path, name):
         [0, 2],
         [0, 1],
     ]
-    assert dataset.train.contexts(np.arange(3)).ravel().tolist() == [2.0, 3.0, 1.0]
+    assert dataset.train.shared(np.arange(3)).ravel().tolist() == [2.0, 3.0, 1.0]
     without = FederatedDataset.open(import_logged(path, tmp_path / "out2", LoggedOptions(**LOGGED)))
     assert without.train.log.available is None
 

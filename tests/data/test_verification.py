@@ -9,15 +9,16 @@ from contextlib import closing
 
 import numpy as np
 import pytest
-from test_wrong_bytes import as_written_by_0_1, make
+from builders import add_example
+from test_wrong_bytes import make
 
 from fedbandit import Config
 from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import Progress
-from fedbandit.data import cache_folder, open_dataset, verification
+from fedbandit.core.progress import ProgressReporter
+from fedbandit.data import cache_folder, checksums, open_dataset
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.door import Door
+from fedbandit.data.validation import FolderReader
 from fedbandit.engines import ThreadEngine
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import simulate
@@ -31,8 +32,8 @@ def folder(tmp_path):
 @pytest.fixture
 def stamps(monkeypatch, tmp_path):
     """Every folder counts as a large one, so that each is stamped; returns the folder of the stamps."""
-    monkeypatch.setattr(verification, "_SMALL", 0)
-    monkeypatch.setattr(verification, "_CLOCK_TICK", 0)
+    monkeypatch.setattr(checksums, "_SMALL", 0)
+    monkeypatch.setattr(checksums, "_CLOCK_TICK", 0)
     monkeypatch.setenv("FEDBANDIT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "verified"
 
@@ -41,9 +42,9 @@ def stamps(monkeypatch, tmp_path):
 def readings(monkeypatch):
     """How often a folder was read in full."""
     done = []
-    real = verification.verify
+    real = checksums.verify
     monkeypatch.setattr(
-        verification, "verify", lambda door, *more: (done.append(door.folder), real(door, *more))
+        checksums, "verify", lambda reader, *more: (done.append(reader.folder), real(reader, *more))
     )
     return done
 
@@ -69,7 +70,7 @@ def test_a_flipped_bit_in_any_file_is_noticed(folder):
             with pytest.raises(DataError, match=r"\.npy|\.json"):
                 FederatedDataset.open(folder)
             flip(folder / name, position=position)
-    assert FederatedDataset.open(folder).has_checksums
+    FederatedDataset.open(folder)
 
 
 def test_labels_exchanged_for_other_labels_are_noticed(folder):
@@ -88,7 +89,7 @@ def test_a_file_that_is_gone_is_missed(tmp_path, name):
 
     with DatasetWriter(tmp_path / "d", name="d", kind="dense", shape=(1,), actions="abc") as writer:
         for client, labels, split in rows:
-            writer.add(client, np.ones(1), labels, split=split)
+            add_example(writer, client, np.ones(1), labels, split=split)
         folder = writer.finish()
     (folder / name).unlink()
     with pytest.raises(DataError, match=rf"{name.rpartition('/')[2]} is missing"):
@@ -123,13 +124,6 @@ def test_a_large_folder_is_read_once_until_it_changes(folder, stamps, readings):
     assert len(readings) == 4
 
 
-def test_a_folder_of_0_1_is_stamped_too(folder, stamps, readings):
-    as_written_by_0_1(folder)
-    assert not FederatedDataset.open(folder).has_checksums
-    FederatedDataset.open(folder)
-    assert len(readings) == 1
-
-
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"stamp": 1, "files": 7}', '{"stamp": 1, "files": {}}', "\0"]
 )
@@ -143,7 +137,7 @@ def test_a_damaged_stamp_means_reading_again(folder, stamps, readings, content):
 
 def test_a_file_written_this_moment_is_not_stamped(folder, stamps, readings, monkeypatch):
     """Another change in the same tick of the clock would carry the same time."""
-    monkeypatch.setattr(verification, "_CLOCK_TICK", 10**12)
+    monkeypatch.setattr(checksums, "_CLOCK_TICK", 10**12)
     FederatedDataset.open(folder)
     FederatedDataset.open(folder)
     assert len(readings) == 2
@@ -164,17 +158,17 @@ def test_a_small_folder_leaves_no_stamp(folder, monkeypatch, tmp_path):
 
 
 def test_a_long_verification_shows_progress(folder, capsys, monkeypatch):
-    monkeypatch.setattr(verification, "_LONG", 0)
+    monkeypatch.setattr(checksums, "_LONG", 0)
     FederatedDataset.open(folder)
     assert "Verifying d" in capsys.readouterr().err
-    FederatedDataset.open(folder, progress=Progress(None))
+    FederatedDataset.open(folder, progress=ProgressReporter(None))
     assert capsys.readouterr().err == ""
 
 
 def test_small_blocks_find_the_same_places(tmp_path, monkeypatch):
     """Rules that compare neighbours hold across the border of two blocks."""
-    folder = as_written_by_0_1(make(tmp_path / "d", "sparse"))
-    monkeypatch.setattr(verification, "_BLOCK", 16)
+    folder = make(tmp_path / "d", "sparse")
+    monkeypatch.setattr(checksums, "_BLOCK", 16)
     FederatedDataset.open(folder)
     for name, entry, value in (
         ("feature_offsets", 2, 0),
@@ -192,14 +186,14 @@ def test_small_blocks_find_the_same_places(tmp_path, monkeypatch):
 
 
 def test_a_file_that_changes_while_it_is_opened_is_refused(folder, monkeypatch):
-    real = Door.look_at
+    real = FolderReader.look_at
 
     def meanwhile(self, name):
         if name == "vocabulary.txt":
             flip(folder / "train" / "label_ids.npy")
         return real(self, name)
 
-    monkeypatch.setattr(Door, "look_at", meanwhile)
+    monkeypatch.setattr(FolderReader, "look_at", meanwhile)
     with pytest.raises(DataError, match=r"label_ids\.npy: was changed while it was being opened"):
         FederatedDataset.open(folder)
 
@@ -312,7 +306,7 @@ def test_data_in_memory_has_no_files_to_look_at(folder):
 
 
 def test_embedded_data_carry_checksums():
-    assert open_dataset("topics", verify=True).has_checksums
+    assert "checksums.json" in open_dataset("topics", verify=True).files
 
 
 def test_every_file_has_a_checksum(folder):

@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from builders import add_example
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data import spool
+from fedbandit.data import split_writer
 from fedbandit.data.dataset import FederatedDataset, Log
 from fedbandit.data.writer import DatasetWriter
 
@@ -31,12 +32,16 @@ def test_examples_come_back_by_client_in_their_order(tmp_path_factory, examples,
     out = tmp_path_factory.mktemp("w") / "d"
     if not any(split == "train" for *_, split in examples):
         return
-    before, spool._BLOCK_BYTES = spool._BLOCK_BYTES, block  # tiny blocks: every boundary is crossed
+    before, split_writer._BLOCK_BYTES = (
+        split_writer._BLOCK_BYTES,
+        block,
+    )  # tiny blocks: every boundary is crossed
     try:
         with sparse_writer(out) as writer:
             for client, words, labels, split in examples:
                 ids, values = [w for w, _ in words], [v for _, v in words]
-                writer.add(
+                add_example(
+                    writer,
                     client,
                     (np.array(ids, np.int32), np.array(values, np.float32)),
                     labels,
@@ -44,7 +49,7 @@ def test_examples_come_back_by_client_in_their_order(tmp_path_factory, examples,
                 )
             writer.finish()
     finally:
-        spool._BLOCK_BYTES = before
+        split_writer._BLOCK_BYTES = before
     dataset = FederatedDataset.open(out)
     for name, split in (("train", dataset.train), ("test", dataset.test)):
         mine = [example for example in examples if example[3] == name]
@@ -86,14 +91,14 @@ def test_many_batches_of_dense_features_come_back(tmp_path):
     order = np.argsort(clients, kind="stable")
     np.testing.assert_array_equal(train.features, pixels[order])
     np.testing.assert_array_equal(train.labels.ids, labels[order])
-    np.testing.assert_allclose(train.contexts(np.arange(5)), pixels[order][:5] / 255, atol=1e-7)
+    np.testing.assert_allclose(train.shared(np.arange(5)), pixels[order][:5] / 255, atol=1e-7)
 
 
 def test_logged_feedback_comes_back_with_availability_that_appears_late(tmp_path):
     with DatasetWriter(
         tmp_path / "d", name="d", kind="dense", shape=(1,), actions="wxyz", logged=True
     ) as writer:
-        writer.add("b", np.array([1.0]), action=2, reward=0.5, propensity=0.25)
+        add_example(writer, "b", np.array([1.0]), action=2, reward=0.5, propensity=0.25)
         log = Log(
             np.array([1, 3]),
             np.array([1.0, -1.0]),
@@ -122,7 +127,7 @@ def test_the_fingerprint_tells_contents_apart(tmp_path):
             tmp_path / str(number), name="d", kind="dense", shape=(1,), actions="xy"
         ) as writer:
             for client in order:
-                writer.add(client, np.array([value]), [0])
+                add_example(writer, client, np.array([value]), [0])
             prints.add(json.loads((writer.finish() / "header.json").read_text())["fingerprint"])
     assert len(prints) == 2  # the order in which clients came makes no difference
 
@@ -139,12 +144,13 @@ def test_the_fingerprint_tells_contents_apart(tmp_path):
     ],
 )
 def test_bad_examples_are_refused_and_nothing_is_left(tmp_path, client, features, labels, message):
-    with DatasetWriter(
-        tmp_path / "deep" / "d", name="d", kind="dense", shape=(1,), actions="xy"
-    ) as writer:
-        writer.add(client, np.array(features), labels)
-        with pytest.raises(DataError, match=message):
-            writer.finish()
+    with (
+        DatasetWriter(
+            tmp_path / "deep" / "d", name="d", kind="dense", shape=(1,), actions="xy"
+        ) as writer,
+        pytest.raises(DataError, match=message),
+    ):
+        add_example(writer, client, np.array(features), labels)
     assert not list(tmp_path.iterdir())
 
 
@@ -156,14 +162,14 @@ def test_nothing_is_overwritten_and_an_empty_folder_is_used(tmp_path):
     assert (tmp_path / "full" / "mine.txt").read_text() == "precious"
     (tmp_path / "empty").mkdir()
     with sparse_writer(tmp_path / "empty") as writer:
-        writer.add("a", (np.array([1]), np.array([1.0])), [0])
+        add_example(writer, "a", (np.array([1]), np.array([1.0])), [0])
         writer.finish()
     assert FederatedDataset.open(tmp_path / "empty").train.num_examples == 1
 
 
 def test_no_training_example_is_an_error(tmp_path):
     with sparse_writer(tmp_path / "d") as writer:
-        writer.add("a", (np.array([1]), np.array([1.0])), [0], split="test")
+        add_example(writer, "a", (np.array([1]), np.array([1.0])), [0], split="test")
         with pytest.raises(DataError, match="no client has a training example"):
             writer.finish()
     assert not list(tmp_path.iterdir())
@@ -173,7 +179,7 @@ def test_what_a_killed_import_left_is_cleared(tmp_path):
     (tmp_path / ".d.partial").mkdir()
     (tmp_path / ".d.partial" / "junk").write_text("x")
     with sparse_writer(tmp_path / "d") as writer:
-        writer.add("a", (np.array([], np.int32), np.array([], np.float32)), [])
+        add_example(writer, "a", (np.array([], np.int32), np.array([], np.float32)), [])
         writer.finish()
     assert [entry.name for entry in tmp_path.iterdir()] == ["d"]
     assert FederatedDataset.open(tmp_path / "d").train.features.take(np.array([0])).ids.size == 0
@@ -183,11 +189,11 @@ def test_two_imports_of_one_target_at_once(tmp_path):
     """The second is refused and takes nothing from the first."""
     example = (np.array([1], np.int32), np.array([1.0], np.float32))
     with sparse_writer(tmp_path / "d") as first:
-        first.add("a", example, [0])
+        add_example(first, "a", example, [0])
         with pytest.raises(DataError, match="another import is writing it"):
             sparse_writer(tmp_path / "d")
         with sparse_writer(tmp_path / "e") as other:
-            other.add("a", example, [0])
+            add_example(other, "a", example, [0])
             other.finish()
         first.finish()
     assert FederatedDataset.open(tmp_path / "d").train.num_examples == 1
@@ -196,7 +202,7 @@ def test_two_imports_of_one_target_at_once(tmp_path):
 
 def test_a_target_that_appears_meanwhile_is_not_overwritten(tmp_path):
     with sparse_writer(tmp_path / "d") as writer:
-        writer.add("a", (np.array([1], np.int32), np.array([1.0], np.float32)), [0])
+        add_example(writer, "a", (np.array([1], np.int32), np.array([1.0], np.float32)), [0])
         (tmp_path / "d").mkdir()
         (tmp_path / "d" / "theirs").write_text("x", encoding="utf-8")
         with pytest.raises(DataError, match="already exists"):
@@ -207,7 +213,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten(tmp_path):
 def test_a_damaged_folder_says_so(tmp_path):
     with sparse_writer(tmp_path / "d") as writer:
         for client in "abc":
-            writer.add(client, (np.array([1]), np.array([1.0])), [0])
+            add_example(writer, client, (np.array([1]), np.array([1.0])), [0])
         writer.finish()
     array = tmp_path / "d" / "train" / "feature_ids.npy"
     whole = array.read_bytes()

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from builders import add_example, with_checksums
 from forked_runs import outcomes
 
 from fedbandit.core.errors import DataError
@@ -13,14 +14,6 @@ from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.writer import DatasetWriter
 
 WORDS, ACTIONS = 30, 5
-
-
-def as_written_by_0_1(folder):
-    """The same folder without checksums, so that only types, shapes and ranges speak."""
-    (folder / "checksums.json").unlink(missing_ok=True)
-    fields = json.loads((folder / "header.json").read_text())
-    (folder / "header.json").write_text(json.dumps({**fields, "version": 1}))
-    return folder
 
 
 def make(folder, kind, clients=12, each=4):
@@ -36,18 +29,18 @@ def make(folder, kind, clients=12, each=4):
                 x = (words, rng.random(5)) if kind == "sparse" else rng.random((3, 2))
                 if kind == "logged":
                     log = {"action": int(rng.integers(ACTIONS)), "reward": 1.0, "propensity": 0.5}
-                    writer.add(f"c{client:02d}", x, available=range(ACTIONS), **log)
+                    add_example(writer, f"c{client:02d}", x, available=range(ACTIONS), **log)
                 else:
-                    writer.add(f"c{client:02d}", x, rng.choice(ACTIONS, 1 + row % 2, replace=False))
+                    add_example(
+                        writer, f"c{client:02d}", x, rng.choice(ACTIONS, 1 + row % 2, replace=False)
+                    )
         return writer.finish()
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("originals")
-    return {
-        kind: as_written_by_0_1(make(folder / kind, kind)) for kind in ("sparse", "dense", "logged")
-    }
+    return {kind: make(folder / kind, kind) for kind in ("sparse", "dense", "logged")}
 
 
 def change(name, edit):
@@ -371,6 +364,7 @@ def ended(originals, tmp_path_factory):
     for number, (what, (kind, edit, _)) in enumerate(CRAFTED.items()):
         folders[what] = shutil.copytree(originals[kind], root / str(number))
         edit(folders[what])
+        with_checksums(folders[what])
     found = outcomes(list(folders.values()))
     return {what: found[folder] for what, folder in folders.items()}
 
@@ -383,18 +377,18 @@ def test_what_is_wrong_is_one_line_that_names_the_place(ended, what):
 
 
 def test_flipped_bits_in_ids_never_crash(tmp_path):
-    """Without checksums a flipped low bit may go unnoticed; whatever would leave an array is refused."""
+    """Whatever would leave an array is refused, even where the checksums are right."""
     rng = np.random.default_rng(5)
     folders, whole = [], make(tmp_path / "whole", "sparse")
     for number in range(5):
-        for name, prepare in (("new", lambda folder: folder), ("old", as_written_by_0_1)):
-            folder = prepare(shutil.copytree(whole, tmp_path / f"{name}-{number}"))
+        for name, finish in (("damaged", lambda folder: folder), ("signed", with_checksums)):
+            folder = shutil.copytree(whole, tmp_path / f"{name}-{number}")
             path = folder / "train" / "feature_ids.npy"
             data = bytearray(path.read_bytes())
             for bit in rng.integers(128 * 8, len(data) * 8, 20):
                 data[bit // 8] ^= 1 << (bit % 8)
             path.write_bytes(data)
-            folders.append(folder)
+            folders.append(finish(folder))
     for folder, outcome in outcomes([whole, *folders]).items():
         if folder == whole:
             assert outcome.startswith("ran "), outcome
@@ -420,9 +414,10 @@ def test_a_vocabulary_of_another_length_is_refused(tmp_path):
     with DatasetWriter(
         tmp_path / "d", name="d", kind="sparse", shape=(2,), actions="ab", vocabulary=["x", "y"]
     ) as writer:
-        writer.add("a", (np.array([1]), np.array([1.0])), [0])
-        folder = as_written_by_0_1(writer.finish())
+        add_example(writer, "a", (np.array([1]), np.array([1.0])), [0])
+        folder = writer.finish()
     assert FederatedDataset.open(folder).vocabulary() == ["x", "y"]
     (folder / "vocabulary.txt").write_text("x\n")
+    with_checksums(folder)
     with pytest.raises(DataError, match=r"vocabulary\.txt: 1 words, contexts have 2"):
         FederatedDataset.open(folder).vocabulary()

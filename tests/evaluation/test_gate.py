@@ -12,7 +12,7 @@ from fedbandit.core.process import Stopwatch
 from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.gate import Gate
-from fedbandit.evaluation.metrics import policy_value
+from fedbandit.evaluation.metrics import expected_rewards, policy_value
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version, load_state, save_state
@@ -36,8 +36,7 @@ def _config(**values):
 
 def _judge(gate, deployed, candidate, round_number=1):
     experiment = build_experiment(_config(), WORLD.dataset)
-    rewards = experiment.bandit.scenario.stage(1).rewards
-    broadcast = Broadcast(round_number, {"weights": deployed}, {0: Version(deployed)}, 1.0, rewards)
+    broadcast = Broadcast(round_number, {"weights": deployed}, {0: Version(deployed)}, 1.0)
     return gate.judge(experiment.bandit.work, broadcast, Version(candidate), np.arange(10))
 
 
@@ -66,11 +65,10 @@ def test_the_gain_is_estimated_without_bias(estimator):
     experiment = build_experiment(_config(), WORLD.dataset)
     work = experiment.bandit.work
 
-    def rewards(rows):
-        return experiment.bandit.scenario.stage(1).rewards.matrix(work.split.labels.take(rows))
+    rewards = expected_rewards(work.split, work.world, work.num_actions)
 
     def value(model):
-        scores = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
+        scores = lambda rows: work.predictor.predict(model, work.split.contexts(rows))  # noqa: E731
         return policy_value(work.split, range(10, 120), work.policy, scores, rewards)
 
     truth = value(GOOD) - value(BAD)

@@ -17,13 +17,13 @@ from fedbandit.evaluation.ope.reward_models import (
     linear_rewards,
     linear_sums,
 )
-from fedbandit.ope import Bootstrap, DirectMethod, DoublyRobust, Range, estimate
+from fedbandit.ope import Bootstrap, DirectMethod, DoublyRobustEstimator, Range, estimate
 from fedbandit.policies import Uniform
 from fedbandit.studies.evaluate import EvaluationRequest, _rewards
 
 ACTIONS, CLIENTS, EVENTS, DRAWS = 3, 60, 20, 150
 TARGET = np.array([0.2, 0.1, 0.7])
-BOTH = {"dm": DirectMethod(), "dr": DoublyRobust()}
+BOTH = {"dm": DirectMethod(), "dr": DoublyRobustEstimator()}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ def test_doubly_robust_stays_unbiased_where_the_bound_needs_predictions_in_a_ran
         records = records_of(split, Uniform(), 5, rewards=model, within=(0.0, 1.0))
         assert records.predicted.min() >= 0
         found = estimate(
-            records, {"dr": DoublyRobust()}, bootstrap=Bootstrap(1), within=Range(0, 1, 0.1)
+            records,
+            {"dr": DoublyRobustEstimator()},
+            bootstrap=Bootstrap(1),
+            within=Range(0, 1, 0.1),
         )
         errors.append(found["dr"].value - truth)
     assert cut > 0.1 * DRAWS * 2000 * 5
@@ -141,7 +144,7 @@ def test_clients_sums_add_up_to_the_model_of_all():
     def sums(rows):
         log = split.log
         return linear_sums(
-            columns, split.contexts(rows), log.actions[rows], log.rewards[rows], ACTIONS
+            columns, split.shared(rows), log.actions[rows], log.rewards[rows], ACTIONS
         )
 
     each = [sums(np.arange(split.offsets[c], split.offsets[c + 1])) for c in range(CLIENTS)]

@@ -9,7 +9,7 @@ from fedbandit.ope import (
     Bootstrap,
     Clipped,
     DirectMethod,
-    DoublyRobust,
+    DoublyRobustEstimator,
     Plain,
     SelfNormalisedIPS,
     Shrunk,
@@ -41,9 +41,9 @@ def _bias(values):
     [
         (IPS(), {}),
         (DirectMethod(), {"model": WORLD.means}),
-        (DoublyRobust(), {"model": WRONG_MODEL}),
+        (DoublyRobustEstimator(), {"model": WRONG_MODEL}),
         (
-            DoublyRobust(),
+            DoublyRobustEstimator(),
             {"model": WORLD.means, "claimed": np.full((CONTEXTS, ACTIONS), 1 / ACTIONS)},
         ),
     ],
@@ -65,7 +65,7 @@ def test_self_normalised_varies_less_than_ips():
 
 
 def test_doubly_robust_varies_less_than_ips_with_a_good_model():
-    assert _values(DoublyRobust(), model=WORLD.means).std() < 0.8 * _values(IPS()).std()
+    assert _values(DoublyRobustEstimator(), model=WORLD.means).std() < 0.8 * _values(IPS()).std()
 
 
 @pytest.mark.parametrize("weighting", [Clipped(1.5), Shrunk(4.0)], ids=["clipped", "shrunk"])

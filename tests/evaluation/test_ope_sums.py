@@ -5,6 +5,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
+from benchmarks.coverage import KINDS, Kind, _sums, covered
 from known_worlds import world
 
 from fedbandit.core.errors import DataError
@@ -14,7 +15,7 @@ from fedbandit.ope import (
     IPS,
     Bootstrap,
     Clipped,
-    DoublyRobust,
+    DoublyRobustEstimator,
     Range,
     Records,
     SelfNormalisedIPS,
@@ -25,7 +26,6 @@ from fedbandit.ope import (
     estimate,
     sums_of,
 )
-from fedbandit.studies.coverage import KINDS, Kind, _sums, covered
 
 WORLD = world()
 MODEL = WORLD.means + 0.1
@@ -203,9 +203,9 @@ def test_the_sums_of_the_study_are_those_of_the_estimators():
     bounds = records.bounds[:31]
     first = {name: getattr(records, name)[: bounds[-1]] for name in COLUMNS}
     alone = sums_of(
-        Records(np.arange(30), bounds, **first), DoublyRobust(), bootstrap=Bootstrap(50)
+        Records(np.arange(30), bounds, **first), DoublyRobustEstimator(), bootstrap=Bootstrap(50)
     )
-    study = _sums(kind, records, DoublyRobust(), counts, 2)[0]
+    study = _sums(kind, records, DoublyRobustEstimator(), counts, 2)[0]
     assert study.extremes == alone.extremes
     for field in set(vars(alone)) - {"extremes"}:
         np.testing.assert_allclose(
@@ -219,7 +219,7 @@ COLUMNS = ("rewards", "propensities", "target", "predicted", "expected")
 def test_what_clipping_and_switching_leave_out_widens_the_interval():
     records = WORLD.log(0, clients=400, model=WORLD.means)
     every = {"ips": IPS(), "switch": Switch(1.5)}
-    plain = estimate(records, {"ips": IPS(), "switch": DoublyRobust()})
+    plain = estimate(records, {"ips": IPS(), "switch": DoublyRobustEstimator()})
     cut = estimate(records, every, weighting=Clipped(1.5))
     for name in every:
         assert "left out" in cut[name].interval.method
@@ -233,7 +233,12 @@ def test_what_clipping_and_switching_leave_out_widens_the_interval():
 
 def test_switch_is_doubly_robust_below_its_limit_and_the_model_above():
     records = WORLD.log(0, model=MODEL)
-    every = {"dr": DoublyRobust(), "all": Switch(1e6), "none": Switch(1e-9), "dm": BUILT_IN["dm"]}
+    every = {
+        "dr": DoublyRobustEstimator(),
+        "all": Switch(1e6),
+        "none": Switch(1e-9),
+        "dm": BUILT_IN["dm"],
+    }
     found = estimate(records, every, bootstrap=Bootstrap(2))
     assert found["all"].value == pytest.approx(found["dr"].value)
     assert found["none"].value == pytest.approx(found["dm"].value)

@@ -24,7 +24,7 @@ def test_rewards_follow_the_truth():
     residual = earned - means
     standard = np.sqrt((means * (1 - means)).sum(axis=0)) / len(rows)
     assert (np.abs(residual.mean(axis=0)) < 3 * standard).all()
-    x = features_of(split.contexts(rows))
+    x = features_of(split.shared(rows))
     assert np.abs(x.T @ residual / len(rows)).max() < 3 * 0.5 / np.sqrt(
         len(rows)
     )  # nothing linear is left over
@@ -44,11 +44,13 @@ def test_clients_differ():
 def test_the_truth_has_no_regret_and_chance_has_much():
     clients = range(30)
     known = lambda rows: Prediction(WORLD.mean_rewards(rows))  # noqa: E731
-    truth = exact_regret(WORLD, clients, Greedy(), known)
+    truth = exact_regret(WORLD.dataset.train, WORLD.mean_rewards, clients, Greedy(), known)
     assert truth.value == pytest.approx(0, abs=1e-12)
-    chance = exact_regret(WORLD, clients, Uniform(), known)
+    chance = exact_regret(WORLD.dataset.train, WORLD.mean_rewards, clients, Uniform(), known)
     assert chance.value > 0.1
-    explores = exact_regret(WORLD, clients, EpsilonGreedy(0.2), known)
+    explores = exact_regret(
+        WORLD.dataset.train, WORLD.mean_rewards, clients, EpsilonGreedy(0.2), known
+    )
     assert explores.value == pytest.approx(0.2 * chance.value)
 
 

@@ -32,9 +32,8 @@ def work_and_broadcast(dataset, clip_norm, **settings):
     """The work of a chunk of clients in round 1, with a learning rate that makes long updates."""
     experiment = build_experiment(config(**{"client__learning_rate": 5.0, **settings}), dataset)
     weights = experiment.initial_weights()
-    stage = experiment.bandit.scenario.stage(1)
     return experiment.bandit.work, Broadcast(
-        1, {"weights": weights}, {0: Version(weights)}, clip_norm, stage.rewards
+        1, {"weights": weights}, {0: Version(weights)}, clip_norm
     )
 
 

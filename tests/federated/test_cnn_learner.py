@@ -3,10 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from learner_agreement import ACTIONS, OBJECTIVES, assert_same_training, events_of, learners
+from learner_agreement import (
+    ACTIONS,
+    OBJECTIVES,
+    assert_same_training,
+    events_of,
+    learners,
+    predictors,
+)
 
-from fedbandit.federated.learners import winograd
+from fedbandit.core.contexts import Contexts
 from fedbandit.federated.learners.cnn import CnnLearner
+from fedbandit.models.kernels import winograd
 from fedbandit.objectives import Regression
 
 
@@ -32,17 +40,17 @@ def test_any_batch_size(settings):
 @pytest.mark.parametrize("shape", [(28, 28), (9, 10, 3)], ids=str)
 @pytest.mark.parametrize("count", [0, 1, 300])
 def test_scores_like_the_model(shape, count, dtype, tolerance):
-    fast, autograd, weights_as = learners("cnn", shape, Regression())
+    fast, plain, weights_as = predictors("cnn", shape)
     weights, contexts = (
         weights_as(dtype),
         np.random.default_rng(2).random((count, *shape)).astype(np.float32),
     )
-    scores = fast.predict(weights, contexts).mean
+    scores = fast.predict(weights, Contexts(contexts)).mean
     assert scores.shape == (count, ACTIONS)
     assert scores.dtype == weights.dtype
     if count:
         np.testing.assert_allclose(
-            scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, Contexts(contexts)).mean, rtol=0, atol=tolerance
         )
 
 
@@ -60,8 +68,8 @@ def test_a_flat_background_does_not_matter():
     """Where pooled values tie, any choice gives the same update; images with constant regions have many ties."""
     fast, autograd, weights_as = learners("cnn", (28, 28), Regression())
     weights, events = weights_as("float64"), events_of((28, 28))
-    events.contexts[:, :14] = 1.0
-    events.contexts[:, 20:] = 0.0
+    events.contexts.shared[:, :14] = 1.0
+    events.contexts.shared[:, 20:] = 0.0
     expected, _ = autograd.train(weights, events, np.inf)
     found, _ = fast.train(weights, events, np.inf)
     np.testing.assert_allclose(found.vector, expected.vector, rtol=0, atol=1e-10)

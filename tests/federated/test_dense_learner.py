@@ -2,8 +2,17 @@
 
 import numpy as np
 import pytest
-from learner_agreement import ACTIONS, OBJECTIVES, assert_same_training, events_of, learners, sparse
+from learner_agreement import (
+    ACTIONS,
+    OBJECTIVES,
+    assert_same_training,
+    events_of,
+    learners,
+    predictors,
+    sparse,
+)
 
+from fedbandit.core.contexts import Contexts
 from fedbandit.federated.learners.dense import ChosenMlpLearner, DenseLearner
 from fedbandit.federated.learners.dense_linear import DenseLinearLearner
 from fedbandit.objectives import Regression
@@ -32,18 +41,18 @@ def test_any_batch_size_and_a_pull(model, settings):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_scores_like_the_model(model, count, dtype, tolerance):
-    fast, autograd, weights_as = learners(model, (4, 3), Regression())
+    fast, plain, weights_as = predictors(model, (4, 3))
     weights, contexts = (
         weights_as(dtype),
         np.random.default_rng(2).random((count, 4, 3)).astype(np.float32),
     )
     contexts[:1] = 0  # has no direction
-    scores = fast.predict(weights, contexts).mean
+    scores = fast.predict(weights, Contexts(contexts)).mean
     assert scores.dtype == weights.dtype
     if count:
         assert scores.shape == (count, ACTIONS)
         np.testing.assert_allclose(
-            scores, autograd.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, Contexts(contexts)).mean, rtol=0, atol=tolerance
         )
 
 
@@ -72,18 +81,18 @@ def test_an_mlp_on_sparse_features_with_any_batch_size_and_a_pull(settings):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-5)])
 @pytest.mark.parametrize("count", [0, 1, 5000])
 def test_an_mlp_scores_sparse_features_as_dense_ones(count, dtype, tolerance):
-    fast, autograd, weights_as = learners("mlp", (12,), Regression(), "sparse")
+    fast, plain, weights_as = predictors("mlp", (12,), "sparse")
     weights, contexts = (
         weights_as(dtype),
         np.random.default_rng(2).random((count, 12)).astype(np.float32),
     )
     contexts[:1], contexts[contexts < 0.7] = 0, 0  # rows without any feature, too
-    scores = fast.predict(weights, sparse(contexts)).mean
+    scores = fast.predict(weights, Contexts(sparse(contexts))).mean
     if count:
-        same, *_ = learners("mlp", (12,), Regression())
+        same, *_ = predictors("mlp", (12,))
         np.testing.assert_allclose(
-            scores, same.predict(weights, contexts).mean, rtol=0, atol=tolerance
+            scores, same.predict(weights, Contexts(contexts)).mean, rtol=0, atol=tolerance
         )
         np.testing.assert_allclose(
-            scores, autograd.predict(weights, sparse(contexts)).mean, rtol=0, atol=tolerance
+            scores, plain.predict(weights, Contexts(sparse(contexts))).mean, rtol=0, atol=tolerance
         )

@@ -113,7 +113,7 @@ def test_a_round_steps_with_what_the_rule_makes_of_single_updates(chosen, data):
     phase = build_experiment(config(**settings), data()).bandit
     state = phase.start(simulation.experiment.initial_weights())
     work, cohort = phase.work, phase.cohorts.draw(1)
-    broadcast = work.broadcast(state, phase.scenario.stage(1))
+    broadcast = work.broadcast(state)
     updates = []
     for update in work.learner.updates(state.weights, work.act(cohort, broadcast)):
         update = np.zeros_like(state.weights) if update is None else update

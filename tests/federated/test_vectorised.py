@@ -10,6 +10,7 @@ from builders import random_images, random_text
 from core_samples import config, images, played, text
 
 from fedbandit.building.experiment import build_experiment
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
@@ -88,6 +89,7 @@ class Pair:
         self.learners = [
             trainable.learner(objective, settings, device, freezing) for device in ("cpu", DEVICE)
         ]
+        self.predictors = [trainable.predictor(device) for device in ("cpu", DEVICE)]
         if freezing is not None:
             self.trained = freezing.pick(self.whole)
             self.learners = [learner.over(self.whole) for learner in self.learners]
@@ -99,7 +101,7 @@ class Pair:
 
     def check_predictions(self):
         expected, found = (
-            learner.predict(self.whole, self.events.contexts) for learner in self.learners
+            predictor.predict(self.whole, self.events.contexts) for predictor in self.predictors
         )
         np.testing.assert_allclose(found.mean, expected.mean, rtol=0, atol=1e-12)
         assert (found.heads is None) == (expected.heads is None)
@@ -194,9 +196,11 @@ def test_events_count_as_the_log_says(counted):
 @pytest.mark.parametrize("name", ["text-linear", "text-linear-heads", "text-mlp"])
 def test_a_word_twice_in_a_context_counts_twice(name):
     pair = Pair(name, Regression())
-    ids = pair.events.contexts.ids.copy()
+    ids = pair.events.contexts.shared.ids.copy()
     ids[1::2] = ids[: len(ids) // 2 * 2 : 2]
-    pair.events = replace(pair.events, contexts=replace(pair.events.contexts, ids=ids))
+    pair.events = replace(
+        pair.events, contexts=Contexts(replace(pair.events.contexts.shared, ids=ids))
+    )
     pair.check_predictions()
     pair.check_sums()
 
@@ -206,14 +210,15 @@ def test_contexts_without_words_and_logs_without_events(name):
     pair = Pair(name, Regression())
     n = len(pair.events)
     pair.events = replace(
-        pair.events, contexts=Ragged(np.zeros(n + 1, np.int64), *(np.zeros(0, t) for t in "if"))
+        pair.events,
+        contexts=Contexts(Ragged(np.zeros(n + 1, np.int64), *(np.zeros(0, t) for t in "if"))),
     )
     pair.check_predictions()
     pair.check_updates()
     empty = pair.events.of_client(2)
     assert not len(empty)
-    for learner in pair.learners:
-        assert len(learner.predict(pair.whole, empty.contexts)) == 0
+    for learner, predictor in zip(pair.learners, pair.predictors, strict=True):
+        assert len(predictor.predict(pair.whole, empty.contexts)) == 0
         assert list(learner.updates(pair.trained, empty)) == [None]
         total = np.zeros_like(pair.trained)
         found, norms = learner.train(pair.trained, empty, 1.0)

@@ -119,13 +119,11 @@ def test_drawn_twice_in_one_period_a_client_logs_the_same_actions_and_rewards():
         mode="population", population__pull_probability=0.5, population__events_per_period=5
     )
     experiment = build_experiment(chosen, text())
-    work, rewards = experiment.bandit.work, experiment.bandit.scenario.stage(1).rewards
+    work = experiment.bandit.work
     rng = np.random.default_rng(0)
     versions = {v: Version(rng.normal(size=experiment.layout.size)) for v in range(3)}
     received = {"weights": versions[0].weights}
-    first, second = (
-        work.act(EVERYBODY, Broadcast(t, received, versions, 1.0, rewards)) for t in (5, 6)
-    )
+    first, second = (work.act(EVERYBODY, Broadcast(t, received, versions, 1.0)) for t in (5, 6))
     for name in ("bounds", "actions", "rewards", "propensities", "versions", "fresh"):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
     assert len(set(first.versions.tolist())) > 1

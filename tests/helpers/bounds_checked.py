@@ -20,7 +20,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
 from fedbandit.data.importers.table import TableOptions, import_table
-from fedbandit.data.paging import read_rows
+from fedbandit.data.mapped_files import read_rows
 from fedbandit.evaluation.metrics import held_out_metrics
 
 

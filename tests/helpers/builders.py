@@ -1,12 +1,52 @@
-"""Small data sets in memory for tests."""
+"""Small data sets in memory for tests, and folders whose checksums are right whatever was done to them."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
-from fedbandit.data.dataset import Header, Split
+from fedbandit.data.checksums import write_checksums
+from fedbandit.data.dataset import Header, Log, Split
+from fedbandit.data.writer import DatasetWriter
+
+
+def add_example(
+    writer: DatasetWriter,
+    client: str,
+    features: np.ndarray | tuple[np.ndarray, np.ndarray],
+    labels: Iterable[int] = (),
+    *,
+    split: str = "train",
+    action: int | None = None,
+    reward: float = 0.0,
+    propensity: float = 1.0,
+    available: Iterable[int] | None = None,
+) -> None:
+    """Add one example: dense features, or ids and values; with an action it is a logged one."""
+    if isinstance(features, tuple):
+        ids, values = np.asarray(features[0], np.int32), np.asarray(features[1], np.float32)
+        rows = Ragged(np.array([0, len(ids)]), ids, values)
+    else:
+        rows = np.asarray(features)[None]
+    log = None
+    if action is not None:
+        sets = None if available is None else Ragged.from_rows([list(available)])
+        log = Log(np.int32([action]), np.float32([reward]), np.float32([propensity]), sets)
+    writer.add_many([client], rows, Ragged.from_rows([list(labels)]), split=split, log=log)
+
+
+def with_checksums(folder: Path) -> Path:
+    """The folder with the checksums of its files as they are now, so that types, shapes and ranges speak."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "checksums.json"]
+    sums = {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+    write_checksums(folder, sums)
+    return folder
 
 
 def dataset_in_memory(

@@ -6,7 +6,10 @@ import numpy as np
 from builders import dataset_in_memory, random_images, random_text
 
 from fedbandit.config import Config
+from fedbandit.core.contexts import Contexts
+from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
+from fedbandit.environments import Met
 from fedbandit.simulation.simulate import Simulation, simulate
 
 ROUNDS = 5
@@ -42,6 +45,15 @@ def config(**settings: object) -> Config:
     }
     return Config.build(base).with_values(
         {key.replace("__", "."): value for key, value in settings.items()}
+    )
+
+
+def met_with(labels: Ragged, num_actions: int, clients: np.ndarray | None = None) -> Met:
+    """Decisions of round 1 with these labels, each of another client, and contexts of one number."""
+    n = len(labels)
+    clients = np.arange(n) if clients is None else clients
+    return Met(
+        0, Contexts(np.ones((n, 1))), labels, clients, np.ones(n, int), np.arange(n), num_actions
     )
 
 

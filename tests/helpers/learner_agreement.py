@@ -2,6 +2,9 @@
 
 import numpy as np
 
+from fedbandit.acting import make_predictor
+from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
@@ -34,7 +37,9 @@ def events_of(shape, sizes=(19, 0, 3, 16), seed=0, kind="dense"):
     contexts = rng.random((n, *shape)).astype(np.float32)
     return Events(
         bounds=np.cumsum([0, *sizes]),
-        contexts=contexts if kind == "dense" else sparse(np.where(contexts < 0.3, contexts, 0)),
+        contexts=Contexts(
+            contexts if kind == "dense" else sparse(np.where(contexts < 0.3, contexts, 0))
+        ),
         actions=rng.integers(0, ACTIONS, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),
@@ -51,8 +56,8 @@ def sparse(contexts):
     return Ragged(offsets, ids.astype(np.int32), contexts[rows, ids])
 
 
-def learners(name, shape, objective, kind="dense", **settings):
-    """The learner that is chosen for a model, the one by automatic differentiation, and initial weights by type."""
+def _model(name, shape, kind):
+    """A model, its layout, and initial weights by type."""
     model = build_model(name, DataSpec(kind, shape, ACTIONS))
     arrays = model.init(1)
     # Biases that are not zero, so that an error in them cannot hide.
@@ -62,13 +67,20 @@ def learners(name, shape, objective, kind="dense", **settings):
         for name, a in arrays.items()
     }
     layout = Layout.of(arrays)
-    chosen = ClientSettings(**{"learning_rate": 0.05, **settings})
-    fast = make_learner(model, layout, objective, chosen)
-    return (
-        fast,
-        AutogradLearner(model, layout, objective, chosen),
-        lambda dtype: layout.flatten(arrays, np.dtype(dtype)),
-    )
+    return model, layout, lambda dtype: layout.flatten(arrays, np.dtype(dtype))
+
+
+def predictors(name, shape, kind="dense"):
+    """The predictor that is chosen for a model, the one by its `scores`, and initial weights by type."""
+    model, layout, weights_as = _model(name, shape, kind)
+    return make_predictor(model, layout), TorchPredictor(model, layout), weights_as
+
+
+def learners(name, shape, objective, kind="dense", **settings):
+    """The learner that is chosen for a model, the one by automatic differentiation, and initial weights by type."""
+    model, layout, weights_as = _model(name, shape, kind)
+    parts = (model, layout, objective, ClientSettings(**{"learning_rate": 0.05, **settings}))
+    return make_learner(*parts), AutogradLearner(*parts), weights_as
 
 
 def assert_same_training(name, shape, objective, pull=0.0, kind="dense", **settings):

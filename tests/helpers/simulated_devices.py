@@ -12,6 +12,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy import Agent, Retention, SimulatedDraws
+from fedbandit.environments import Met
 
 SEED, EVENTS, CACHE, DEPLOY_EVERY = 5, 8, 12, 2
 CLIENTS = (
@@ -77,10 +78,10 @@ def live_a_period(agent: Agent, client: int, simulated) -> None:
     work = simulated.bandit.work
     first_round = period * simulated.bandit.deploy_every + 1
     visits = work.plan.visits(work.split, np.array([client]), first_round)
-    rewards = simulated.bandit.scenario.stage(first_round).rewards
     for row in visits.rows[visits.fresh]:
-        contexts = work.split.contexts(np.array([row]))
+        contexts = work.split.shared(np.array([row]))
         assert isinstance(contexts, Ragged)
         decision = agent.choose((contexts.ids, contexts.values))
-        reward = rewards.of(work.split.labels.take(np.array([row])), np.array([decision.action]))
+        met = Met.at_rows(work.split, np.array([row]), work.num_actions, first_round)
+        reward = work.world.rewards(met, np.array([decision.action]))
         agent.reward(decision.event_id, float(reward[0]))

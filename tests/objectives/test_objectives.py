@@ -7,6 +7,9 @@ import pytest
 import torch
 from core_samples import config, images, played, text, weights_of
 
+from fedbandit.acting import make_predictor
+from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
@@ -145,7 +148,7 @@ def sparse_events(seed=0, clients=(9, 0, 1, 16), words=30, k=5):
     )
     return Events(
         bounds=np.concatenate([[0], np.cumsum(clients)]),
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, k, n),
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.05, 1, n),
@@ -177,8 +180,8 @@ def test_the_sparse_kernel_equals_automatic_differentiation(name, reduction, cli
     np.testing.assert_allclose(totals[0], totals[1], rtol=0, atol=1e-12)
     assert np.abs(totals[0]).max() > 1e-3
     scores = [
-        learner.predict(weights, events.contexts).mean
-        for learner in (kernel, AutogradLearner(model, *parts))
+        predictor.predict(weights, events.contexts).mean
+        for predictor in (make_predictor(model, layout), TorchPredictor(model, layout))
     ]
     np.testing.assert_allclose(scores[0], scores[1], rtol=0, atol=1e-12)
 

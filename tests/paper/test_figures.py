@@ -6,6 +6,7 @@ from html import escape
 
 import numpy as np
 import pytest
+from scripts.paper_pages import details, fill, scoreboard, tuned_table
 
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
@@ -23,20 +24,12 @@ from fedbandit.paper.catalogue import (
     labels_of,
     matching,
 )
-from fedbandit.paper.figures import FigureRequest, judge, make_figure, regime
-from fedbandit.paper.gallery import TITLE, make_gallery
-from fedbandit.paper.page import (
-    comparison_table,
-    comparisons,
-    details,
-    read_figures,
-    scoreboard,
-    tuned_table,
-)
+from fedbandit.paper.figures import FigureRequest, judge, make_figure, make_figures, regime
+from fedbandit.paper.page import comparison_table, comparisons, read_figures
 from fedbandit.presets import preset
 from fedbandit.results.plots import write_heading
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import Curves, paired_difference
+from fedbandit.studies.compare import Curves
 from fedbandit.studies.search import TUNING_SEED, effort_in_words, scaled
 
 REDUCED = {"clients_per_round": 8, "pretraining.clients": 20, "pretraining.rounds": 1}
@@ -57,8 +50,7 @@ def test_every_figure_has_buildable_members(name):
 def test_names_stand_for_one_several_or_all():
     assert matching("fig1c") == ["fig1c"]
     assert matching("fig2") == ["fig2a", "fig2b", "fig2c", "fig2d"]
-    assert len(matching("all")) == 18
-    assert matching("drift") == ["drift"]
+    assert len(matching("all")) == 17
     assert matching("cohorts") == ["cohorts"]
     with pytest.raises(ConfigError, match="fig2a"):
         matching("fig2e")
@@ -161,9 +153,9 @@ def test_the_regime_is_computed_from_data_and_configuration(tiny_text):
 def test_differences_are_paired_by_the_seeds_that_both_have():
     a = Curves(np.array([[1.0], [5.0]]), np.zeros((2, 1)), (0, 7))
     b = Curves(np.array([[0.5], [2.0], [4.0]]), np.zeros((3, 1)), (0, 3, 7))
-    difference, error = paired_difference(a, b)
-    assert difference == pytest.approx(0.75)
-    assert error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
+    difference = a.minus(b)
+    assert difference.mean == pytest.approx(0.75)
+    assert difference.error == pytest.approx(np.std([0.5, 1.0], ddof=1) / np.sqrt(2))
 
 
 def test_a_figure_is_made_once_and_shares_its_runs(tiny_text, tmp_path):
@@ -314,14 +306,13 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
         str(tiny_text), seeds=2, scale=0.003, settings=REDUCED, runner=LocalRunner(1)
     )
     names, tiny_name = (
-        ["fig2c", "ablation-importance-weighting", "drift"],
+        ["fig2c", "ablation-importance-weighting"],
         open_dataset(str(tiny_text)).header.name,
     )
-    made = make_gallery(names, request, tmp_path, lambda text: None)
-    text = made.index.read_text(encoding="utf-8")
-    assert text.count("<img") == text.count("<details>") == 3
-    assert "labels trade places" in text
-    for one in made.figures:
+    made, index = make_figures(names, request, tmp_path, lambda text: None)
+    text = index.read_text(encoding="utf-8")
+    assert text.count("<img") == text.count("<details>") == 2
+    for one in made:
         numbers = json.loads(one.kept.read_text(encoding="utf-8"))
         assert f'src="{one.png.name}"' in text
         assert escape(numbers["note"]) in text
@@ -334,11 +325,12 @@ def test_a_gallery_is_a_page_with_every_picture(tiny_text, tmp_path, monkeypatch
     marks = "".join(f"<!-- begin {part} -->old\n<!-- end {part} -->\n" for part in parts)
     markdown = tmp_path / "pages" / "page.md"
     markdown.write_text(f"Before.\n{marks}After.\n")
-    to = ["-o", str(tmp_path / "pages" / "all.html"), "--into", str(markdown)]
+    to = ["-o", str(tmp_path / "pages" / "all.html")]
     monkeypatch.setattr("sys.argv", ["fedbandit", "gallery", str(tmp_path), *to])
+    with pytest.raises(SystemExit):
+        main()
     for _ in range(2):  # filling a page again changes nothing
-        with pytest.raises(SystemExit):
-            main()
+        fill(markdown, read_figures([tmp_path]))
     filled = markdown.read_text(encoding="utf-8")
     assert filled.startswith("Before.")
     assert filled.endswith("After.\n")
@@ -437,30 +429,6 @@ def test_the_winner_is_named_with_its_margin_or_a_tie(tmp_path):
         read_figures([tmp_path / "empty"])
 
 
-def test_drift_is_a_figure_whose_runs_are_kept(tiny_text, tmp_path):
-    request = FigureRequest(
-        str(tiny_text), seeds=2, scale=0.1, settings={"clients_per_round": 8}, runner=LocalRunner(1)
-    )
-    said = []
-    [made] = make_gallery(["drift"], request, tmp_path, said.append).figures
-    assert made.png.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in made.png.with_suffix(".svg").read_bytes()[:2000]
-    kept = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))["members"]
-    assert set(kept) == {"greedy", "epsilon-greedy", "softmax", "falcon"}
-    for policy, seeds in kept.items():
-        [line] = [line for line in made.text.splitlines() if line.startswith(f"{policy} ")]
-        falls = [change["before"] - change["lowest"] for [change] in seeds]
-        assert len(falls) == 2
-        assert line.split()[1] == "20"
-        assert float(line.split()[3]) == pytest.approx(np.mean(falls), abs=6e-4)
-    assert sum("finished" in line for line in said) == 8
-    said.clear()
-    make_gallery(["drift"], request, tmp_path, said.append)
-    assert not [line for line in said if "finished" in line]
-    with pytest.raises(ConfigError, match="--tune"):
-        make_gallery(["drift"], replace(request, tune_minutes=1.0), tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["emnist", "so"])
 def test_no_title_is_cut_off(family):
@@ -471,7 +439,7 @@ def test_no_title_is_cut_off(family):
     wanted = [
         figure(name, family if name.startswith("ablation") else None) for name in figure_names()
     ]
-    titles = [f"{one.name}: {one.title}" for one in wanted] + [f"drift: {TITLE}"]
+    titles = [f"{one.name}: {one.title}" for one in wanted]
     note = "data: stackoverflow; 1500 rounds, deploying every 200; shortened to 0.25; changed: clients_per_round=16,"
     note += " client.max_examples=64; 3 seeds; tuned here"
     for title in titles:

@@ -12,6 +12,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction, Progress
 from fedbandit.deploy import Agent, DeviceModel
+from fedbandit.deploy.device.model_in_use import open_model
 from fedbandit.policies import (
     BUILT_IN,
     EpsilonGreedy,
@@ -98,9 +99,7 @@ def test_weighted_events_take_the_scale_of_the_rule_that_made_them():
     k = work.num_actions
     state = experiment.bandit.start(weights)
     deployed = {v: Version(weights, Progress(version=v, actions=k)) for v in range(3)}
-    sent = work.broadcast(
-        replace(state, round=3, deployed=deployed), experiment.bandit.scenario.stage(4)
-    )
+    sent = work.broadcast(replace(state, round=3, deployed=deployed))
     events = work.act(np.arange(6), sent)
     assert set(events.versions.tolist()) == {0, 1}
     scales = np.where(events.versions == 0, 1.0, 0.4 / k)
@@ -170,16 +169,14 @@ def test_heads_explore_by_their_disagreement_on_devices_as_in_simulations(kind, 
     _, simulation = played(chosen, data)
     work, weights = simulation.experiment.bandit.work, simulation.state.weights
     rows = np.arange(5)
-    expected = work.learner.predict(weights, data.train.contexts(rows))
+    expected = work.predictor.predict(weights, data.train.contexts(rows))
     assert expected.heads.std(axis=1).max() > 1e-4
-    from fedbandit.deploy.device.acting import make_actor
-
-    actor = make_actor(DeviceModel.of_experiment(simulation.experiment, weights, 1), None, ())
+    used = open_model(DeviceModel.of_experiment(simulation.experiment, weights, 1), None, ())
     for row in rows:
-        context = data.train.contexts(np.array([row]))
+        context = data.train.shared(np.array([row]))
         given = (context.ids, context.values) if kind == "text" else context[0]
         np.testing.assert_allclose(
-            actor.predict(actor.encode(given)).heads, expected.heads[row], atol=1e-6
+            used.actor.predict(used.encode(given)).heads[0], expected.heads[row], atol=1e-6
         )
 
 

@@ -240,10 +240,7 @@ def test_one_client_changes_the_noiseless_sum_by_at_most_the_clip(data):
 def _broadcast(phase, weights, clip):
     from fedbandit.federated.clients import Broadcast
 
-    stage = phase.scenario.stage(1)
-    return Broadcast(
-        1, {"weights": weights}, {0: Version(weights)}, clip, stage.rewards, stage.available
-    )
+    return Broadcast(1, {"weights": weights}, {0: Version(weights)}, clip)
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.5, 0.8])

@@ -197,6 +197,21 @@ def test_baseline_without_training(data):
     assert {line["update_norm"] for line in rounds} == {0.0}
 
 
+@pytest.mark.parametrize("data", ["text", "images"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scenario": "scratch", "environment__least": 0.1, "environment__most": 0.7},
+        {"scenario": "init-shift"},
+        {"mode": "population", "rounds": 9, "environment__most": 0.6},
+    ],
+    ids=["scratch", "init-shift", "population"],
+)
+def test_clicks(data, settings):
+    rounds = assert_agrees(data, environment__name="bernoulli", **settings)
+    assert all("regret" in line for line in rounds)
+
+
 def test_what_the_runs_above_are_made_of():
     """Several chunks in every round, chunks of several clients, last smaller batches, a client without events."""
     for data in (text(), images()):
@@ -216,6 +231,8 @@ def test_what_the_runs_above_are_made_of():
     [
         {"privacy__mechanism": "dp-fedavg"},
         {"scenario": "drift"},
+        {"environment__name": "linear"},
+        {"environment__missing": 0.1},
         {"model__name": "cnn"},
         {"objective__name": "m:mine"},
     ],

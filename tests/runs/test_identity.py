@@ -168,6 +168,7 @@ def test_the_defaults_that_were_used_are_recorded(tmp_path):
     assert parts["server"]["optimizer"] == "adam"
     assert parts["server"]["learning_rate"] == 0.05
     assert set(parts) == {
+        "environment",
         "policy",
         "objective",
         "model",

@@ -13,7 +13,7 @@ from small_runs import find_runs, running_metrics, small_config
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.runs.local_runner import Job, LocalRunner
-from fedbandit.studies.curves import run_members
+from fedbandit.studies.compare import run_members
 
 pytestmark = pytest.mark.slow
 

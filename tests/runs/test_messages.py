@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from builders import add_example
 from command_line import fails_with_one_line, in_this_process
 
 from fedbandit.config import Config
@@ -29,7 +30,7 @@ def here(tmp_path, monkeypatch):
         tmp_path / "small", name="small", kind="dense", shape=(2,), actions=["a", "b"]
     ) as writer:
         for client in range(12):
-            writer.add(f"client-{client:02d}", np.ones(2), [0])
+            add_example(writer, f"client-{client:02d}", np.ones(2), [0])
         writer.finish()
     return tmp_path
 

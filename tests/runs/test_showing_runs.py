@@ -10,7 +10,7 @@ from builders import random_text
 from small_runs import small_config
 
 from fedbandit.core import progress
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.runs import local_runner, reporting
 from fedbandit.runs.local_runner import Job, LocalRunner
 from fedbandit.runs.reporting import showing_runs
@@ -32,7 +32,7 @@ def test_rounds_of_all_runs_count(tmp_path):
     stream = io.StringIO()
     a, b, c = (tmp_path / name for name in "abc")
     record(a, 10)
-    with showing_runs({a: 10, b: 10, c: 20}, Progress(stream)):
+    with showing_runs({a: 10, b: 10, c: 20}, ProgressReporter(stream)):
         record(b, 6)
         (c / "error.json").parent.mkdir()
         (c / "error.json").write_text("{}")  # it has no more to come
@@ -55,7 +55,7 @@ def test_looks_go_on_while_runs_do(tmp_path, monkeypatch):
 
     monkeypatch.setattr(reporting, "_Runs", Watched)
     stream = io.StringIO()
-    with showing_runs({tmp_path / "a": 10}, Progress(stream)):
+    with showing_runs({tmp_path / "a": 10}, ProgressReporter(stream)):
         record(tmp_path / "a", 5)
         assert looked.wait(60)
     assert "50%" in stream.getvalue()
@@ -65,7 +65,7 @@ def test_looks_go_on_while_runs_do(tmp_path, monkeypatch):
 def test_what_cannot_be_read_is_no_progress_and_no_error(tmp_path, lines):
     (tmp_path / "metrics.jsonl").write_bytes(lines)
     stream = io.StringIO()
-    with showing_runs({tmp_path: 4}, Progress(stream)):
+    with showing_runs({tmp_path: 4}, ProgressReporter(stream)):
         pass
     assert "0/1  0%" in stream.getvalue()
 
@@ -77,10 +77,10 @@ def test_a_runner_shows_pre_training_and_runs_and_nothing_where_all_is_done(tmp_
     config = small_config(rounds=3, scenario="init", pretraining__rounds=2, pretraining__clients=6)
     jobs = [Job(config.with_values({"seed": seed}), tmp_path / f"seed-{seed}") for seed in range(2)]
     stream = io.StringIO()
-    LocalRunner(1, Progress(stream)).run(jobs)
+    LocalRunner(1, ProgressReporter(stream)).run(jobs)
     said = stream.getvalue()
     assert re.search(r"^pre-training  50%$", said, re.MULTILINE)
     assert re.search(r"^runs 2/2  100%", said, re.MULTILINE)
     again = io.StringIO()
-    LocalRunner(1, Progress(again)).run(jobs)
+    LocalRunner(1, ProgressReporter(again)).run(jobs)
     assert again.getvalue() == ""

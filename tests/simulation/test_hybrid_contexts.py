@@ -33,9 +33,9 @@ def accuracy(path):
     dataset = open_dataset(path)
     simulation = simulate(config, dataset)
     simulation.collect()
-    learner = build_experiment(config, dataset).bandit.work.learner
+    predictor = build_experiment(config, dataset).bandit.work.predictor
     contexts = dataset.train.contexts(np.arange(dataset.train.num_examples))
-    chosen = learner.predict(simulation.state.weights, contexts).mean.argmax(axis=1)
+    chosen = predictor.predict(simulation.state.weights, contexts).mean.argmax(axis=1)
     return float((chosen == dataset.train.labels.ids).mean())
 
 
@@ -89,14 +89,14 @@ def test_a_messy_log_goes_from_file_to_a_model_that_has_learned(tmp_path):
     trained = train_from_logs(config, log)
     assert log.test is not None
     rows = np.arange(log.test.num_examples)
-    scores = trained.experiment.bandit.work.learner.predict(
+    scores = trained.experiment.bandit.work.predictor.predict(
         trained.weights, log.test.contexts(rows)
     ).mean
     majors = [
         log.header.encoder.features().index(f"User.major={name}")
         for name in ("engineering", "arts", "law")
     ]
-    contexts = log.test.contexts(rows)
+    contexts = log.test.shared(rows)
     best = {0: "sports", 1: "music", 2: "news"}
     right = 0
     for row in rows.tolist():

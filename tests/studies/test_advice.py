@@ -14,7 +14,7 @@ from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import open_dataset
 from fedbandit.engines import ThreadEngine
-from fedbandit.report.advice import render_advice
+from fedbandit.report.advice import advice_of, recommended, render_advice
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.simulation.simulate import simulate
 from fedbandit.studies.advice import (
@@ -22,17 +22,15 @@ from fedbandit.studies.advice import (
     Tournament,
     base_configs,
     choose,
-    hold,
-    paired,
+    run_tournament,
     visits_per_example,
     without_a_model,
 )
-from fedbandit.studies.advice_words import advice_of, recommended
-from fedbandit.studies.curves import Curves
+from fedbandit.studies.compare import Curves
 from fedbandit.studies.planning import (
     POLICIES,
     Pace,
-    Plan,
+    TournamentPlan,
     plan_for,
     search_seconds,
     seconds_of,
@@ -70,9 +68,9 @@ def test_softmax_is_chosen_unless_another_is_clearly_better_and_a_tie_is_said():
 
 def test_two_seeds_are_no_evidence_of_anything_small():
     """Two standard errors of two seeds covered 70%: Student's t is what 95% takes."""
-    assert not paired(_curves(2.36, 2.50), _curves(1.66, 2.40)).told_apart
-    assert paired(_curves(2.36, 2.37, 2.38), _curves(1.66, 1.67, 1.66)).told_apart
-    alone = paired(_curves(1.0), _curves(0.5))
+    assert not _curves(2.36, 2.50).minus(_curves(1.66, 2.40)).told_apart
+    assert _curves(2.36, 2.37, 2.38).minus(_curves(1.66, 1.67, 1.66)).told_apart
+    alone = _curves(1.0).minus(_curves(0.5))
     assert not alone.told_apart
     assert "single seed" in str(alone)
 
@@ -96,7 +94,9 @@ def test_starting_points_fit_small_data(dataset, tiny_text):
 
 def test_a_budget_that_cannot_do_is_refused(tiny_text, tmp_path):
     with pytest.raises(ConfigError, match="needs at least"):
-        hold(str(tiny_text), 0.0001, tmp_path, runner=LocalRunner(1), say=lambda text: None)
+        run_tournament(
+            str(tiny_text), 0.0001, tmp_path, runner=LocalRunner(1), say=lambda text: None
+        )
 
 
 @pytest.mark.parametrize("minutes", [3, 10, 60])
@@ -147,7 +147,7 @@ def _tournament(dataset, tiny_text, **changes):
     usual = configs[chosen].deploy_every
     held = Tournament(
         dataset=dataset,
-        plan=Plan(0.1, 10),
+        plan=TournamentPlan(0.1, 10),
         minutes=1.0,
         tries=dict.fromkeys(NEAR, 10),
         configs=configs,
@@ -242,7 +242,9 @@ def test_every_policy_has_the_same_tries_whatever_the_load(
         '{"scale": 0.02, "tries": 4, "seeds": 3}', encoding="utf-8"
     )
     with pytest.raises(_EnoughError):
-        hold(str(tiny_text), 1.0, tmp_path, runner=SimpleNamespace(), say=lambda text: None)
+        run_tournament(
+            str(tiny_text), 1.0, tmp_path, runner=SimpleNamespace(), say=lambda text: None
+        )
     assert asked == [("softmax", 4, None)]
 
 
@@ -256,7 +258,7 @@ def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_p
     # Decided as by an earlier call, so that a busy machine plays the same tournament.
     plan = '{"scale": 0.02, "tries": 3, "seeds": 3}'
     (tmp_path / "advice" / "tournament.json").write_text(plan, encoding="utf-8")
-    held = hold(
+    held = run_tournament(
         str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None
     )
     text = str(advice_of(held))
@@ -273,7 +275,7 @@ def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_p
     assert set(held.tries.values()) == {3}
     assert len(held.periods) == 3
     assert 8.0 in held.private or "cannot be had" in held.private_note
-    again = hold(
+    again = run_tournament(
         str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None
     )
     for name, curves in held.curves.items():
@@ -281,7 +283,7 @@ def test_a_tournament_answers_every_question_and_can_be_resumed(tiny_text, tmp_p
     for part in ("periods", "private", "rates/epsilon-8"):
         shutil.rmtree(tmp_path / "advice" / part)
     monkeypatch.setattr("fedbandit.studies.advice.choose", lambda curves: ("softmax-weighted", ""))
-    weighted = hold(
+    weighted = run_tournament(
         str(tiny_text), 1.0, tmp_path / "advice", runner=LocalRunner(1), say=lambda text: None
     )
     assert "objective weighted-regression" in str(advice_of(weighted))

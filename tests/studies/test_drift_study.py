@@ -1,9 +1,13 @@
 """`fedbandit drift`: its runs are kept and resumed, and a policy that diverges is counted and ends nothing."""
 
+import json
+
+import numpy as np
 import pytest
 
 from fedbandit.cli.experiments import drift as command
 from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.paper.page import page, read_figures
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies import drift
 from fedbandit.studies.drift import DriftStudy, run_study, table
@@ -28,6 +32,16 @@ def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, cap
     assert [line.split()[0] for line in said.out.splitlines()[1:3]] == ["greedy", "softmax"]
     assert said.err.count("finished") == 4
     assert len(list((tmp_path / "drift-runs").rglob("summary.json"))) == 4
+    kept = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))
+    for line in said.out.splitlines()[1:3]:
+        falls = [
+            change["before"] - change["lowest"] for [change] in kept["members"][line.split()[0]]
+        ]
+        assert len(falls) == 2
+        assert float(line.split()[3]) == pytest.approx(np.mean(falls), abs=6e-4)
+    page_of_all = page(read_figures([tmp_path]), tmp_path)
+    assert page_of_all.count("<img") == 1
+    assert "Labels trade places" in page_of_all
     command(**words, out=tmp_path / "drift.png")
     again = capsys.readouterr()
     assert again.out == said.out

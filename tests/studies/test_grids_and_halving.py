@@ -13,7 +13,7 @@ from fedbandit.presets import preset
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import LocalRunner, shared_start
 from fedbandit.studies.search import (
-    Candidate,
+    SearchCandidate,
     appendix,
     cost,
     on_edge,
@@ -87,7 +87,10 @@ def _candidates(source, rates):
     configs = {
         rate: small_config(data__source=str(source), client__learning_rate=rate) for rate in rates
     }
-    return [Candidate(f"rate-{rate:g}", config, {"rate": rate}) for rate, config in configs.items()]
+    return [
+        SearchCandidate(f"rate-{rate:g}", config, {"rate": rate})
+        for rate, config in configs.items()
+    ]
 
 
 def test_race_pauses_and_goes_on_without_playing_twice(tiny_text, tmp_path):
@@ -137,7 +140,7 @@ def test_a_diverged_candidate_loses_and_is_not_played_again(tiny_text, tmp_path)
     wild = small_config(
         data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False
     )
-    candidates = [Candidate("wild", wild, {}), *_candidates(tiny_text, [0.5])]
+    candidates = [SearchCandidate("wild", wild, {}), *_candidates(tiny_text, [0.5])]
     for _ in range(2):
         standings = race(
             candidates, [0], lambda c, s: tmp_path / c.name, [4, 12], 2, runner=LocalRunner(1)

@@ -105,14 +105,16 @@ def test_every_objective_learns_from_logs(objective):
     _, dataset = _logs()
     config = _config(rounds=60, objective={"name": objective}, client={"learning_rate": 0.3})
     trained = train_from_logs(config, dataset, engine=ThreadEngine(1))
-    learner = trained.experiment.bandit.work.learner
+    predictor = trained.experiment.bandit.work.predictor
     regret = {}
     for name, weights in (
         ("before", trained.experiment.initial_weights()),
         ("after", trained.weights),
     ):
-        scores = lambda rows, w=weights: learner.predict(w, WORLD.dataset.train.contexts(rows))  # noqa: E731
-        regret[name] = exact_regret(WORLD, range(60), Greedy(), scores).value
+        scores = lambda rows, w=weights: predictor.predict(w, WORLD.dataset.train.contexts(rows))  # noqa: E731
+        regret[name] = exact_regret(
+            WORLD.dataset.train, WORLD.mean_rewards, range(60), Greedy(), scores
+        ).value
     assert regret["after"] < 0.35 * regret["before"]
     assert len(trained.rounds) == 60
 

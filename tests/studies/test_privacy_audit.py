@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.audit_power import audit_table, table_plans
 
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.privacy import noise
@@ -17,11 +18,9 @@ from fedbandit.studies.privacy_audit import (
     Stated,
     _statement,
     audit,
-    audit_table,
     epsilon_lower_bound,
     one_run_bound,
     one_run_epsilon,
-    table_plans,
     trials_needed,
 )
 

@@ -36,11 +36,16 @@ def test_full_information_training_finds_nearly_the_best():
     best = best_in_class(experiment, engine, rounds=60, client_learning_rate=0.5)
 
     def scores(rows):
-        return experiment.bandit.work.learner.predict(best, WORLD.dataset.train.contexts(rows))
+        return experiment.bandit.work.predictor.predict(best, WORLD.dataset.train.contexts(rows))
 
-    chance = exact_regret(WORLD, range(30), Uniform(), scores).value
+    chance = exact_regret(
+        WORLD.dataset.train, WORLD.mean_rewards, range(30), Uniform(), scores
+    ).value
     # Not nearer: 1,200 examples carry noise of their own, and the best is chosen by what they paid.
-    assert exact_regret(WORLD, range(30), Greedy(), scores).value < chance / 10
+    assert (
+        exact_regret(WORLD.dataset.train, WORLD.mean_rewards, range(30), Greedy(), scores).value
+        < chance / 10
+    )
     untrained = estimated_regret(experiment, experiment.initial_weights(), best)
     assert untrained.value > 0.05
     itself = estimated_regret(experiment, best, best)
@@ -115,7 +120,7 @@ def test_deploying_more_often_loses_less():
 
 def test_the_least_squares_fit_has_no_excess_and_the_truth_little():
     rng = np.random.default_rng(0)
-    x = features_of(WORLD.dataset.train.contexts(np.arange(600)))
+    x = features_of(WORLD.dataset.train.shared(np.arange(600)))
     actions = rng.integers(0, 3, 600)
     rewards = rng.random(600)
     experiment = build_experiment(_config(), WORLD.dataset)

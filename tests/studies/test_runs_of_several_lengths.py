@@ -8,8 +8,8 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.data import open_dataset
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import read_curves, run_members
-from fedbandit.studies.search import Candidate, race
+from fedbandit.studies.compare import read_curves, run_members
+from fedbandit.studies.search import SearchCandidate, race
 from fedbandit.studies.sweeps import SweepSpec, rows_of, run_sweep
 
 # Spent before the last of the twelve rounds.
@@ -46,8 +46,8 @@ def test_a_spent_privacy_budget_ends_runs_of_races_and_comparisons(tiny_text, tm
     last = build_experiment(config, open_dataset(tiny_text)).rounds
     assert last < config.rounds
     candidates = [
-        Candidate("private", config, {}),
-        Candidate("other", config.with_values({"policy.beta": 0.5}), {}),
+        SearchCandidate("private", config, {}),
+        SearchCandidate("other", config.with_values({"policy.beta": 0.5}), {}),
     ]
     standings = race(
         candidates, [0], lambda c, seed: tmp_path / c.name, [1, 12], 2, runner=LocalRunner(1)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbandit import objectives
+from fedbandit.acting import Predictor
 from fedbandit.algorithms import FedAvg
 from fedbandit.building.parts import (
     build_aggregation,
@@ -23,10 +24,12 @@ from fedbandit.building.parts import (
     check_memory,
     pretraining_clipping,
     pretraining_cohort,
+    require_methods,
     try_algorithm,
 )
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
+from fedbandit.core.contexts import Candidates, Contexts, Features
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
 from fedbandit.core.ragged import Ragged
@@ -34,10 +37,14 @@ from fedbandit.core.randomness import Purpose, bits
 from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
+from fedbandit.environments import BUILT_IN as ENVIRONMENTS
+from fedbandit.environments import Environment, Met, Scenario, Stage, highest
+from fedbandit.environments.scenarios import BUILT_IN as SCENARIOS
+from fedbandit.environments.scenarios import drift
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.learners.base import ClientSettings, Learner, Untrained
+from fedbandit.federated.learners.base import ClientSettings, Untrained
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.robust import needs_single
 from fedbandit.federated.round import Phase
@@ -48,8 +55,6 @@ from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.rewards import Rewards, RewardTable, scenarios
-from fedbandit.rewards.scenarios import Scenario, Stage, drift
 
 if TYPE_CHECKING:
     from fedbandit.evaluation.gate import Gate
@@ -93,9 +98,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
             "data.source: holds logged feedback; a simulation needs labels to make rewards from"
         )
     trainable = Trainable.of(config.model.described, DataSpec.of(header))
-    policy = build_policy(config, header.num_actions, trainable.model.heads)
-    scenario = _scenario(config, header)
-    objective = _objective(config, policy, scenario, header.num_actions)
+    policy = build_policy(config, header.typical_actions, trainable.model.heads)
+    scenario = _scenario(config, dataset)
+    objective = _objective(config, policy, scenario, header)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
     pool = _bandit_pool(config, dataset, pretrained)
     ledger = build_ledger(config, len(pool), pretrained > 0)
@@ -125,7 +130,8 @@ def _bandit_phase(
     header, scheduled = dataset.header, hasattr(policy, "at")
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     learner = trainable.learner(objective, _settings(config), config.device, freezing)
-    _check_scores(learner, weights, header)
+    predictor = trainable.predictor(config.device)
+    _check_scores(predictor, weights, header)
     optimizer = build_optimizer(
         "server.optimizer", config.server.optimizer, config.server.parameters
     )
@@ -144,20 +150,22 @@ def _bandit_phase(
             split=dataset.train,
             plan=_visits(config),
             policy=policy,
+            predictor=predictor,
             learner=learner if config.training else Untrained(learner),
             algorithm=algorithm,
             seed=config.seed,
-            num_actions=header.num_actions,
+            num_actions=header.typical_actions,
+            world=scenario,
             stages=build_stages(config),
             freezing=freezing,
             heads=trainable.model.heads,
-            scaled=scheduled and weighted,
+            with_regret=config.environment.name != "labels",
+            scaled=weighted and (scheduled or header.items is not None),
             single=needs_single(aggregation),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),
-        scenario=scenario,
         clipping=build_clipping(config),
         deploy_every=config.deploy_every,
         aggregation=aggregation,
@@ -228,7 +236,7 @@ def _pretraining_phase(
     config: Config,
     dataset: FederatedDataset,
     trainable: Trainable,
-    rewards: RewardTable,
+    environment: Environment,
     ledger: Ledger | None,
 ) -> Phase:
     """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
@@ -236,19 +244,21 @@ def _pretraining_phase(
     plan = ledger and ledger.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
     objective = objectives.SUPERVISED[chosen.objective](chosen.reduction)
-    _check_range("pretraining.objective", objective, rewards)
+    _check_range("pretraining.objective", objective, environment)
     rate = chosen.client_learning_rate or config.client.learning_rate
     return Phase(
         work=ClientWork(
             split=dataset.train,
             plan=SimpleVisits(seed, deploy_every=1, max_examples=_pretraining_examples(config)),
             policy=Greedy(),
+            predictor=trainable.predictor(config.device),
             learner=trainable.learner(objective, _settings(config, rate), config.device),
             algorithm=FedAvg(
                 build_optimizer("pretraining.server_optimizer", *pretraining_server(config))
             ),
             seed=seed,
-            num_actions=dataset.header.num_actions,
+            num_actions=dataset.header.typical_actions,
+            world=Scenario((Stage(environment),)),
             heads=trainable.model.heads,
             supervised=True,
             recipe=_recipe(config, dataset, "pretraining"),
@@ -256,7 +266,6 @@ def _pretraining_phase(
         cohorts=plan.cohorts(pool, seed)
         if plan
         else FixedCohorts(pool, pretraining_cohort(config), seed),
-        scenario=Scenario((Stage(rewards),)),
         clipping=pretraining_clipping(config),
         deploy_every=1,
         aggregation=PrivateMean(plan, _noise(config, plan, seed, _pretrained_from(config, dataset)))
@@ -279,8 +288,11 @@ def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
     return name, {**inherited, "learning_rate": rate}
 
 
-def _scenario(config: Config, header: Header) -> Scenario:
-    make = resolve("scenario", config.scenario, {**scenarios.BUILT_IN, "drift": drift})
+def _scenario(config: Config, dataset: FederatedDataset) -> Scenario:
+    """The stages of the scenario, in the environment that the configuration names."""
+    header, chosen = dataset.header, config.environment
+    _check_candidates(config, header)
+    make = resolve("scenario", config.scenario, {**SCENARIOS, "drift": drift})
     if make is drift:
         scenario = construct("drift", make, config.drift.model_dump(), header)
     else:
@@ -289,26 +301,76 @@ def _scenario(config: Config, header: Header) -> Scenario:
         raise ConfigError(
             f"scenario: {config.scenario} gives {type(scenario).__name__}, not a Scenario"
         )
-    if config.mode == "population" and len(scenario.stages) > 1:
+    world = resolve("environment.name", chosen.name, ENVIRONMENTS)
+
+    def over(labels: Environment) -> Environment:
+        made: Environment = construct("environment", world, chosen.parameters, labels, header)
+        require_methods("environment.name", made, "rewards", "expected")
+        return made
+
+    before = scenario.pretraining
+    scenario = replace(
+        scenario,
+        stages=tuple(replace(s, environment=over(s.environment)) for s in scenario.stages),
+        pretraining=None if before is None else over(before),
+        missing=chosen.missing,
+        delay=chosen.delay,
+    )
+    periods = _visits(config).remembered()
+    if chosen.delay >= periods:
         raise ConfigError(
-            "mode: rewards that change need simple mode; a cache would be paid anew for old events"
+            f"environment.delay: {chosen.delay} periods, but clients keep events of {periods};"
+            " population mode with a larger population.cache_size keeps more"
         )
+    if ":" in chosen.name:
+        _try_environment(scenario, dataset)
     return scenario
 
 
-def _objective(config: Config, policy: Policy, scenario: Scenario, num_actions: int) -> Objective:
-    # A rule that changes with every deployment brings its own scale to each event.
-    scale = 1.0 if hasattr(policy, "at") else importance_scale(policy, num_actions)
+def _check_candidates(config: Config, header: Header) -> None:
+    """Refuse what is about fixed actions where every decision has candidates of its own."""
+    if header.items is None:
+        return
+    if config.scenario in SCENARIOS and config.scenario not in ("scratch", "init"):
+        raise ConfigError(f"scenario: {config.scenario} shifts fixed actions; {header.name} has"
+                          " candidates, which take scratch or init")  # fmt: skip
+    if config.scenario == "drift":
+        raise ConfigError(f"scenario: drift changes fixed actions; {header.name} has candidates")
+    if config.environment.name in ("linear", "logistic"):
+        raise ConfigError(f"environment.name: {config.environment.name} has a parameter for each"
+                          f" fixed action; {header.name} has candidates")  # fmt: skip
+
+
+def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:
+    """Ask a user's environment about two examples, so that a mistake shows before round 1."""
+    rows = np.arange(min(2, dataset.train.num_examples))
+    met = Met.at_rows(dataset.train, rows, dataset.header.typical_actions)
+    try:
+        scenario.rewards(met, np.zeros(len(rows), np.int64))
+        scenario.observed(met, np.zeros(len(rows), np.int64))
+        supervised = Scenario((Stage(scenario.pretraining),)) if scenario.pretraining else None
+        if supervised and supervised.expected(met) is None:
+            raise ValueError("pre-training needs expected rewards")
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        kind = type(scenario.stages[0].environment).__name__
+        raise ConfigError(f"environment.name: {kind} cannot pay: {error!r}") from error
+
+
+def _objective(config: Config, policy: Policy, scenario: Scenario, header: Header) -> Objective:
+    # A rule that changes with every deployment, or sees another K, brings its own scale to each event.
+    own = hasattr(policy, "at") or header.items is not None
+    scale = 1.0 if own else importance_scale(policy, header.num_actions)
     objective, _ = build_objective(config, lambda: scale)
     for stage in scenario.stages:
-        _check_range("objective.name", objective, stage.rewards)
+        _check_range("objective.name", objective, stage.environment)
     return objective
 
 
-def _check_range(path: str, objective: Objective, rewards: Rewards) -> None:
-    if isinstance(objective, Pointwise) and objective.logistic and rewards.highest > 1:
+def _check_range(path: str, objective: Objective, environment: Environment) -> None:
+    most = highest(environment)
+    if isinstance(objective, Pointwise) and objective.logistic and most > 1:
         raise ConfigError(
-            f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {rewards.highest:.3g}"
+            f"{path}: cross-entropy needs rewards in [0, 1]; here they reach {most:.3g}"
         )
 
 
@@ -375,6 +437,7 @@ def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any
     return {
         "fingerprint": dataset.header.fingerprint,
         "scenario": config.scenario,
+        **({} if config.environment.name == "labels" else config.environment.described),
         "model": config.model.described,
         "dtype": config.dtype,
         "client": config.client.model_dump(exclude={"learning_rate"}, exclude_defaults=True),
@@ -402,13 +465,15 @@ def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) ->
     return Gate(pool, config.seed, **config.gate.model_dump())
 
 
-def _check_scores(learner: Learner, weights: np.ndarray, header: Header) -> None:
-    """Score one blank context, so that a model that does not fit the data is refused now and not in round 1."""
-    blank: Any = np.zeros((1, *header.shape), np.float32)
-    if header.kind == "sparse":
-        blank = Ragged(np.array([0, 1]), np.zeros(1, np.int32), np.ones(1, np.float32))
+def _check_scores(predictor: Predictor, weights: np.ndarray, header: Header) -> None:
+    """Score one blank decision, so that a model that does not fit the data is refused before round 1."""
+    blank = Contexts(_blank(header.kind, header.shape, 1))
+    expected: tuple[int, ...] = (1, header.num_actions)
+    if header.items is not None:
+        features, expected = _blank(header.items.kind, header.items.shape, 2), (2,)
+        blank = replace(blank, candidates=Candidates(np.array([0, 2]), np.arange(2), features))
     try:
-        shape = learner.predict(weights, blank).mean.shape
+        shape = predictor.predict(weights, blank).mean.shape
     except (
         RuntimeError,
         ValueError,
@@ -420,7 +485,16 @@ def _check_scores(learner: Learner, weights: np.ndarray, header: Header) -> None
         raise ConfigError(
             f"model.name: the model cannot score contexts of shape {header.shape}: {error}"
         ) from error
-    if shape != (1, header.num_actions):
+    if shape != expected:
+        if header.items is not None:
+            raise ConfigError(f"model.name: the model gives scores {shape} for two candidates")
         raise ConfigError(
             f"model.name: the model scores {shape[-1]} actions, the data set has {header.num_actions}"
         )
+
+
+def _blank(kind: str, shape: tuple[int, ...], rows: int) -> Features:
+    """Rows of features that a model is tried with."""
+    if kind == "dense":
+        return np.zeros((rows, *shape), np.float32)
+    return Ragged(np.arange(rows + 1), np.zeros(rows, np.int32), np.ones(rows, np.float32))

@@ -37,7 +37,7 @@ from fedbandit.privacy.accounting import Ledger
 def build_policy(config: Config, num_actions: int | None = None, heads: int = 0) -> Policy:
     """The policy, asked once for the probabilities of so many actions where their number is known."""
     policy = make_policy(config.policy.name, config.policy.parameters)
-    _require_methods("policy.name", policy, "probabilities")
+    require_methods("policy.name", policy, "probabilities")
     if num_actions is None:
         return policy
     blank = np.zeros((2, num_actions), np.dtype(config.dtype))
@@ -63,7 +63,7 @@ def build_algorithm(config: Config, optimizer: optimizers.ServerOptimizer) -> Al
     path, name = "algorithm.name", config.algorithm.name
     make = resolve(path, name, algorithms.BUILT_IN)
     algorithm: Algorithm = construct("algorithm", make, config.algorithm.parameters, optimizer)
-    _require_methods(path, algorithm, "init", "broadcast", "train", "step", "model")
+    require_methods(path, algorithm, "init", "broadcast", "train", "step", "model")
     sends = getattr(algorithm, "sends", None)
     if not (isinstance(sends, Mapping) and sends):
         raise ConfigError(f"{path}: {name} does not say in `sends` what clients send")
@@ -133,7 +133,7 @@ def build_stages(config: Config) -> tuple[Stage, ...]:
         return ()
     make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
     stage: Stage = construct("compression", make, config.compression.parameters)
-    _require_methods("compression.name", stage, "encode", "decode")
+    require_methods("compression.name", stage, "encode", "decode")
     return (stage,)
 
 
@@ -144,7 +144,7 @@ def build_aggregation(config: Config, algorithm: Algorithm, weights: np.ndarray)
     made = construct("aggregation", make, config.aggregation.parameters)
     if name == "mean":
         return PlainMean()
-    _require_methods(path, made, "combine")
+    require_methods(path, made, "combine")
     if config.privacy.mechanism != "none":
         hidden = f"privacy.mechanism = {config.privacy.mechanism!r} adds noise to the sum and vouches for nothing else"
         raise ConfigError(f"{path}: {name} needs single updates; {hidden}")
@@ -191,7 +191,7 @@ def build_objective(config: Config, scale: Callable[[], float]) -> tuple[Objecti
     ):
         parameters["scale"] = scale()
     objective: Objective = construct("objective", make, parameters)
-    _require_methods("objective.name", objective, "loss")
+    require_methods("objective.name", objective, "loss")
     return objective, parameters
 
 
@@ -199,11 +199,12 @@ def build_optimizer(path: str, name: str, parameters: dict[str, Any]) -> optimiz
     """The server's optimiser of that name; `path` is the key that names it."""
     make = resolve(path, name, optimizers.BUILT_IN)
     optimizer: optimizers.ServerOptimizer = construct(path.partition(".")[0], make, parameters)
-    _require_methods(path, optimizer, "init", "step")
+    require_methods(path, optimizer, "init", "step")
     return optimizer
 
 
-def _require_methods(path: str, part: object, *names: str) -> None:
+def require_methods(path: str, part: object, *names: str) -> None:
+    """Refuse a part that lacks one of these methods."""
     for name in names:
         if not callable(getattr(part, name, None)):
             raise ConfigError(f"{path}: {type(part).__name__} has no method `{name}`")

@@ -434,8 +434,8 @@ def openbandit(
     _run_or_preview(path, out, options, import_open_bandit, preview_open_bandit, dry_run)
 
 
-class Layout(StrEnum):
-    """What a log can be exported to."""
+class ExportLayout(StrEnum):
+    """Layouts that a log can be exported to."""
 
     DSJSON = "dsjson"
     OPENBANDIT = "openbandit"
@@ -444,7 +444,7 @@ class Layout(StrEnum):
 @app.command()
 def export(
     source: Annotated[str, typer.Argument(help="A data set of logged decisions.")],
-    to: Annotated[Layout, typer.Option(help="The layout.")],
+    to: Annotated[ExportLayout, typer.Option(help="The layout.")],
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="The file (dsjson) or folder (openbandit) to create."),
@@ -456,7 +456,7 @@ def export(
     from fedbandit.data import open_dataset
     from fedbandit.data.export import export_dsjson, export_open_bandit
 
-    exporter = export_dsjson if to is Layout.DSJSON else export_open_bandit
+    exporter = export_dsjson if to is ExportLayout.DSJSON else export_open_bandit
     typer.echo(f"written: {exporter(open_dataset(source), out, split, to_stderr())}")
 
 
@@ -469,7 +469,7 @@ def generate(
         typer.Option(
             min=1,
             help="Number of training clients.",
-            show_default="2000 for topics, 500 for glyphs",
+            show_default="2000 for topics, 1000 for gallery, 500 for glyphs",
         ),
     ] = None,
     like: Annotated[
@@ -488,16 +488,21 @@ def generate(
     Memory stays bounded however many clients there are.
     """
     from importlib import import_module
+    from inspect import signature
 
     from fedbandit.core.errors import ConfigError
     from fedbandit.data import EMBEDDED
 
     if name not in EMBEDDED:
-        raise ConfigError(f"{name}: no such generator; there are {' and '.join(EMBEDDED)}")
-    options: dict[str, Any] = {"seed": seed, "like": like or name}
-    if clients is not None:
-        options["users" if name == "topics" else "writers"] = clients
+        raise ConfigError(f"{name}: no such generator; there are {', '.join(EMBEDDED)}")
     make = import_module(f"fedbandit.data.embedded.{name}").generate
+    options: dict[str, Any] = {"seed": seed}
+    if like is not None and "like" not in signature(make).parameters:
+        raise ConfigError(f"--like: {name} stands for no published data set")
+    if like is not None:
+        options["like"] = like
+    if clients is not None:
+        options["writers" if name == "glyphs" else "users"] = clients
     _run(out, lambda progress: make(out, **options, progress=progress))
 
 
@@ -528,20 +533,17 @@ def info(
         typer.echo(f"contact sheet: {write_contact_sheet(dataset, target)}")
 
 
-@app.command()
-def statistics(
+@app.command("statistics")
+def measure_statistics(
     source: Annotated[
         str, typer.Argument(help="A data set folder, or the embedded glyphs or topics.")
     ],
-    no_difficulty: Annotated[
-        bool, typer.Option("--no-difficulty", help="Skip the supervised models.")
-    ] = False,
 ) -> None:
-    """Measure sizes, skew, differences between clients, difficulty."""
+    """Measure sizes, skew and differences between clients."""
     from fedbandit.data import open_dataset
-    from fedbandit.data.embedded.statistics import describe
+    from fedbandit.data.info import statistics
 
-    for line in describe(open_dataset(source), difficulty=not no_difficulty):
+    for line in statistics(open_dataset(source)):
         typer.echo(line)
 
 

@@ -25,7 +25,7 @@ def figure(
         str,
         typer.Argument(
             help="One panel (fig1a to fig4d), one figure (fig1 to fig4), ablation-server-optimizer,"
-            " ablation-importance-weighting, all of these, or one not in the paper: drift, weights, extrapolation,"
+            " ablation-importance-weighting, all of these, or one not in the paper: weights, extrapolation,"
             " cohorts, population."
         ),
     ],
@@ -62,8 +62,7 @@ def figure(
     from fedbandit.config import parse_settings
     from fedbandit.core.errors import ConfigError
     from fedbandit.paper.catalogue import matching
-    from fedbandit.paper.figures import FigureRequest
-    from fedbandit.paper.gallery import make_gallery
+    from fedbandit.paper.figures import FigureRequest, make_figures
     from fedbandit.runs.ray_runner import runner_of
 
     if budget is not None and not tune:
@@ -72,11 +71,11 @@ def figure(
     minutes = (10.0 if budget is None else budget) if tune else None
     with runner_of(engine, ray_address, workers) as runner:
         request = FigureRequest(data, seeds, scale, parse_settings(settings), minutes, runner)
-        made = make_gallery(names, request, out, typer.echo)
-    for one in made.figures:
+        made, index = make_figures(names, request, out, typer.echo)
+    for one in made:
         typer.echo(f"\n{one.text}\n\npicture: {one.png}")
-    if made.index is not None:
-        typer.echo(f"gallery: {made.index}")
+    if index is not None:
+        typer.echo(f"gallery: {index}")
 
 
 def gallery(
@@ -86,24 +85,16 @@ def gallery(
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
         "gallery.html"
     ),
-    into: Annotated[
-        list[Path],
-        typer.Option(
-            help="Markdown with begin and end marks for cards, details or table; repeatable."
-        ),
-    ] = [],  # noqa: B006
 ) -> None:
     """Put figures that were made on one page, with their verdicts.
 
     Prints a table of settings and rules with the winner and its margin.
     """
     from fedbandit.core.files import write_text
-    from fedbandit.paper.page import comparison_table, comparisons, fill, page, read_figures
+    from fedbandit.paper.page import comparison_table, comparisons, page, read_figures
 
     figures = read_figures(folders)
     write_text(out, page(figures, out.parent))
-    for markdown in into:
-        fill(markdown, figures)
     typer.echo(comparison_table(comparisons(figures)))
     typer.echo(f"gallery: {out}")
 
@@ -176,8 +167,7 @@ def compare(
     from fedbandit.config import parse_settings
     from fedbandit.report.report import write_report
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.comparing import members_of, run_comparison, seeds_of
-    from fedbandit.studies.curves import telling
+    from fedbandit.studies.compare import members_of, run_comparison, seeds_of, telling
     from fedbandit.studies.sweeps import write_table
 
     members, every = members_of(configurations, parse_settings(settings)), seeds_of(seeds)
@@ -253,16 +243,16 @@ def advise(
 ) -> None:
     """Run a small tournament on your data and recommend a policy.
 
-    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a configuration to run.
+    The recommendation comes with its evidence and its uncertainty, as text, as a page, and as a
+    configuration to run.
     """
     from fedbandit.core.files import write_text
-    from fedbandit.report.advice import write_advice
+    from fedbandit.report.advice import advice_of, recommended, write_advice
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.advice import hold
-    from fedbandit.studies.advice_words import advice_of, recommended
+    from fedbandit.studies.advice import run_tournament
 
     with runner_of(engine, ray_address, workers) as runner:
-        held = hold(
+        held = run_tournament(
             data, budget, out, scenario=scenario, epsilon=epsilon or None, runner=runner, say=_note
         )
     text = str(advice_of(held))
@@ -322,8 +312,8 @@ def drift(
     from fedbandit.data import open_dataset
     from fedbandit.results.plots import require_picture
     from fedbandit.runs.local_runner import LocalRunner
-    from fedbandit.studies.curves import telling
-    from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table
+    from fedbandit.studies.compare import telling
+    from fedbandit.studies.drift import DriftStudy, draw, members, run_study, table, write_numbers
     from fedbandit.studies.sweeps import name_of
 
     try:
@@ -363,4 +353,5 @@ def drift(
         "rotate": "Preferences rotate",
     }
     shown = f"{title.get(kind, kind)} ({open_dataset(data).header.name}, {seeds} seeds)"
-    typer.echo(f"{draw(study, outcomes, out, shown)}; runs: {runs}")
+    numbers = write_numbers(study, outcomes, out.with_suffix(".json"), shown)
+    typer.echo(f"{draw(study, outcomes, out, shown)}; numbers: {numbers}; runs: {runs}")

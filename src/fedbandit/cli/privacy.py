@@ -311,12 +311,6 @@ def audit(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the audit's own draws.")] = 0,
-    table: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Audit every mechanism so many times with half the noise and with all."
-        ),
-    ] = None,
 ) -> None:
     """Attack the noise of rounds with planted clients.
 
@@ -325,9 +319,6 @@ def audit(
     from fedbandit.core.errors import ConfigError
     from fedbandit.studies import privacy_audit
 
-    if table is not None:
-        _print_audit_table(table)
-        return
     if source not in ("simulation", "deployment", "both"):
         raise ConfigError(f"--source: should be simulation, deployment or both, not {source}")
     if noise == 0:
@@ -367,16 +358,6 @@ def _print_finding(found: Any) -> None:
         print(
             f"  {found.trials} planted clients decide nothing: it takes {found.needed} until an audit {found_by}"
         )
-
-
-def _print_audit_table(repetitions: int) -> None:
-    from fedbandit.studies.privacy_audit import audit_table
-
-    print("| mechanism | noise of | planted clients | half the noise caught | right noise blamed |")
-    print("| --- | --- | --- | --- | --- |")
-    for row in audit_table(repetitions):
-        shares = f"{row.caught:.1%} | {row.blamed:.1%}"
-        print(f"| {row.mechanism} | {row.source}s | {row.trials} | {shares} |", flush=True)
 
 
 def _ledger(

@@ -1,6 +1,7 @@
 """Errors that users see as one line, and the line for a package that a plain installation lacks.
 
-A device needs numpy, safetensors and pydantic. Everything else belongs to an extra of `pyproject.toml`.
+A device needs numpy, safetensors and pydantic. Everything else belongs to an extra of
+`pyproject.toml`.
 """
 
 from collections.abc import Iterator
@@ -22,11 +23,15 @@ class ConfigError(FedbanditError):
 
 
 class DataError(FedbanditError):
-    """Data that cannot be read or does not fit; the message names the file, and the client and row where known."""
+    """Data that cannot be read or does not fit; the message names the file, and the client and row
+    where known.
+    """
 
 
 class Diverged(FedbanditError):
-    """Training diverged: a weight or a score is not finite. Exit code 1, since the input may be right."""
+    """Training diverged: a weight or a score is not finite. Exit code 1, since the input may be
+    right.
+    """
 
     exit_code = 1
 
@@ -62,7 +67,9 @@ class MissingExtra(FedbanditError, ImportError):
 
 @contextmanager
 def needing(what: str) -> Iterator[None]:
-    """Import inside this block; if an extra is missing, the error says that `what` needs it and how to install it."""
+    """Import inside this block; if an extra is missing, the error says that `what` needs it and how
+    to install it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,5 @@
-"""Small files that survive a crash: written whole or not at all, and read without minding who is writing them.
+"""Small files that survive a crash: written whole or not at all, and read without minding who is
+writing them.
 
 Arrays stand in safetensors files with a checksum over all of it, verified before anything is used.
 """
@@ -27,7 +28,9 @@ _SMALL = 16_000_000  # bytes: no configuration, summary or note comes near it
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name, for good."""
+    """Have `write` fill a temporary file, make sure it is on disk, and only then give it its name,
+    for good.
+    """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "is a folder, not a file", str(path))
     temporary = path.with_name(
@@ -68,7 +71,9 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file for reading; `OSError` where the name is not a file's, never a wait for who writes into a pipe."""
+    """Open a file for reading; `OSError` where the name is not a file's, never a wait for who
+    writes into a pipe.
+    """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -86,7 +91,9 @@ def read_small(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a small file; `OSError` if it cannot be read, `ValueError` if it is something else."""
+    """The JSON object in a small file; `OSError` if it cannot be read, `ValueError` if it is
+    something else.
+    """
     try:
         found = json.loads(read_small(path))
     except RecursionError:
@@ -97,7 +104,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(payload: bytes) -> dict[str, Any]:
-    """The values in a TOML file; `ValueError` where it is something else, or nested deeper than anybody can follow."""
+    """The values in a TOML file; `ValueError` where it is something else, or nested deeper than
+    anybody can follow.
+    """
     if any(line.partition(b"=")[0].count(b".") > _MOST_DOTS for line in payload.splitlines()):
         raise ValueError("nested too deeply")
     try:
@@ -107,7 +116,9 @@ def parse_toml(payload: bytes) -> dict[str, Any]:
 
 
 def shallow(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, if they are nested no deeper than anything that walks through them can go; else `ValueError`."""
+    """The values, if they are nested no deeper than anything that walks through them can go; else
+    `ValueError`.
+    """
     level: list[Any] = [values]
     for _ in range(_DEEPEST):
         inner = [
@@ -147,7 +158,8 @@ def object_in(line: bytes) -> dict[str, Any]:
 
 
 def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
-    """The last complete lines of a file, as many as lie in about its last `enough` bytes, and at least one.
+    """The last complete lines of a file, as many as lie in about its last `enough` bytes, and at
+    least one.
 
     `ValueError` where not even one ends in a file that is far larger than that.
     """
@@ -165,7 +177,7 @@ def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines of a file have their end; 0 if there is no such file."""
+    """The number of complete lines of a file; 0 if there is no such file."""
     try:
         with open_regular(path) as file:
             return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
@@ -174,7 +186,9 @@ def count_lines(path: Path) -> int:
 
 
 def keep_names(folder: Path) -> None:
-    """Have the folder itself on disk: a new name could be gone after a power cut, and with it what it stood for."""
+    """Have the folder itself on disk: a new name could be gone after a power cut, and with it what
+    it stood for.
+    """
     if os.name == "nt":  # where a folder cannot be opened
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -204,7 +218,9 @@ def pack(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
 
 
 def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple[bytes, memoryview]:
-    """The same as two parts, a small one and that of the arrays, to be written without another copy."""
+    """The same as two parts, a small one and that of the arrays, to be written without another
+    copy.
+    """
     from safetensors.numpy import save
 
     header, data = _split(
@@ -220,7 +236,8 @@ def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple
 def unpack(payload: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays and texts of a file; `ValueError` where its bytes are not those that were written.
 
-    A file without a checksum, of an older version or of another program, is checked in its structure alone.
+    A file without a checksum, of an older version or of another program, is checked in its
+    structure alone.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load

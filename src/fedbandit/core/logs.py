@@ -1,4 +1,5 @@
-"""Log files that a server can write for years: one JSON object a line, with its time; rotated; nothing said twice.
+"""Log files that a server can write for years: one JSON object a line, with its time; rotated;
+nothing said twice.
 
 Every line has `time` (UTC), `level` and `message`, and whatever `extra={"facts": {...}}` adds.
 """
@@ -48,7 +49,9 @@ class JsonLines(logging.Formatter):
 
 
 class NoRepeats(logging.Filter):
-    """Leaves out what the same place in the code has just said, and says how often when it next says anything."""
+    """Leaves out what the same place in the code has just said, and says how often when it next
+    says anything.
+    """
 
     def __init__(self, seconds: float = _AGAIN) -> None:
         super().__init__()

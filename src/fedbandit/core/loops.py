@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ class Loops:
 
     @cached_property
     def _patience(self) -> float:
+        if self._default == inf:
+            return inf
         asked = os.environ.get(PATIENCE, self._default)
         try:
             return float(asked)
@@ -70,3 +73,5 @@ class Loops:
 
 
 loops = Loops("fedbandit.core.plain", "fedbandit.core.kernels")
+plain_loops = Loops("fedbandit.core.plain", "fedbandit.core.kernels", patience=inf)
+"""The same for devices, which never compile."""

@@ -1,4 +1,5 @@
-"""Building a part of an experiment from a name and parameters: a built-in one, or `my_package.my_module:MyThing`.
+"""Building a part of an experiment from a name and parameters: a built-in one, or
+`my_package.my_module:MyThing`.
 
 A wrong name or parameter is refused with the path of the key, before any work starts.
 """
@@ -66,10 +67,11 @@ def check_keys(
     beside: Iterable[str] = (),
     others: Mapping[str, Callable[..., Any]] | None = None,
 ) -> list[str]:
-    """Refuse parameters that `make` does not take behind its `leading` ones; those that it does take.
+    """Refuse parameters that `make` does not take behind its `leading` ones; those that it does
+    take.
 
-    The message names what may have been meant: a parameter, a key that stands `beside` them, or one of the `others`
-    that takes it.
+    The message names what may have been meant: a parameter, a key that stands `beside` them, or one
+    of the `others` that takes it.
     """
     try:
         accepted = list(inspect.signature(make).parameters)[leading:]
@@ -95,7 +97,9 @@ def _meant(key: str, make: Any, known: Iterable[str], others: Mapping[str, Any])
 def with_defaults(
     make: Callable[..., Any], parameters: Mapping[str, Any], leading: int = 0
 ) -> dict[str, Any]:
-    """The parameters that `make` is called with, its own defaults included where JSON can hold them."""
+    """The parameters that `make` is called with, its own defaults included where JSON can hold
+    them.
+    """
     try:
         known = list(inspect.signature(make).parameters.values())[leading:]
     except (TypeError, ValueError):
@@ -142,7 +146,9 @@ def _typed(path: str, make: Callable[..., Any], key: str, value: Any) -> Any:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"client": {"learning_rate": 0.1}}` becomes `{"client.learning_rate": 0.1}`; keys may be dotted already."""
+    """`{"client": {"learning_rate": 0.1}}` becomes `{"client.learning_rate": 0.1}`; keys may be
+    dotted already.
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= (

@@ -1,4 +1,5 @@
-"""What a process shares with its surroundings: locks on folders, signals that ask it to stop, and where its time goes.
+"""A process and its surroundings: locks on folders, signals that ask it to stop, and
+where its time goes.
 
 A lock ends with its process, however it ends. Timings never enter results.
 """
@@ -24,7 +25,9 @@ _PATIENCE = 60.0  # seconds to wait for others; they hold a lock for millisecond
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other thread or process is in such a block of this folder, and keep the others waiting."""
+    """Wait until no other thread or process is in such a block of this folder, and keep the others
+    waiting.
+    """
     with _by_folder(folder) if fcntl is not None else _by_file(folder / ".turn.sqlite"):
         yield
 
@@ -60,7 +63,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 def handling(
     handle: Callable[[int], None], numbers: tuple[signal.Signals, ...] = STOPPING
 ) -> Iterator[None]:
-    """Call `handle(number)` for each of these signals; only the main thread can, elsewhere nothing is changed."""
+    """Call `handle(number)` for each of these signals; only the main thread can, elsewhere nothing
+    is changed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -76,7 +81,9 @@ def handling(
 
 
 class _Lap:
-    """Adds the seconds between its two ends to those of a name; a class, because it is used dozens of times a round."""
+    """Adds the seconds between its two ends to those of a name; a class, because it is used dozens
+    of times a round.
+    """
 
     __slots__ = ("_name", "_seconds", "_start")
 
@@ -105,7 +112,7 @@ class Stopwatch:
             self.seconds[name] += value
 
     def take(self) -> dict[str, float]:
-        """What was added up since the last time, and start again from nothing."""
+        """The seconds since the last call, by name; starts again from zero."""
         taken = dict(self.seconds)
         self.seconds.clear()
         return taken

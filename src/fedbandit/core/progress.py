@@ -1,4 +1,5 @@
-"""Telling a person how far a long job is: a bar on a terminal, plain lines when piped, both with rate and time left.
+"""Telling a person how far a long job is: a bar on a terminal, plain lines when piped, both with
+rate and time left.
 
 Knows nothing of what the job does; `SILENT` is for library calls and tests.
 """
@@ -22,7 +23,7 @@ class Advance(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressReporter:
     """Reports tasks one after the other to a stream; without a stream, silent."""
 
     stream: TextIO | None
@@ -36,7 +37,9 @@ class Progress:
     def task(
         self, what: str, total: float | None = None, *, unit: str = "examples", done: float = 0
     ) -> Iterator[Advance]:
-        """Report one task. `total` and `done`, what was done earlier, are in units; the unit "B" stands for bytes."""
+        """Report one task. `total` and `done`, what was done earlier, are in units; the unit "B"
+        stands for bytes.
+        """
         if self.stream is None:
             yield lambda amount, note="": None
             return
@@ -50,12 +53,12 @@ class Progress:
             yield advance
 
 
-SILENT = Progress(None)
+SILENT = ProgressReporter(None)
 
 
-def to_stderr() -> Progress:
-    """What the command line uses: results go to stdout, progress does not."""
-    return Progress(sys.stderr)
+def to_stderr() -> ProgressReporter:
+    """The reporter of the command line: results go to stdout, progress does not."""
+    return ProgressReporter(sys.stderr)
 
 
 @dataclass
@@ -80,7 +83,9 @@ class _Tally:
             self.first = self.done, self.seconds()
 
     def facts(self) -> list[str]:
-        """Share, rate and time left, the last two from the second step on; without a total the amount and the rate."""
+        """Share, rate and time left, the last two from the second step on; without a total the
+        amount and the rate.
+        """
         if not self.total:
             rate = (self.done - self.earlier) / max(self.seconds(), 1e-9)
             return [self._amount(self.done), f"{self._amount(rate)}/s"]
@@ -124,7 +129,9 @@ def _bar(tally: _Tally, stream: TextIO) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    last_seconds = last_done = -float("inf")  # the first call is told at once: the job has begun
+    last_seconds = last_done = -float(
+        "inf"
+    )  # the first call is told immediately: the job has begun
 
     def line(*facts: str) -> None:
         say("  ".join([f"{tally.what} {tally.note}".rstrip(), *facts]))

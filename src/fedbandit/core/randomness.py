@@ -32,6 +32,7 @@ class Purpose(IntEnum):
     GATE = 14
     COMPRESSION = 15
     HEADS = 16
+    WORLD = 17
 
 
 _Address = int | np.integer | np.ndarray
@@ -57,6 +58,12 @@ def bits(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:
 def uniforms(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:
     """A float64 in [0, 1) for every address."""
     return (bits(seed, purpose, *address) >> np.uint64(11)) * 2.0**-53
+
+
+def normals(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:
+    """A standard normal float64 for every address, by the method of Box and Muller."""
+    first, second = (uniforms(seed, purpose, *address, draw) for draw in (1, 2))
+    return np.asarray(np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second))
 
 
 def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:

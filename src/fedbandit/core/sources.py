@@ -1,7 +1,8 @@
-"""What identifies code: the results number of fedbandit's own, and digests of the source of a user's parts as executed.
+"""What identifies code: the results number of fedbandit's own, and digests of the source of a
+user's parts as executed.
 
-Those are compiled from the very bytes that are hashed: Python tells its compiled files apart by size and second, and
-an edit may change neither.
+Those are compiled from the very bytes that are hashed: Python tells its compiled files apart by
+size and second, and an edit may change neither.
 """
 
 import hashlib
@@ -30,7 +31,9 @@ _executed: dict[
 
 
 def import_module(name: str) -> ModuleType:
-    """The module of that name; if it is not loaded yet, it and the user's modules it imports are compiled anew."""
+    """The module of that name; if it is not loaded yet, it and the user's modules it imports are
+    compiled anew.
+    """
     if name in sys.modules:
         return sys.modules[name]
     if (
@@ -49,15 +52,19 @@ def import_module(name: str) -> ModuleType:
 
 
 def always_compile() -> None:
-    """From now on have every module of a user's in this process compiled from its source, whoever imports it."""
+    """From now on have every module of a user's in this process compiled from its source, whoever
+    imports it.
+    """
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
 
 
 def require_sources(names: Iterable[str], expected: Mapping[str, str]) -> None:
-    """Have the code behind these parts loaded that the digests name; `ConfigError` if this machine has other code.
+    """Have the code behind these parts loaded that the digests name; `ConfigError` if this machine
+    has other code.
 
-    What was loaded before a file was edited is loaded anew. A module that is not loaded here is not executed here.
+    What was loaded before a file was edited is loaded anew. A module that is not loaded here is not
+    executed here.
     """
     names = list(names)
     for attempt in (1, 2):
@@ -73,7 +80,8 @@ def require_sources(names: Iterable[str], expected: Mapping[str, str]) -> None:
 
 
 def source_digests(names: Iterable[str]) -> dict[str, str]:
-    """The digest of every source file behind parts named by import paths, by its file; built-in names have none.
+    """The digest of every source file behind parts named by import paths, by its file; built-in
+    names have none.
 
     These are the modules that the parts are in, and those of the user's that they import.
     """
@@ -96,7 +104,9 @@ def loaded_digests(names: Iterable[str]) -> dict[str, str]:
 
 
 def _closure(names: Iterable[str]) -> dict[str, bytes]:
-    """The modules that parts are in, and those of the user's that they import, each with its source."""
+    """The modules that parts are in, and those of the user's that they import, each with its
+    source.
+    """
     waiting = [name.partition(":")[0] for name in names if ":" in name]
     found: dict[str, bytes] = {}
     while waiting:
@@ -134,7 +144,9 @@ class _Finder:
 
 @cache
 def _installed() -> tuple[Path, ...]:
-    """Where Python, installed packages and fedbandit itself are: their versions are known by other means."""
+    """Where Python, installed packages and fedbandit itself are: their versions are known by other
+    means.
+    """
     places = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
     return (
         *(Path(place).resolve() for place in places if place),
@@ -154,7 +166,9 @@ def _origin(name: str) -> str | None:
 
 
 def _source(name: str) -> bytes | None:
-    """What was executed, or for a module that somebody else has loaded, what its file held when we first saw it."""
+    """What was executed, or for a module that somebody else has loaded, what its file held when we
+    first saw it.
+    """
     origin = _origin(name)
     if (
         name not in _executed

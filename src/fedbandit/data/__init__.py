@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError
+from fedbandit.data.checksums import cache_folder
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.verification import cache_folder
 
 EMBEDDED = {
+    "gallery": 1,
     "glyphs": 1,
     "topics": 1,
 }  # name -> version; a new version when what it generates changes
@@ -25,9 +26,11 @@ __all__ = [
 
 
 def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDataset:
-    """An embedded data set by name (made on first use, then kept), or a folder made by `fedbandit data import`.
+    """An embedded data set by name (made on first use, then kept), or a folder made by `fedbandit
+    data import`.
 
-    Its files are read in full when it is opened for the first time, when they have changed, and when `verify` is true.
+    Its files are read in full when it is opened for the first time, when they have changed, and
+    when `verify` is true.
 
     Examples:
         >>> topics = open_dataset("topics")
@@ -46,11 +49,12 @@ def open_dataset(source: str | Path, *, verify: bool = False) -> FederatedDatase
 def import_frame(
     frame: Any, out: str | Path, *, client: str, labels: str | Sequence[str], **options: Any
 ) -> FederatedDataset:
-    """Make a data set of a table with labels: a pandas or polars frame, an Arrow table, or a file's name.
+    """Make a data set of a table with labels: a pandas or polars frame, an Arrow table, or a file's
+    name.
 
-    A data set of Hugging Face's `datasets` is taken, too. Its options are those of `fedbandit data import table`, with
-    `treat` for `--as`. What is made of each column is printed by `fedbandit data info`, and shown beforehand by
-    `fedbandit.data.importers.table.preview_table`.
+    A data set of Hugging Face's `datasets` is taken, too. Its options are those of `fedbandit data
+    import table`, with `treat` for `--as`. What is made of each column is printed by `fedbandit
+    data info`, and shown beforehand by `fedbandit.data.importers.table.preview_table`.
 
     Examples:
         >>> import pandas as pd
@@ -82,7 +86,8 @@ def import_log(
     propensity: str,
     **options: Any,
 ) -> FederatedDataset:
-    """Make a data set of logged decisions; `frame` is what `import_frame` takes, the options those of `import logged`.
+    """Make a data set of logged decisions; `frame` is what `import_frame` takes, the options those
+    of `import logged`.
 
     Examples:
         >>> import pandas as pd

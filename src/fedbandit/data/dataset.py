@@ -1,7 +1,8 @@
-"""A federated data set: clients, each with examples. On disk it is a folder of plain memory-mapped arrays.
+"""A federated data set: clients, each with examples. On disk it is a folder of plain memory-mapped
+arrays.
 
-Whatever is opened has been verified, so that those who compute with it may trust it; a client is a slice. Knows nothing
-of policies, models or rounds.
+Whatever is opened has been verified, so that those who compute with it may trust it; a client is a
+slice. Knows nothing of policies, models or rounds.
 """
 
 import mmap
@@ -14,45 +15,39 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import Candidates, Contexts, Features, ItemSpec, rows_at
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.door import (
+from fedbandit.data.checksums import CHECKSUMS, ensure_verified
+from fedbandit.data.encoder import Encoder
+from fedbandit.data.mapped_files import MappedFile, read_pays, read_rows
+from fedbandit.data.validation import (
     AGAIN,
     FINITE,
     PROPENSITY,
     ClientIds,
-    Door,
     FileState,
+    FolderReader,
     Offsets,
-    Rule,
+    ValueRule,
     below,
     checked_fields,
 )
-from fedbandit.data.encoder import Encoder
-from fedbandit.data.paging import Pages, read_pays, read_rows
-from fedbandit.data.verification import CHECKSUMS, ensure_verified
 
 FORMAT = "fedbandit-dataset"
 VERSION = 2
-WITHOUT_CHECKSUMS = 1  # the version that 0.1 wrote
-Contexts = np.ndarray | Ragged
-"""What a model scores: float [n, *shape] for dense data, `Ragged` rows of (word or other feature, value) for sparse."""
-
-
-def contexts_at(contexts: Contexts, rows: np.ndarray) -> Contexts:
-    """Some of the contexts, in the given order."""
-    return contexts.take(rows) if isinstance(contexts, Ragged) else contexts[rows]
-
-
-def contexts_between(contexts: Contexts, start: int, stop: int) -> Contexts:
-    """Contexts start to stop; shares memory with the whole."""
-    return contexts.slice(start, stop) if isinstance(contexts, Ragged) else contexts[start:stop]
 
 
 @dataclass(frozen=True)
 class Header:
-    """The facts about a data set that are true of all its splits."""
+    """The facts about a data set that are true of all its splits; `header.json` of its folder.
+
+    `fingerprint` identifies the contents: names of actions, arrays and words. It is part of a run's
+    identity, so that a run is never resumed on other data. `published_counts` are frequencies that
+    the source itself has published, for rewards by rarity; without them the training split is
+    counted.
+    """
 
     name: str
     kind: Literal["dense", "sparse"]
@@ -73,23 +68,39 @@ class Header:
     encoder: Encoder | None = (
         None  # how a row of a table becomes a context; None: words alone, or as it was given
     )
+    items: ItemSpec | None = None  # of a catalogue, in place of fixed actions
 
     @property
     def num_actions(self) -> int:
+        """K, the number of actions."""
         return len(self.actions)
 
     @property
+    def places(self) -> int:
+        """The largest action of any decision, plus one: fixed actions, or the longest list of candidates."""
+        return len(self.actions) if self.items is None else self.items.most
+
+    @property
+    def typical_actions(self) -> int:
+        """How many actions a decision has: fixed ones, or candidates on average."""
+        return len(self.actions) if self.items is None else round(self.items.shown)
+
+    @property
     def frequencies(self) -> tuple[int, ...]:
-        """How frequent each action is: as its source published it, otherwise counted over the training split."""
+        """Frequency of each action: as its source published it, otherwise counted over the
+        training split.
+        """
         return self.published_counts or self.action_counts
 
     def to_json(self) -> dict[str, Any]:
+        """The header as plain values, as `header.json` holds them; the inverse of `from_json`."""
         fields = dict(vars(self))
         fields["lower_case"] = sorted(self.lower_case.items())
-        if self.encoder is None:
-            del fields["encoder"]
-        else:
-            fields["encoder"] = self.encoder.to_json()
+        fields["encoder"] = None if self.encoder is None else self.encoder.to_json()
+        fields["items"] = None if self.items is None else vars(self.items)
+        for name in ("encoder", "items"):
+            if fields[name] is None:
+                del fields[name]
         return {"format": FORMAT, "version": VERSION, **fields}
 
     @classmethod
@@ -101,7 +112,11 @@ class Header:
 
 @dataclass(frozen=True)
 class Log:
-    """Logged bandit feedback of a split: one entry per example."""
+    """Logged bandit feedback of a split: one entry per example, in the order of its rows.
+
+    `propensities` are the probabilities with which the logging policy took the actions; off-policy
+    evaluation divides by them, so all lie in (0, 1].
+    """
 
     actions: np.ndarray  # int32 [n]
     rewards: np.ndarray  # float32 [n]
@@ -110,8 +125,24 @@ class Log:
 
 
 @dataclass(frozen=True)
+class Catalogue:
+    """Items that decisions choose from, each with features, stored once."""
+
+    features: Features  # of the items, in the order of their numbers
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True)
 class Split:
-    """The examples of one split, grouped by client; clients are sorted by id."""
+    """The examples of one split, grouped by client; clients are sorted by id.
+
+    Examples of client c are the rows `offsets[c]` to `offsets[c + 1]`. Features are stored as they
+    came (`uint8` pixels, float32, or sparse rows) and become contexts when they are asked for. A
+    split with labels has no log; a logged one has rows of labels that are empty. Over a catalogue,
+    labels and logged actions are places in the example's own list of candidates.
+    """
 
     client_ids: np.ndarray  # bytes [clients], utf-8
     offsets: (
@@ -121,16 +152,21 @@ class Split:
     labels: Ragged
     scale: float = 1.0
     log: Log | None = None
+    candidates: Ragged | None = None  # the items that each example could choose from
+    catalogue: Catalogue | None = None
 
     @property
     def num_clients(self) -> int:
+        """The number of clients."""
         return len(self.offsets) - 1
 
     @property
     def num_examples(self) -> int:
+        """The number of rows over all clients."""
         return int(self.offsets[-1])
 
     def client_id(self, client: int) -> str:
+        """The id of a client by its place in the split."""
         return bytes(self.client_ids[client]).decode()
 
     def sizes(self) -> np.ndarray:
@@ -138,7 +174,20 @@ class Split:
         return np.diff(self.offsets)
 
     def contexts(self, rows: np.ndarray) -> Contexts:
-        """The contexts of the given rows: float32 [n, *shape], or sparse rows."""
+        """The decisions of the given rows."""
+        return Contexts(self.shared(rows), self._shown(rows))
+
+    def _shown(self, rows: np.ndarray) -> Candidates | None:
+        """The candidates of the given rows with their features; cost goes with what is shown."""
+        if self.candidates is None:
+            return None
+        assert self.catalogue is not None
+        listed = self.candidates.take(rows)
+        items = listed.ids.astype(np.int64)
+        return Candidates(listed.offsets, items, rows_at(self.catalogue.features, items))
+
+    def shared(self, rows: np.ndarray) -> Features:
+        """What is known of user and moment in the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
         return self._scaled(self.features[rows])
@@ -146,21 +195,27 @@ class Split:
     def examples(
         self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray
     ) -> tuple[Contexts, Ragged]:
-        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of clients[i]."""
+        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of
+        clients[i].
+        """
         features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
+        if self.candidates is not None:
+            return self.contexts(rows), self.labels.take(rows)
         if not isinstance(features, Ragged) or not read_pays(
             features, len(rows), int((stops - starts).sum())
         ):
             return self.contexts(rows), self.labels.take(rows)
         asked = (starts, stops, bounds, rows)
-        return read_rows(features, *asked), read_rows(self.labels, *asked)
+        return Contexts(read_rows(features, *asked)), read_rows(self.labels, *asked)
 
     def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
-        """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but in one piece."""
-        labels = self.labels.slice(start, stop).copy()
+        """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but
+        in one piece.
+        """
+        labels, shown = self.labels.slice(start, stop).copy(), self._shown(np.arange(start, stop))
         if isinstance(self.features, Ragged):
-            return self.features.slice(start, stop).copy(), labels
-        return self._scaled(self.features[start:stop]), labels
+            return Contexts(self.features.slice(start, stop).copy(), shown), labels
+        return Contexts(self._scaled(self.features[start:stop]), shown), labels
 
     def _scaled(self, features: np.ndarray) -> np.ndarray:
         if features.dtype != np.uint8:
@@ -172,7 +227,8 @@ class Split:
 
 @dataclass(frozen=True)
 class FederatedDataset:
-    """A header, a training split and, where there is one, a test split; examples are grouped by client.
+    """A header, a training split and, where there is one, a test split; examples are grouped by
+    client.
 
     Examples:
         >>> import numpy as np
@@ -194,30 +250,32 @@ class FederatedDataset:
 
     @classmethod
     def open(
-        cls, path: Path | str, *, verify: bool = False, progress: Progress | None = None
+        cls, path: Path | str, *, verify: bool = False, progress: ProgressReporter | None = None
     ) -> "FederatedDataset":
         """Open a folder made by `fedbandit data import` and map its arrays.
 
-        The whole of it is read the first time it is opened, and again when a file has changed or `verify` asks for it.
+        The whole of it is read the first time it is opened, and again when a file has changed or
+        `verify` asks for it.
         """
         path = Path(path)
-        door = Door(path)
-        header = _read_header(door)
-        train = _open_split(door, "train", header)
+        reader = FolderReader(path)
+        header = _read_header(reader)
+        catalogue = _open_catalogue(reader, header)
+        train = _open_split(reader, "train", header, catalogue)
         if train is None:
             raise DataError(f"{path}: the data set has no training split")
-        test = _open_split(door, "test", header)
-        door.look_at("vocabulary.txt")
-        ensure_verified(door, again=verify, progress=progress)
-        return cls(header, train, test, path, door.states)
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether the folder holds checksums; those of 0.1 do not."""
-        return CHECKSUMS in self.files
+        test = _open_split(reader, "test", header, catalogue)
+        reader.look_at("vocabulary.txt")
+        ensure_verified(reader, again=verify, progress=progress)
+        return cls(header, train, test, path, reader.states)
 
     def check_unchanged(self) -> None:
-        """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look at each."""
+        """Raise `DataError` if a file of the folder is not the one that was opened: it costs a look
+        at each.
+
+        A run asks before it keeps what it has computed. Size, time of the last change and inode
+        decide.
+        """
         for path, state in self._expected:
             try:
                 now = os.stat(path)
@@ -253,7 +311,9 @@ class FederatedDataset:
 
     @cached_property
     def _expected(self) -> list[tuple[str, tuple[int, int, int]]]:
-        """Path, size, time and inode of every file, ready for a look in every round; none of data in memory alone."""
+        """Path, size, time and inode of every file, ready for a look in every round; none of data
+        in memory alone.
+        """
         if self.path is None:
             return []
         return [
@@ -261,7 +321,10 @@ class FederatedDataset:
         ]
 
     def vocabulary(self) -> list[str]:
-        """The words behind the columns of sparse text, most frequent first."""
+        """The words behind the columns of sparse text, most frequent first.
+
+        `DataError` where the data set has no text, or the file does not have one word a column.
+        """
         if self.path is None or not (self.path / "vocabulary.txt").exists():
             raise DataError(f"{self.header.name}: the data set has no vocabulary")
         try:
@@ -290,8 +353,8 @@ def _how_to_import(path: Path) -> str:
     return f"fedbandit data import {known} --out FOLDER" if known else "fedbandit data import"
 
 
-def _read_header(door: Door) -> Header:
-    path = door.folder
+def _read_header(reader: FolderReader) -> Header:
+    path = reader.folder
     if not path.is_dir() and path.exists():
         raise DataError(
             f"{path}: is a file, not a data set folder; `{_how_to_import(path)}` makes one of it"
@@ -300,15 +363,15 @@ def _read_header(door: Door) -> Header:
         raise DataError(
             f"{path}: not a data set folder (no header.json); `fedbandit data import` makes one"
         )
-    fields = door.json("header.json")
+    fields = reader.json("header.json")
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise DataError(f"{path / 'header.json'}: not the header of a fedbandit data set")
     found = fields.get("version")
-    if found not in (WITHOUT_CHECKSUMS, VERSION):
+    if found != VERSION:
         raise DataError(
             f"{path}: format version {found}, this fedbandit reads {VERSION}; import it again"
         )
-    if found == VERSION and not door.look_at(CHECKSUMS):
+    if not reader.look_at(CHECKSUMS):
         raise DataError(f"{path}: {CHECKSUMS} is missing; {AGAIN}")
     try:
         return Header.from_json(fields)
@@ -316,50 +379,94 @@ def _read_header(door: Door) -> Header:
         raise DataError(f"{path / 'header.json'}: {error}; {AGAIN}") from None
 
 
-def _open_split(door: Door, split: str, header: Header) -> Split | None:
-    """The arrays of a split, each of the type and shape that the others and the header ask for."""
-    if not (door.folder / split).is_dir():
-        return None
+@dataclass(frozen=True)
+class _Part:
+    """The arrays of one part of the folder: a split, or the catalogue."""
+
+    reader: FolderReader
+    name: str
 
     def array(
-        name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: Rule
+        self, name: str, kinds: tuple[str, ...], shape: tuple[int | None, ...], rule: ValueRule
     ) -> np.ndarray:
-        return door.array(f"{split}/{name}.npy", kinds, shape, rule)
+        return self.reader.array(f"{self.name}/{name}.npy", kinds, shape, rule)
 
-    def offsets(name: str, rows: int) -> np.ndarray:
-        found = array(name, ("int64",), (rows + 1,), Offsets())
-        if found[-1] < 0:
-            raise DataError(
-                f"{door.folder / split / name}.npy, entry {rows}: {Offsets().wrong(found[-1])}; {AGAIN}"
-            )
+    def offsets(self, name: str, rows: int | None) -> np.ndarray:
+        """Where rows begin: int64 [rows + 1], of any number of rows where it is None."""
+        found = self.array(name, ("int64",), (None if rows is None else rows + 1,), Offsets())
+        if not len(found) or found[-1] < 0:
+            where = f"{self.reader.folder / self.name / name}.npy, entry {len(found) - 1}"
+            raise DataError(f"{where}: {Offsets().wrong(found[-1:])}; {AGAIN}")
         return found
 
-    def ragged(name: str, limit: int, values: bool = False) -> Ragged:
-        starts = offsets(f"{name}_offsets", n)
+    def ragged(self, name: str, rows: int | None, limit: int, values: bool = False) -> Ragged:
+        """Rows of ids below `limit`, with values where they have some."""
+        starts = self.offsets(f"{name}_offsets", rows)
         total = (int(starts[-1]),)
-        ids = array(f"{name}_ids", ("int32",), total, below(limit))
+        ids = self.array(f"{name}_ids", ("int32",), total, below(limit))
         return Ragged(
-            starts, ids, array(f"{name}_values", ("float32",), total, FINITE) if values else None
+            starts,
+            ids,
+            self.array(f"{name}_values", ("float32",), total, FINITE) if values else None,
         )
 
-    clients = array("clients", ("bytes",), (None,), ClientIds())
-    client_offsets = offsets("offsets", len(clients))
-    n = int(client_offsets[-1])
-    features: np.ndarray | Ragged
-    if header.kind == "sparse":
-        features = ragged("feature", header.shape[0], values=True)
-    else:
-        features = array("features", ("float32", "uint8"), (n, *header.shape), FINITE)
-    labels = ragged("label", header.num_actions)
+    def features(self, kind: str, rows: int | None, shape: tuple[int, ...]) -> Features:
+        """Dense or sparse features of that many rows."""
+        if kind == "sparse":
+            return self.ragged("feature", rows, shape[0], values=True)
+        return self.array("features", ("float32", "uint8"), (rows, *shape), FINITE)
+
+
+def _open_catalogue(reader: FolderReader, header: Header) -> Catalogue | None:
+    if header.items is None:
+        return None
+    part = _Part(reader, "catalogue")
+    return Catalogue(part.features(header.items.kind, None, header.items.shape))
+
+
+def _open_split(
+    reader: FolderReader, split: str, header: Header, catalogue: Catalogue | None
+) -> Split | None:
+    """The arrays of a split, each of the type and shape that the others and the header ask for."""
+    if not (reader.folder / split).is_dir():
+        return None
+    part = _Part(reader, split)
+    clients = part.array("clients", ("bytes",), (None,), ClientIds())
+    client_offsets = part.offsets("offsets", len(clients))
+    n, places = int(client_offsets[-1]), header.num_actions
+    features = part.features(header.kind, n, header.shape)
+    candidates = None
+    if catalogue is not None:
+        candidates = part.ragged("candidate", n, len(catalogue))
+        places = header.places
+    labels = part.ragged("label", n, places)
     log = None
     if header.logged:
-        chosen = array("actions", ("int32",), (n,), below(header.num_actions))
-        rewards = array("rewards", ("float32",), (n,), FINITE)
-        propensities = array("propensities", ("float32",), (n,), PROPENSITY)
-        limited = (door.folder / split / "available_ids.npy").exists()
-        available = ragged("available", header.num_actions) if limited else None
+        chosen = part.array("actions", ("int32",), (n,), below(places))
+        rewards = part.array("rewards", ("float32",), (n,), FINITE)
+        propensities = part.array("propensities", ("float32",), (n,), PROPENSITY)
+        limited = (reader.folder / split / "available_ids.npy").exists()
+        available = part.ragged("available", n, places) if limited else None
         log = Log(chosen, rewards, propensities, available)
-    return Split(clients, client_offsets, features, labels, header.scale, log)
+    found = Split(
+        clients, client_offsets, features, labels, header.scale, log, candidates, catalogue
+    )
+    _check_places(reader.folder / split, found)
+    return found
+
+
+def _check_places(where: Path, split: Split) -> None:
+    """Places must lie in their example's own list: a kernel would read a neighbour's candidate."""
+    if split.candidates is None:
+        return
+    counts = np.diff(split.candidates.offsets)
+    wrong = split.labels.ids >= counts[split.labels.row_of_entry()]
+    if split.log is not None:
+        wrong = np.append(wrong, split.log.actions >= counts)
+    if wrong.any():
+        raise DataError(
+            f"{where}: a label or action is no place in its list of candidates; {AGAIN}"
+        )
 
 
 # Bytes of mapped files, of which the libraries take about 100 MB. Giving back costs page faults afterwards: seldom is
@@ -369,7 +476,11 @@ _STATUS = "/proc/self/statm"
 
 
 def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
-    """Let go of the data set's pages if more than `limit` bytes are mapped; True if so. Nothing is lost."""
+    """Let go of the data set's pages if more than `limit` bytes are mapped; True if so.
+
+    Nothing is lost: pages are read again when they are needed. Without it, a run that visits all
+    clients of a large data set would seem to use as much memory as the data set has.
+    """
     if not hasattr(mmap, "MADV_DONTNEED") or sum(f.size for f in dataset.files.values()) <= limit:
         return False  # so little that it may stay
     if _mapped_bytes() <= limit:
@@ -380,7 +491,9 @@ def give_back(dataset: FederatedDataset, limit: int = _LIMIT) -> bool:
 
 
 def _mapped_bytes() -> int:
-    """What is resident of files, where the system reports it; 0 elsewhere. Asked in every round, so it is plain."""
+    """Bytes of files that are resident, where the system reports it; 0 elsewhere. Asked in every
+    round, so it is plain.
+    """
     try:
         handle = os.open(_STATUS, os.O_RDONLY)
     except OSError:
@@ -391,14 +504,15 @@ def _mapped_bytes() -> int:
         os.close(handle)
 
 
-def _mappings(dataset: FederatedDataset) -> Iterator[Pages]:
+def _mappings(dataset: FederatedDataset) -> Iterator[MappedFile]:
     for split in (dataset.train, dataset.test):
         if split is None:
             continue
         arrays: list[np.ndarray | None] = [split.client_ids, split.offsets]
-        for part in (split.features, split.labels):
+        listed = [] if split.candidates is None else [split.candidates]
+        for part in (split.features, split.labels, *listed):
             arrays += [part.offsets, part.ids, part.values] if isinstance(part, Ragged) else [part]
         for array in arrays:
             base: Any = None if array is None else array.base
-            if isinstance(base, Pages):
+            if isinstance(base, MappedFile):
                 yield base

@@ -1,4 +1,4 @@
-"""How a row of a table becomes a context: words first, then the features of each column.
+"""From a row of a table to a context: words first, then the features of each column.
 
 What importers and devices share. Numpy alone, since a device has no more. Knows nothing of files.
 """
@@ -36,7 +36,7 @@ class Column:
 
     name: str
     kind: Kind
-    missing: bool = False  # a feature of its own says that the value is missing
+    missing: bool = False  # one more feature says that the value is missing
     log: bool = False  # numbers: log(1 + x) comes before scaling
     scaled: bool = True  # numbers: (x - mean) / deviation, at most 5 either way
     mean: float = 0.0
@@ -62,7 +62,9 @@ class Column:
         return [*names, f"{self.name} is missing"] if self.missing else names
 
     def encode(self, cells: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Its features that are not zero: rows int64 [entries], positions int64 [entries], values float64 [entries]."""
+        """Its features that are not zero: rows int64 [entries], positions int64 [entries], values
+        float64 [entries].
+        """
         missing = (
             np.isnan(cells)
             if isinstance(cells, np.ndarray)
@@ -115,7 +117,9 @@ class Column:
     def _dates(
         self, rows: np.ndarray, seconds: np.ndarray
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Each part on its circle or its own features; together they weigh as much as any other column."""
+        """Each part on its circle or its own features; together they weigh as much as any other
+        column.
+        """
         parts, start, weight = [], 0, 1 / sqrt(len(self.parts))
         for part in self.parts:
             if part == "weekday":
@@ -135,7 +139,7 @@ class Column:
         return parts
 
     def cell(self, value: object) -> float | str:
-        """What an app has for this column as a cell; `ValueError` if it cannot be one."""
+        """An app's value for this column as a cell; `ValueError` if it cannot be one."""
         names = self.kind in ("category", "hashed")
         if isinstance(value, np.generic):
             value = value.item()
@@ -163,7 +167,7 @@ class Column:
         return float(value)
 
     def describe(self) -> str:
-        """What becomes of it, in a few words."""
+        """The encoding in a few words, for people."""
         if self.kind == "number":
             if not self.scaled:
                 return "number, as it is"
@@ -179,10 +183,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Encoder:
-    """The features of a table's contexts: `words` words of the `text` columns, then those of each other column.
+    """The features of a table's contexts: `words` words of the `text` columns, then those of each
+    other column.
 
-    Words have an L2 norm of 1. Every other column has about 1, and so have all of them together by a fixed factor, so
-    that neither side drowns the other and learning rates mean what they mean for text. Dense contexts are not weighed.
+    Words have an L2 norm of 1. Every other column has about 1, and so have all of them together by
+    a fixed factor, so that neither side drowns the other and learning rates mean what they mean for
+    text. Dense contexts are not weighed.
     """
 
     columns: tuple[Column, ...]
@@ -200,7 +206,12 @@ class Encoder:
         return [*vocabulary, *(name for column in self.columns for name in column.features())]
 
     def sparse(self, bags: Ragged | None, cells: Mapping[str, Cells]) -> Ragged:
-        """Contexts as rows of (feature, value); `bags` holds the rows' words, where there are text columns."""
+        """Contexts as rows of (feature, value); `bags` holds the rows' words, where there are text
+        columns.
+
+        `cells` has the cells of every other column: float64 [n] for numbers, dates and flags, n
+        names for categories. Features of a row ascend.
+        """
         n = len(next(iter(cells.values()))) if bags is None else len(bags)
         shares = 2 if self.words and self.columns else 1
         rows, ids, values = (
@@ -231,7 +242,7 @@ class Encoder:
         return Ragged(offsets, feature[order].astype(np.int32), value[order].astype(np.float32))
 
     def matrix(self, cells: Mapping[str, Cells]) -> np.ndarray:
-        """Dense contexts: float32 [n, width]."""
+        """Dense contexts, float32 [n, width], from the cells of every column; not weighed."""
         out = np.zeros((len(next(iter(cells.values()))), self.width), np.float32)
         start = self.words
         for column in self.columns:
@@ -241,7 +252,9 @@ class Encoder:
         return out
 
     def cells(self, given: Mapping[str, object]) -> tuple[str, dict[str, Cells]]:
-        """What an app knows of one row, by column: its text, and its other cells. `ValueError` if it does not fit."""
+        """An app's values of one row, by column: its text, and its other cells. `ValueError` if
+        it does not fit.
+        """
         known = [*self.text, *(column.name for column in self.columns)]
         for name in given:
             if name not in known:

@@ -1,4 +1,6 @@
-"""Logged data sets in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset's CSV files."""
+"""Logged data sets in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset's
+CSV files.
+"""
 
 import csv
 import json
@@ -11,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Split
 
@@ -20,7 +22,10 @@ _MOST_COLUMNS = 1000
 
 
 def export_dsjson(
-    dataset: FederatedDataset, out: Path | str, split: str = "train", progress: Progress = SILENT
+    dataset: FederatedDataset,
+    out: Path | str,
+    split: str = "train",
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Write a split of logged decisions as DSJSON, one a line.
 
@@ -63,12 +68,16 @@ def _event(
 
 
 def export_open_bandit(
-    dataset: FederatedDataset, out: Path | str, split: str = "train", progress: Progress = SILENT
+    dataset: FederatedDataset,
+    out: Path | str,
+    split: str = "train",
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Write a split of logged decisions as a folder in the layout of the Open Bandit Dataset.
 
-    It has a column for each feature of a context, and one more for the client. `timestamp` counts the rows, since a
-    data set keeps no time.
+    It has a column for each feature of a context, at most 1,000, and one more for the client.
+    `timestamp` counts the rows, since a data set keeps no time. Sets of available actions have no
+    place in that layout and are refused.
     """
     out, part = Path(out), _logged(dataset, split)
     assert part.log is not None
@@ -138,14 +147,14 @@ def _feature_names(dataset: FederatedDataset) -> list[str]:
 
 
 def _rows(
-    part: Split, names: list[str], progress: Progress
+    part: Split, names: list[str], progress: ProgressReporter
 ) -> Iterator[tuple[int, dict[str, float], str]]:
     """Each row's number, its features that are not zero, and its client."""
     owners = np.repeat(np.arange(part.num_clients), part.sizes())
     with progress.task("Writing decisions", part.num_examples) as advance:
         for start in range(0, part.num_examples, _ROWS):
             rows = np.arange(start, min(start + _ROWS, part.num_examples))
-            contexts = part.contexts(rows)
+            contexts = part.shared(rows)
             for place, at in enumerate(rows.tolist()):
                 if isinstance(contexts, Ragged):
                     one = contexts.slice(place, place + 1)

@@ -1,12 +1,16 @@
-"""What a data set holds, in words and in a picture."""
+"""A data set in words, in a picture, and by its statistics: sizes, skew, how much clients differ."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Split
 
+_MIN_LABELS = 20  # clients with fewer labels say too little about their own distribution
+_QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 _DROPPED = {
     "dropped_clients": "clients without examples",
     "dropped_rows_without_client": "rows without a client",
@@ -16,7 +20,9 @@ _DROPPED = {
 
 
 def outcome(path: Path | str) -> str:
-    """What an import made and left out, in a few lines."""
+    """An import's result in a few lines: actions, shape, sizes of the splits, and what was left
+    out.
+    """
     dataset = FederatedDataset.open(path)
     lines = [f"{path}: {dataset.header.num_actions:,} actions, contexts of shape {_shape(dataset)}"]
     lines += [f"  {name}: {_size(split)}" for name, split in _splits(dataset)]
@@ -25,7 +31,11 @@ def outcome(path: Path | str) -> str:
 
 
 def describe(dataset: FederatedDataset, top: int = 10) -> str:
-    """The facts a user looks at before running anything on a data set."""
+    """The facts a user looks at before running anything on a data set, as text.
+
+    Kind and shape of contexts, sizes of splits with quartiles of examples per client, the `top`
+    most frequent actions, what each column of a table became, and what the import left out.
+    """
     header = dataset.header
     kind = (
         "logged feedback"
@@ -67,11 +77,10 @@ def describe(dataset: FederatedDataset, top: int = 10) -> str:
 
 
 def verified(dataset: FederatedDataset) -> str:
-    """What opening it with `verify=True` has found to be right."""
-    size = f"verified: {len(dataset.files)} files, {sum(state.size for state in dataset.files.values()) / 1e6:,.1f} MB"
-    if dataset.has_checksums:
-        return f"{size}: checksums, types, shapes and ranges are right"
-    return f"{size}: types, shapes and ranges are right; no checksums, since 0.1 wrote none: import it again for them"
+    """A line about what opening it with `verify=True` has found to be right."""
+    size = sum(state.size for state in dataset.files.values()) / 1e6
+    files = f"{len(dataset.files)} files, {size:,.1f} MB"
+    return f"verified: {files}: checksums, types, shapes and ranges are right"
 
 
 def _left_out(dataset: FederatedDataset) -> str:
@@ -103,7 +112,11 @@ def is_image(dataset: FederatedDataset) -> bool:
 
 
 def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
-    """Where the contact sheet goes, by default named after the data set; None without images."""
+    """Where the contact sheet goes, by default named after the data set; None without images.
+
+    A name without a suffix gets `.png`; a format that matplotlib cannot write is refused before any
+    drawing.
+    """
     if not is_image(dataset):
         if wanted is not None:
             shape = " x ".join(str(side) for side in dataset.header.shape)
@@ -128,7 +141,11 @@ def picture_name(dataset: FederatedDataset, wanted: Path | None) -> Path | None:
 def write_contact_sheet(
     dataset: FederatedDataset, path: Path, *, clients: int = 10, classes: int = 16
 ) -> Path:
-    """Draw one image for each of some clients and classes; an empty place means that the client has none."""
+    """Draw one image for each of some clients (rows) and classes (columns), and save it.
+
+    Clients are spread from the busiest to the median one; an empty place means that the client has
+    no image of the class.
+    """
     from matplotlib.figure import Figure  # the object-oriented way: no global state, no display
 
     header, split = dataset.header, dataset.train
@@ -147,7 +164,7 @@ def write_contact_sheet(
             axis.set_xticks([])
             axis.set_yticks([])
             if int(label) in examples:
-                image = np.asarray(split.contexts(np.array([examples[int(label)]])))[0]
+                image = np.asarray(split.shared(np.array([examples[int(label)]])))[0]
                 axis.imshow(np.squeeze(image), cmap="gray", vmin=0, vmax=1)
             else:
                 axis.set_frame_on(False)
@@ -174,3 +191,129 @@ def _first_of_each_class(dataset: FederatedDataset, client: int) -> dict[int, in
     for label, row in zip(labels.ids.tolist(), labels.row_of_entry().tolist(), strict=True):
         found.setdefault(label, start + row)
     return found
+
+
+def label_matrix(split: Split, actions: int) -> np.ndarray:
+    """Counts of labels by client: float64 [clients, actions]."""
+    client_of_row = np.repeat(np.arange(split.num_clients), split.sizes())
+    client_of_label = client_of_row[split.labels.row_of_entry()]
+    flat = np.bincount(
+        client_of_label * actions + split.labels.ids, minlength=split.num_clients * actions
+    )
+    return flat.reshape(split.num_clients, actions).astype(np.float64)
+
+
+def heterogeneity(counts: np.ndarray, seed: int = 0) -> dict[str, float]:
+    """Distance of clients' labels from the population's, beside clients drawn from the population.
+
+    `counts` is [clients, actions]. Total variation is half the absolute difference of frequencies,
+    averaged over clients with at least 20 labels; `total_variation_if_alike` is the same for
+    clients of the same sizes that draw from the population: the effect of small numbers alone.
+    Empty where no client has enough labels.
+    """
+    population = counts.sum(axis=0) / counts.sum()
+    counts = counts[counts.sum(axis=1) >= _MIN_LABELS]
+    if len(counts) == 0:
+        return {}
+    sizes = counts.sum(axis=1)
+    alike = np.random.default_rng(seed).multinomial(sizes.astype(int), population)
+    pairs = sizes * (sizes - 1)
+    return {
+        "clients_measured": float(len(counts)),
+        "total_variation": float(_total_variation(counts, population).mean()),
+        "total_variation_if_alike": float(_total_variation(alike, population).mean()),
+        "same_label_within_client": float(((counts * (counts - 1)).sum(axis=1) / pairs).mean()),
+        "same_label_population": float((population**2).sum()),
+    }
+
+
+def _total_variation(counts: np.ndarray, population: np.ndarray) -> np.ndarray:
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    distances: np.ndarray = np.abs(shares - population).sum(axis=1) / 2
+    return distances
+
+
+def writer_effect(split: Split, pairs: int = 20_000, seed: int = 0) -> float:
+    """Of the squared distance between two images of a class, the share that one writer explains.
+
+    0: images of one client are as different as any two of the class; 1: a client draws a class
+    always alike. Measured on at most `pairs` random pairs.
+    """
+    rng = np.random.default_rng(seed)
+    client = np.repeat(np.arange(split.num_clients), split.sizes())
+    label = split.labels.ids[split.labels.offsets[:-1]]
+    same_client = _neighbours(np.lexsort((rng.random(len(client)), client, label)), [label, client])
+    anybody = _neighbours(np.lexsort((rng.random(len(client)), label)), [label])
+
+    def distance(first: np.ndarray, second: np.ndarray) -> float:
+        chosen = rng.permutation(len(first))[:pairs]
+        x, y = (
+            np.asarray(split.shared(rows[chosen])).reshape(len(chosen), -1)
+            for rows in (first, second)
+        )
+        return float(((x - y) ** 2).sum(axis=1).mean())
+
+    return 1 - distance(*same_client) / distance(*anybody)
+
+
+def _neighbours(order: np.ndarray, keys: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that follow each other in `order` and agree in all keys."""
+    first, second = order[:-1], order[1:]
+    agree = np.all([key[first] == key[second] for key in keys], axis=0)
+    return first[agree], second[agree]
+
+
+def statistics(dataset: FederatedDataset) -> Iterator[str]:
+    """Sizes, skew and differences between clients as lines of text, in the order they are computed.
+
+    `fedbandit data statistics` prints them; docs/embedded-data.md explains each. `DataError` for
+    data without labels.
+    """
+    header, train = dataset.header, dataset.train
+    if not len(train.labels.ids):
+        raise DataError(f"{header.name}: no example has a label; statistics are about labels")
+    yield f"data set                     {header.name} ({header.kind}, {header.num_actions} actions)"
+    for name, split in (("train", train), ("test", dataset.test)):
+        if split is not None:
+            yield f"{name + ' clients, examples':<28} {split.num_clients:,}, {split.num_examples:,}"
+    sizes = train.sizes()
+    yield f"examples per client          {_quantiles(sizes)}, mean {sizes.mean():.1f}, sd {sizes.std():.1f}"
+
+    counts = label_matrix(train, header.num_actions)
+    share = np.sort(counts.sum(axis=0))[::-1] / train.num_examples
+    per_example = np.diff(train.labels.offsets)
+    yield f"labels per example           mean {per_example.mean():.2f}, shares of 0, 1, 2, … {_shares(per_example)}"
+    ranks = [rank for rank in (1, 2, 5, 10, 20, 50) if rank <= len(share)]
+    yield "label share by rank          " + ", ".join(
+        f"{rank}: {share[rank - 1]:.4f}" for rank in ranks
+    )
+    yield f"most to least frequent       {share[0] / max(share[-1], 1e-12):.1f}"
+    for name, value in heterogeneity(counts).items():
+        yield f"{name.replace('_', ' '):<28} {value:,.3f}".removesuffix(".000")
+
+    if isinstance(train.features, Ragged):
+        words = np.diff(train.features.offsets)
+        yield f"different words per example  {_quantiles(words)}, mean {words.mean():.1f}"
+        used = np.sort(np.bincount(train.features.ids, minlength=header.shape[0]))[::-1] / len(
+            train.features.ids
+        )
+        yield "word share by rank           " + ", ".join(
+            f"{rank}: {used[rank - 1]:.5f}"
+            for rank in (1, 10, 100, 1000, 5000)
+            if rank <= len(used)
+        )
+    elif not header.multilabel and len(header.shape) >= 2:
+        yield f"writer effect on images      {writer_effect(train):.3f}"
+        sample = np.asarray(
+            train.shared(np.arange(0, train.num_examples, 1 + train.num_examples // 5000))
+        )
+        yield f"mean pixel, share above 1/2  {sample.mean():.3f}, {(sample > 0.5).mean():.3f}"
+
+
+def _quantiles(values: np.ndarray) -> str:
+    numbers = " / ".join(f"{value:.0f}" for value in np.percentile(values, _QUANTILES))
+    return f"{numbers} (quantiles {', '.join(map(str, _QUANTILES))} %)"
+
+
+def _shares(values: np.ndarray) -> str:
+    return " ".join(f"{share:.3f}" for share in np.bincount(values) / len(values))

@@ -19,12 +19,19 @@ _MOST_DISTINCT = (
 
 
 def tokenise(text: str) -> list[str]:
-    """The lower-case words of a raw text, in order."""
+    """The lower-case words of a raw text, in order.
+
+    Examples:
+        >>> tokenise("How do I call C++ from node.js?")
+        ['how', 'do', 'i', 'call', 'c++', 'from', 'node.js']
+    """
     return _WORD.findall(text.lower())
 
 
 class FrequencyCounter:
-    """Counts words or labels in bounded memory and names the most frequent; ties go to the alphabetically first."""
+    """Counts words or labels in bounded memory and names the most frequent; ties go to the
+    alphabetically first.
+    """
 
     def __init__(self, most_distinct: int = _MOST_DISTINCT) -> None:
         self._counts: Counter[str] = Counter()
@@ -33,7 +40,9 @@ class FrequencyCounter:
 
     @property
     def distinct(self) -> int:
-        """How many different items it holds; once some were forgotten, one more than it can hold."""
+        """The number of different items that it holds; once some were forgotten, one more than it
+        can hold.
+        """
         return len(self._counts) if self._floor == 0 else self._most_distinct + 1
 
     def add(self, items: Iterable[str] | Mapping[str, int]) -> None:
@@ -50,14 +59,21 @@ class FrequencyCounter:
 
 
 class BagOfWords(Generic[AnyStr]):
-    """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are dropped."""
+    """Turns tokenised sentences into sparse rows over a fixed vocabulary; unknown words are
+    dropped.
+
+    Importers and devices call the same code, so that a device's context has the bits of the
+    import's.
+    """
 
     def __init__(self, words: Sequence[AnyStr]) -> None:
         self.words: list[AnyStr] = list(words)
         self._index: dict[AnyStr, int] = {word: i for i, word in enumerate(self.words)}
 
     def encode(self, sentences: Iterable[Sequence[AnyStr]]) -> Ragged:
-        """Rows of (word, count / L2 norm of the counts), words ascending; no known word gives an empty row."""
+        """Rows of (word, count / L2 norm of the counts), words ascending; no known word gives an
+        empty row.
+        """
         unknown = len(self._index)
         find = self._index.get
         lengths, ids = [0], []
@@ -79,7 +95,9 @@ EMNIST_LOWER_CASE = {10 + letter: 36 + letter for letter in range(26)}  # 'A' ->
 
 
 class LabelEncoder(Generic[AnyStr]):
-    """Turns label names into action numbers; names that are no action are dropped, repeats count once."""
+    """Turns label names into action numbers; names that are no action are dropped, repeats count
+    once.
+    """
 
     def __init__(self, actions: Sequence[AnyStr]) -> None:
         self.actions: list[AnyStr] = list(actions)
@@ -94,12 +112,20 @@ class LabelEncoder(Generic[AnyStr]):
 
 
 def case_map(actions: Sequence[str]) -> dict[int, int]:
-    """Upper-case letter -> lower-case letter, where the actions are the 62 characters; otherwise empty."""
+    """Upper-case letter -> lower-case letter, where the actions are the 62 characters; otherwise
+    empty.
+    """
     return dict(EMNIST_LOWER_CASE) if tuple(actions) == EMNIST_ACTIONS else {}
 
 
 def in_natural_order(names: Iterable[str]) -> list[str]:
-    """Names sorted: as numbers where all are whole numbers, as EMNIST orders characters, else alphabetically."""
+    """Names sorted: as numbers where all are whole numbers, as EMNIST orders characters, else by
+    letters.
+
+    Examples:
+        >>> in_natural_order(["10", "9", "1"]), in_natural_order(["b", "a"])
+        (['1', '9', '10'], ['a', 'b'])
+    """
     names = list(names)
     if all(name.isascii() and name.isdigit() for name in names):
         return sorted(names, key=lambda name: (int(name), name))
@@ -109,5 +135,10 @@ def in_natural_order(names: Iterable[str]) -> list[str]:
 
 
 def split_labels(cell: str, separator: str) -> list[str]:
-    """The labels in one cell of a table; spaces around them and empty ones are dropped."""
+    """The labels in one cell of a table; spaces around them and empty ones are dropped.
+
+    Examples:
+        >>> split_labels("java | c++ |", "|")
+        ['java', 'c++']
+    """
     return [name for part in cell.split(separator) if (name := part.strip())]

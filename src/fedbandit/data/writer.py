@@ -1,6 +1,8 @@
-"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded memory.
+"""Writing a data set folder: examples in any order come in, whole clients go out, in bounded
+memory.
 
-One process writes a folder at a time, and a folder is either whole or not there.
+One process writes a folder at a time, and a folder is either whole or not there: it is made beside
+its place, as `.NAME.partial`, and renamed in the end.
 """
 
 import fcntl
@@ -14,17 +16,20 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
+from fedbandit.core.contexts import Features, ItemSpec
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Header, Log
+from fedbandit.data.checksums import write_checksums
+from fedbandit.data.dataset import Catalogue, Header, Log
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.spool import Spool
-from fedbandit.data.verification import write_checksums
+from fedbandit.data.split_writer import SplitWriter, save_blocks
 
 
 def claim(path: Path, flags: int, out: Path) -> int:
-    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of `out` are refused."""
+    """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of
+    `out` are refused.
+    """
     lock = os.open(path, flags, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -39,11 +44,11 @@ def claim(path: Path, flags: int, out: Path) -> int:
     return lock
 
 
-_FLUSH_EVERY = 4096  # examples added one by one before they go to disk
-
-
 def check_target(out: Path | str) -> Path:
-    """Refuse a target that already holds something, before any work is done for it."""
+    """The path of a data set to write; one that already holds something is refused.
+
+    To be called before any work is done for it. An empty folder is as good as none.
+    """
     out = Path(out)
     try:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
@@ -54,7 +59,11 @@ def check_target(out: Path | str) -> Path:
 
 
 class DatasetWriter:
-    """Add examples in any order, then `finish()`. As a context manager it cleans up unless finished."""
+    """Add examples in any order by `add_many`, then `finish()`. As a context manager it cleans up
+    unless finished.
+
+    Memory holds one batch and a few bytes for every client, however many examples there are.
+    """
 
     def __init__(
         self,
@@ -63,7 +72,7 @@ class DatasetWriter:
         name: str,
         kind: Literal["dense", "sparse"],
         shape: tuple[int, ...],
-        actions: Iterable[str],
+        actions: Iterable[str] = (),
         multilabel: bool = False,
         lower_case: Mapping[int, int] | None = None,
         scale: float = 1.0,
@@ -73,6 +82,7 @@ class DatasetWriter:
         source: Mapping[str, Any] | None = None,
         published_counts: Iterable[int] | None = None,
         encoder: Encoder | None = None,
+        catalogue: Catalogue | None = None,
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
@@ -89,18 +99,18 @@ class DatasetWriter:
             self._header["published_counts"] = tuple(published_counts)
         if encoder is not None:
             self._header["encoder"] = encoder
+        self._catalogue = catalogue
         self.source = dict(
             source or {}
         )  # may be added to until finish(): counts of what was dropped, for example
         self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
-        if self._dtype not in (np.float32, np.uint8):  # what the door lets in
+        if self._dtype not in (np.float32, np.uint8):  # what a reader lets in
             raise DataError(
                 f"{self.out}: features are stored as float32 or uint8, not {self._dtype}"
             )
         self._folder = self.out.parent / f".{self.out.name}.partial"
-        self._spools: dict[str, Spool] = {}
-        self._pending: dict[str, list[tuple[Any, ...]]] = {}
+        self._splits: dict[str, SplitWriter] = {}
         self._made_parents = [
             p for p in (self.out.parent, *self.out.parent.parents) if not p.exists()
         ]
@@ -114,33 +124,18 @@ class DatasetWriter:
         self.close()
 
     def close(self) -> None:
-        """Throw away whatever is not finished."""
-        for spool in self._spools.values():
-            spool.close()
+        """Throw away what is not finished: raw files, the staging folder, and parents made for it.
+
+        Called at the end of a `with` block; does nothing after `finish`.
+        """
+        for writer in self._splits.values():
+            writer.close()
         if self._lock is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._release()
         for parent in self._made_parents:  # innermost first
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
-
-    def add(
-        self,
-        client: str,
-        features: np.ndarray | tuple[np.ndarray, np.ndarray],
-        labels: Iterable[int] = (),
-        *,
-        split: str = "train",
-        action: int = 0,
-        reward: float = 0.0,
-        propensity: float = 1.0,
-        available: Iterable[int] | None = None,
-    ) -> None:
-        """Add one example: dense features [*shape], or (word ids, values) for sparse text."""
-        pending = self._pending.setdefault(split, [])
-        pending.append((client, features, list(labels), action, reward, propensity, available))
-        if len(pending) >= _FLUSH_EVERY:
-            self._flush(split)
 
     def add_many(
         self,
@@ -150,24 +145,32 @@ class DatasetWriter:
         *,
         split: str = "train",
         log: Log | None = None,
+        candidates: Ragged | None = None,
     ) -> None:
-        """Add many examples at once; `clients` holds one id per example."""
-        self._flush(split)
-        self._spool(split).add_many(clients, features, labels, log)
+        """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows,
+        labels are rows.
+
+        A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
+        Over a catalogue `candidates` lists the items of every row, and labels and logged actions
+        are places in these lists.
+        """
+        self._split_writer(split).add_many(clients, features, labels, log, candidates)
 
     def num_clients(self, split: str = "train") -> int:
-        """How many clients of a split have examples so far."""
-        return self._spools[split].clients if split in self._spools else 0
+        """The number of clients of a split that have examples so far."""
+        return self._splits[split].clients if split in self._splits else 0
 
     def num_examples(self, split: str = "train") -> int:
-        """How many examples a split has so far."""
-        return self._spools[split].examples if split in self._spools else 0
+        """The number of examples of a split so far."""
+        return self._splits[split].examples if split in self._splits else 0
 
-    def finish(self, progress: Progress = SILENT) -> Path:
-        """Group the examples by client, write header and arrays, and give the folder its name."""
-        for split in list(self._pending):
-            self._flush(split)
-        train = self._spools.get("train")
+    def finish(self, progress: ProgressReporter = SILENT) -> Path:
+        """Group the examples by client, write header and arrays, and give the folder its name.
+
+        Returns the path. The fingerprint is a digest of the header's facts, all arrays and the
+        vocabulary, so that the same examples give the same data set in whatever order clients came.
+        """
+        train = self._splits.get("train")
         if train is None or train.examples == 0:
             raise DataError(
                 f"{self.out.name}: no client has a training example; nothing was written"
@@ -176,18 +179,21 @@ class DatasetWriter:
             json.dumps(self._header, default=Encoder.to_json, sort_keys=True).encode()
         )
         sums: dict[str, str] = {}
-        size = sum(spool.size for spool in self._spools.values())
+        size = sum(writer.size for writer in self._splits.values())
         with progress.task("Grouping by client", size, unit="B") as advance:
-            for split, spool in sorted(self._spools.items()):
-                if spool.examples:
-                    sums |= spool.complete(self._folder / split, digest, advance)
-                spool.close()
+            for split, writer in sorted(self._splits.items()):
+                if writer.examples:
+                    sums |= writer.complete(self._folder / split, digest, advance)
+                writer.close()
+        if self._catalogue is not None:
+            sums |= self._write_catalogue(self._catalogue.features, digest)
         if self._vocabulary is not None:
             text = "".join(f"{word}\n" for word in self._vocabulary).encode()
             sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
             digest.update(text)
         header = Header(
             **self._header,
+            items=self._items(),
             action_counts=tuple(int(count) for count in train.action_counts),
             source=self.source,
             fingerprint=digest.hexdigest(),
@@ -202,8 +208,34 @@ class DatasetWriter:
         self._release()
         return self.out
 
+    def _items(self) -> ItemSpec | None:
+        """What the header says about the catalogue."""
+        if self._catalogue is None:
+            return None
+        items, train = self._catalogue.features, self._splits["train"]
+        shown = train.listed / train.examples
+        most = max(writer.longest for writer in self._splits.values())
+        if isinstance(items, Ragged):
+            return ItemSpec("sparse", (int(items.ids.max(initial=0)) + 1,), shown, most)
+        return ItemSpec("dense", items.shape[1:], shown, most)
+
+    def _write_catalogue(self, items: Features, digest: Any) -> dict[str, str]:
+        folder = self._folder / "catalogue"
+        folder.mkdir()
+        if isinstance(items, Ragged):
+            parts = {"offsets": items.offsets, "ids": items.ids, "values": items.values}
+            arrays = {f"feature_{name}": np.asarray(array) for name, array in parts.items()}
+        else:
+            arrays = {"features": items}
+        return {
+            f"catalogue/{name}.npy": save_blocks(
+                folder / f"{name}.npy", array.shape, array.dtype, [array], digest
+            )
+            for name, array in arrays.items()
+        }
+
     def _write(self, name: str, content: bytes) -> str:
-        """A file of its own beside the splits, on disk for good: its SHA-256."""
+        """Write a file beside the splits, on disk for good: its SHA-256."""
         with open(self._folder / name, "wb") as file:
             file.write(content)
             file.flush()
@@ -215,54 +247,25 @@ class DatasetWriter:
             os.close(self._lock)
             self._lock = None
 
-    def _spool(self, split: str) -> Spool:
-        if split not in self._spools:
+    def _split_writer(self, split: str) -> SplitWriter:
+        if split not in self._splits:
             h = self._header
-            self._spools[split] = Spool(
+            self._splits[split] = SplitWriter(
                 self._folder / f"{split}.spool",
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
                 actions=len(h["actions"]),
+                items=None if self._catalogue is None else len(self._catalogue),
                 dtype=self._dtype,
                 logged=h["logged"],
             )
-        return self._spools[split]
-
-    def _flush(self, split: str) -> None:
-        pending = self._pending.pop(split, [])
-        if not pending:
-            return
-        clients, contexts, labels, actions, rewards, propensities, available = zip(
-            *pending, strict=True
-        )
-        features: np.ndarray | Ragged
-        if self._header["kind"] == "sparse":
-            features = Ragged(
-                np.cumsum([0, *(len(ids) for ids, _ in contexts)]),
-                np.concatenate([np.asarray(ids, np.int32) for ids, _ in contexts]),
-                np.concatenate([np.asarray(values, np.float32) for _, values in contexts]),
-            )
-        else:
-            features = np.stack([np.asarray(context, self._dtype) for context in contexts])
-        log = None
-        if self._header["logged"]:
-            sets = None
-            if any(choice is not None for choice in available):
-                everything = list(range(len(self._header["actions"])))
-                sets = Ragged.from_rows(
-                    [everything if choice is None else list(choice) for choice in available]
-                )
-            log = Log(
-                np.array(actions, np.int32),
-                np.array(rewards, np.float32),
-                np.array(propensities, np.float32),
-                sets,
-            )
-        self._spool(split).add_many(clients, features, Ragged.from_rows(list(labels)), log)
+        return self._splits[split]
 
 
 def _claimed(folder: Path, out: Path) -> int:
-    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of it is refused."""
+    """Make the staging folder of `out`, locked and empty: the lock's descriptor. A second import of
+    it is refused.
+    """
     folder.mkdir(exist_ok=True)
     lock = claim(folder, os.O_RDONLY, out)
     for left in folder.iterdir():  # by an import that was killed

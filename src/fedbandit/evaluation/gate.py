@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.acting import Actor, NotFinite
 from fedbandit.core.errors import Diverged
-from fedbandit.core.prediction import Prediction
+from fedbandit.core.prediction import at_actions, over_actions
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.evaluation.ope.sums import Bootstrap, Sums, standard_error, sums_of_terms, value_of
 from fedbandit.events import Events
@@ -32,34 +33,30 @@ class GainEstimator:
     def terms(
         self,
         events: Events,
-        old_rule: Policy,
-        old_prediction: Prediction,
-        new_rule: Policy,
-        new_prediction: Prediction,
+        deployed: Actor,
+        candidate: Actor,
         available: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How much more the new model under its rule earns, unbiased without limits, and importance: float64 [n] each.
+        """How much more the candidate earns, and importance: float64 [n] each, unbiased without limits.
 
         `available` [K] or [n, K] is what could be chosen; without it, everything.
         """
-        old = old_rule.probabilities(old_prediction.astype(np.float64), available)
-        new = new_rule.probabilities(new_prediction.astype(np.float64), available)
-        predicted = (
-            self._cut(old_prediction.mean)
-            if self.kind == "dr"
-            else np.zeros_like(old_prediction.mean)
-        )
+        believed, old = deployed.distribution(events.contexts, available)
+        _, new = candidate.distribution(events.contexts, available)
+        predicted = self._cut(believed.mean) if self.kind == "dr" else np.zeros_like(believed.mean)
         change = new - old
         inverse = (
             1 / events.propensities
             if self.limit is None
             else np.minimum(1 / events.propensities, self.limit)
         )
-        weights = _taken(change, events.actions) * inverse
-        surprise = self._cut(events.rewards) - _taken(predicted, events.actions)
-        return (change * predicted).sum(axis=1) + weights * surprise, _taken(
-            new, events.actions
-        ) / events.propensities
+
+        def taken(values: np.ndarray) -> np.ndarray:
+            return at_actions(values, events.actions, believed.bounds).astype(np.float64)
+
+        surprise = self._cut(events.rewards) - taken(predicted)
+        modelled = over_actions(change * predicted, believed.bounds)
+        return modelled + taken(change) * inverse * surprise, taken(new) / events.propensities
 
     @property
     def largest(self) -> float:
@@ -73,10 +70,6 @@ class GainEstimator:
         return (
             rewards if self.most is None else np.clip(rewards, -self.most, self.most, dtype=float)
         )
-
-
-def _taken(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    return np.take_along_axis(values, actions[:, None], axis=1)[:, 0].astype(np.float64)
 
 
 _NO_BOOTSTRAP = Bootstrap(replicates=0)
@@ -155,17 +148,14 @@ class Gate:
         """What these clients return: sums over the log they keep of this period, and nothing else."""
         events = work.act(clients, broadcast)
         deployed = broadcast.deployed[max(broadcast.deployed)]
-        old, new = (
-            work.learner.predict(version.weights, events.contexts)
-            for version in (deployed, candidate)
-        )
-        if not new.finite().all():
+        try:
+            terms, importance = GainEstimator(self.estimator, self.limit).terms(
+                events, work.actor(deployed), work.actor(candidate), events.available
+            )
+        except NotFinite:
             raise Diverged(
                 f"diverged at round {broadcast.round}: the scores of the model to deploy are not finite"
-            )
-        terms, importance = GainEstimator(self.estimator, self.limit).terms(
-            events, work.rule(deployed), old, work.rule(candidate), new, broadcast.available
-        )
+            ) from None
         kept = events.fresh
         bounds = np.concatenate([[0], np.cumsum(kept)])[events.bounds]
         return sums_of_terms(

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedbandit.acting import Predictor, explore
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
-from fedbandit.data.embedded.realizable import RealizableEnvironment
-from fedbandit.federated.learners.base import Learner
+from fedbandit.environments import Environment, Met
 from fedbandit.policies import Greedy, Policy
-from fedbandit.rewards import Rewards
 
 if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
     from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
@@ -22,21 +21,50 @@ _EVALUATION_ROWS = 4096
 
 
 def held_out_metrics(
-    learner: Learner, weights: np.ndarray, split: Split, multilabel: bool
+    predictor: Predictor, weights: np.ndarray, split: Split, multilabel: bool
 ) -> dict[str, float]:
-    """Accuracy of the best-scored action, or for several labels per example micro-averaged recall of the best five."""
+    """Accuracy of the best-scored action, or micro-averaged recall of the best five of several labels.
+
+    Over candidates: the share of decisions whose best-scored candidate is a right one, and the mean
+    of one over the rank of the first right one.
+    """
+    if split.candidates is not None:
+        return _ranking_metrics(predictor, weights, split)
     hits = labels_seen = 0
     top = 5 if multilabel else 1
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
         stop = min(start + _EVALUATION_ROWS, split.num_examples)
         contexts, labels = split.between(start, stop)
-        scores = learner.predict(weights, contexts).mean
+        scores = predictor.predict(weights, contexts).mean
         hits += loops.labels_among_best(
             np.ascontiguousarray(scores), labels.offsets, labels.ids, top
         )
         labels_seen += len(labels.ids) if multilabel else stop - start
     name = "test_recall_at_5" if multilabel else "test_accuracy"
     return {name: hits / labels_seen} if labels_seen else {}
+
+
+def _ranking_metrics(predictor: Predictor, weights: np.ndarray, split: Split) -> dict[str, float]:
+    """Hit rate and mean reciprocal rank over the decisions that have a right candidate."""
+    ranks = []
+    for start in range(0, split.num_examples, _EVALUATION_ROWS):
+        stop = min(start + _EVALUATION_ROWS, split.num_examples)
+        contexts, labels = split.between(start, stop)
+        prediction = predictor.predict(weights, contexts)
+        assert prediction.bounds is not None
+        right = np.zeros(len(prediction.mean), bool)
+        right[prediction.bounds[labels.row_of_entry()] + labels.ids] = True
+        for _, at, block in prediction.blocks():
+            order = np.argsort(-block.mean, axis=1, kind="stable")  # the lower place among equals
+            ranked = np.take_along_axis(right[at], order, axis=1)
+            ranks.append(1 + ranked[ranked.any(axis=1)].argmax(axis=1))
+    found = np.concatenate(ranks) if ranks else np.zeros(0)
+    if not len(found):
+        return {}
+    return {
+        "test_hit_rate": float((found == 1).mean()),
+        "test_reciprocal_rank": float((1 / found).mean()),
+    }
 
 
 @dataclass(frozen=True)
@@ -147,32 +175,41 @@ def policy_value(
     total = 0.0
     for start in range(0, len(rows), _ROWS):
         block = slice(start, start + _ROWS)
-        probabilities = policy.probabilities(predictions(rows[block]).astype(np.float64), available)
+        probabilities = explore(policy, predictions(rows[block]).astype(np.float64), available)
         total += float(share[block] @ (probabilities * rewards(rows[block])).sum(axis=1))
     return total / len(chosen)
 
 
 def exact_regret(
-    environment: RealizableEnvironment,
+    split: Split,
+    truth: "RowScores",
     clients: Sequence[int],
     policy: Policy,
     predictions: "RowPredictions",
 ) -> Regret:
-    """Against the truth of a realisable environment, in expectation over rewards too."""
-    split, truth = environment.dataset.train, environment.mean_rewards
-    return Regret(
-        best_value(environment, clients), policy_value(split, clients, policy, predictions, truth)
-    )
+    """The regret of a policy against the best one, from the true mean rewards of rows.
+
+    `expected_rewards` gives them for an environment, `mean_rewards` for a realisable data set.
+    """
+    ours = policy_value(split, clients, policy, predictions, truth)
+    return Regret(best_value(split, truth, clients), ours)
 
 
-def best_value(environment: RealizableEnvironment, clients: Sequence[int]) -> float:
-    """What the best policy of a realisable environment earns."""
-    split, truth = environment.dataset.train, environment.mean_rewards
+def best_value(split: Split, truth: "RowScores", clients: Sequence[int]) -> float:
+    """The expected reward of the best policy, which knows all mean rewards."""
     return policy_value(split, clients, Greedy(), lambda rows: Prediction(truth(rows)), truth)
 
 
-def table_rewards(split: Split, rewards: Rewards) -> "RowScores":
-    """The reward of every action in rows of a labelled split."""
-    return lambda rows: rewards.matrix(
-        split.labels.take(rows), np.searchsorted(split.offsets, rows, side="right") - 1
-    )
+def expected_rewards(
+    split: Split, environment: Environment, num_actions: int, time: int = 1
+) -> "RowScores":
+    """The mean reward of every action in rows of a split, at a time."""
+
+    def means(rows: np.ndarray) -> np.ndarray:
+        found = environment.expected(Met.at_rows(split, rows, num_actions, time))
+        if found is None:
+            kind = type(environment).__name__
+            raise ConfigError(f"environment.name: {kind} does not know expected rewards")
+        return found
+
+    return means

@@ -26,7 +26,13 @@ class Visits:
     )  # int64 [n]: the round (simple mode) or period (population mode) that addresses the draw
     positions: np.ndarray  # int64 [n]: the place within the client's draw of that time
     versions: np.ndarray  # int32 [n]: the deployed model that chooses
-    fresh: np.ndarray  # bool [n]
+    rounds: np.ndarray  # int64 [n]: the round it happens in; of a period, its first
+    now: int  # the time that is current
+
+    @property
+    def fresh(self) -> np.ndarray:
+        """Which events happen now: bool [n]."""
+        return np.asarray(self.times == self.now)
 
 
 class VisitPlan(Protocol):
@@ -40,6 +46,10 @@ class VisitPlan(Protocol):
 
     def oldest_version(self, round_number: int) -> int:
         """The oldest deployed model that may still be asked for in this round or later."""
+        ...
+
+    def remembered(self) -> int:
+        """The number of periods whose events a client may still hold."""
         ...
 
 
@@ -64,7 +74,8 @@ class SimpleVisits:
             times=times[owner],
             positions=positions,
             versions=np.full(len(rows), version, np.int32),
-            fresh=np.ones(len(rows), bool),
+            rounds=times[owner],
+            now=round_number,
         )
 
     def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
@@ -73,6 +84,9 @@ class SimpleVisits:
 
     def oldest_version(self, round_number: int) -> int:
         return period_of(round_number, self.deploy_every)
+
+    def remembered(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,7 @@ class PopulationVisits:
 
     def visits(self, split: Split, clients: np.ndarray, round_number: int) -> Visits:
         period = period_of(round_number, self.deploy_every)
-        periods = np.arange(max(0, period - self._remembered() + 1), period + 1)
+        periods = np.arange(max(0, period - self.remembered() + 1), period + 1)
         pair_client = np.repeat(np.arange(len(clients)), len(periods))
         pair_time = np.tile(periods, len(clients))
         owner, positions, rows = loops.random_examples(
@@ -113,23 +127,24 @@ class PopulationVisits:
             times=times,
             positions=positions,
             versions=versions.astype(np.int32),
-            fresh=times == period,
+            rounds=times * self.deploy_every + 1,
+            now=period,
         )
 
     def event_counts(self, split: Split, clients: np.ndarray) -> np.ndarray:
         sizes: np.ndarray = split.offsets[clients + 1] - split.offsets[clients]
         return np.asarray(
             np.minimum(
-                np.minimum(sizes, self.events_per_period) * self._remembered(), self.cache_size
+                np.minimum(sizes, self.events_per_period) * self.remembered(), self.cache_size
             )
         )
 
     def oldest_version(self, round_number: int) -> int:
         period = period_of(round_number, self.deploy_every)
-        return max(0, period - self._remembered() + 1 - self.longest_lag)
+        return max(0, period - self.remembered() + 1 - self.longest_lag)
 
-    def _remembered(self) -> int:
-        """How many periods a cache can reach back, whoever's it is: a client may have a single example a period."""
+    def remembered(self) -> int:
+        """Periods that a cache reaches back; a client may have a single example in each."""
         return -(-self.cache_size // self.events_per_period)
 
     def _versions(self, clients: np.ndarray, periods: np.ndarray) -> np.ndarray:

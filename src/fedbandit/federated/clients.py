@@ -6,11 +6,13 @@ This is the unit of work of every engine. Its result depends on the chunk alone,
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
+from fedbandit.acting import Actor, Chosen, NotFinite, Predictor, WrongProbabilities
+from fedbandit.core.contexts import Candidates, Contexts
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.loops import loops
 from fedbandit.core.parts import resolve
@@ -18,7 +20,8 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, poisson, uniforms
-from fedbandit.data.dataset import Contexts, Split, contexts_at
+from fedbandit.data.dataset import Split
+from fedbandit.environments import Met, Scenario
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
@@ -28,9 +31,7 @@ from fedbandit.federated.pipeline import Stage as PipelineStage
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import DoublyRobust
-from fedbandit.policies import Policy, check_probabilities, importance_scale, is_built_in, rule_at
-from fedbandit.rewards import Rewards
-from fedbandit.rewards.scenarios import Stage as RewardStage
+from fedbandit.policies import Policy, importance_scale, rule_at
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,6 @@ class Broadcast:
     received: Vectors  # by the algorithm: the weights to train from, and whatever else it needs
     deployed: Mapping[int, Version]  # what to act with, by version
     clip_norm: float
-    rewards: Rewards
-    available: np.ndarray | None = None  # bool [K]: the actions that exist in this round; None: all
     base: np.ndarray | None = None  # the whole model, where only a part of it is trained
 
 
@@ -54,6 +53,8 @@ class ChunkResult:
     events: np.ndarray  # int64 [clients]: fresh events
     reward_sums: np.ndarray  # float64 [clients], over fresh events
     propensity_sums: np.ndarray  # float64 [clients], over fresh events
+    missing: np.ndarray | None = None  # int64 [clients]: rewards that never arrive; None: all do
+    regret_sums: np.ndarray | None = None  # float64 [clients], over fresh events, where it is known
     seconds: Mapping[str, float] = field(
         default_factory=dict
     )  # where the time went; no part of any result
@@ -65,8 +66,7 @@ class ChunkResult:
 
     def figures(self) -> "ChunkResult":
         """The same without sums and memory, which are as large as the model and needed only until they are added."""
-        sent = Contribution({}, self.norms, bytes=self.sent.bytes)
-        return ChunkResult(sent, self.events, self.reward_sums, self.propensity_sums, self.seconds)
+        return replace(self, sent=Contribution({}, self.norms, bytes=self.sent.bytes))
 
 
 @dataclass(frozen=True)
@@ -93,16 +93,19 @@ class ClientWork:
     split: Split
     plan: VisitPlan
     policy: Policy
+    predictor: Predictor
     learner: Learner
     algorithm: Algorithm
     seed: int
     num_actions: int
+    world: Scenario  # pays for actions, and says which of them exist
     stages: tuple[PipelineStage, ...] = ()  # what compresses an update
     freezing: Freezing | None = None  # which parameters are not trained
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
     scaled: bool = (
         False  # events weigh as the rule of their version says, in importance-weighted objectives
     )
+    with_regret: bool = False  # log what each choice loses, where expected rewards are known
     supervised: bool = False  # log every action's reward, for full-information training
     single: bool = False  # updates reach the server one by one, where a rule needs them so
     doubly_robust: DoublyRobust | None = (
@@ -134,17 +137,20 @@ class ClientWork:
         counts, reward_sums, propensity_sums = loops.fresh_sums(
             events.bounds, events.fresh, events.rewards, events.propensities
         )
-        return ChunkResult(sent, counts, reward_sums, propensity_sums, watch.take())
+        lost = None
+        if events.regret is not None:
+            lost = loops.fresh_sums(events.bounds, events.fresh, events.regret, events.regret)[1]
+        return ChunkResult(
+            sent, counts, reward_sums, propensity_sums, events.missing, lost, watch.take()
+        )
 
-    def broadcast(self, state: State, stage: RewardStage) -> Broadcast:
+    def broadcast(self, state: State) -> Broadcast:
         """What goes out in the round after this state."""
         return Broadcast(
             round=state.round + 1,
             received=self.algorithm.broadcast(state.kept),
             deployed=state.deployed,
             clip_norm=state.clip_norm,
-            rewards=stage.rewards,
-            available=stage.available,
             base=None if self.freezing is None else state.weights,
         )
 
@@ -184,121 +190,129 @@ class ClientWork:
         """The rule that ships with a deployed version."""
         return rule_at(self.policy, version.progress)
 
+    def predictions(self, weights: np.ndarray) -> Callable[[np.ndarray], Prediction]:
+        """From rows of the split to what the model of these weights says about them."""
+        return lambda rows: self.predictor.predict(weights, self.split.contexts(rows))
+
+    def actor(self, version: Version) -> Actor:
+        """A deployed version, ready to act."""
+        return Actor(self.predictor, version.weights, self.rule(version))
+
     def _chosen(
         self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
     ) -> Events:
         """What the clients log when they meet these contexts."""
-        predicted, actions, propensities = self._drawn(visits, contexts, broadcast)
-        rewards = broadcast.rewards.of(labels, actions, visits.clients)
-        targets = broadcast.rewards.matrix(labels, visits.clients) if self.supervised else None
+        available = self.world.available(visits.rounds)
+        chosen = self._drawn(visits, contexts, available, broadcast)
+        actions, propensities = chosen.actions, chosen.propensities
+        met = Met(
+            self.seed,
+            contexts,
+            labels,
+            visits.clients,
+            visits.rounds,
+            visits.positions,
+            self.num_actions,
+        )
+        rewards = self.world.rewards(met, actions)
+        targets = self.world.expected(met) if self.supervised else None
         if self.doubly_robust is not None:
-            targets = self.doubly_robust.targets(predicted.mean, actions, rewards, propensities)
-        return Events(
+            targets = self._targets(self.doubly_robust, chosen, rewards)
+        arrives = visits.times + self.world.delay
+        fresh, known = arrives == visits.now, arrives <= visits.now
+        missing, observed = None, self.world.observed(met, actions)
+        if observed is not None:
+            lost = np.concatenate([[0], np.cumsum(fresh & ~observed)])
+            missing, known = np.diff(lost[visits.bounds]), known & observed
+        events = Events(
             bounds=visits.bounds,
             contexts=contexts,
             actions=actions,
             rewards=rewards,
             propensities=propensities,
             versions=visits.versions,
-            fresh=visits.fresh,
+            fresh=fresh,
+            available=available,
+            missing=missing,
+            regret=self.world.regret(met, actions) if self.with_regret else None,
             targets=targets,
-            weights=self._counts(visits, broadcast),
+            weights=self._counts(visits, contexts.candidates, broadcast),
         )
+        return events if known.all() else events.where(known)
+
+    def _targets(self, objective: DoublyRobust, chosen: Chosen, rewards: np.ndarray) -> np.ndarray:
+        """A reward for every action, as the objective estimates it: [n, K], over candidates [m]."""
+        actions, propensities, prediction = chosen.actions, chosen.propensities, chosen.prediction
+        if prediction.bounds is None:
+            return objective.targets(prediction.mean, actions, rewards, propensities)
+        targets = np.empty_like(prediction.mean)
+        for rows, at, block in prediction.blocks():
+            own = (actions[rows], rewards[rows], propensities[rows])
+            targets[at] = objective.targets(block.mean, *own)
+        return targets
 
     def _drawn(
-        self, visits: Visits, contexts: Contexts, broadcast: Broadcast
-    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
-        """Prediction [n, K], actions and propensities [n], each row by the version that its client held at the time."""
+        self,
+        visits: Visits,
+        contexts: Contexts,
+        available: np.ndarray | None,
+        broadcast: Broadcast,
+    ) -> Chosen:
+        """Each row by the version that its client held at the time."""
         draws = loops.uniforms(
             self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions
         )
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
-            return self._by_version(
-                broadcast.deployed[int(versions[0])], contexts, draws, visits.clients, broadcast
-            )
+            version = int(versions[0])
+            return self._by_version(version, contexts, draws, visits.clients, available, broadcast)
         dtype = next(iter(broadcast.received.values())).dtype
-        whole, actions = (
-            Prediction(np.zeros((0, self.num_actions), dtype)),
-            np.zeros(len(versions), np.int64),
-        )
-        propensities: np.ndarray | None = None
+        none = Prediction(np.zeros((0, self.num_actions), dtype))
+        whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
         for version in np.unique(versions):
             rows = np.flatnonzero(versions == version)
-            some, deployed = contexts_at(contexts, rows), broadcast.deployed[int(version)]
-            found, chosen, chances = self._by_version(
-                deployed, some, draws[rows], visits.clients[rows], broadcast
-            )
-            if propensities is None:
-                whole, propensities = (
-                    found.like(len(versions)),
-                    np.zeros(len(versions), chances.dtype),
-                )
+            some, clients = contexts.take(rows), visits.clients[rows]
+            exist = available if available is None or available.ndim == 1 else available[rows]
+            found = self._by_version(int(version), some, draws[rows], clients, exist, broadcast)
+            if not len(whole.actions):
+                whole = found.like(contexts)
             whole.put(rows, found)
-            actions[rows], propensities[rows] = chosen, chances
-        return whole, actions, np.zeros(0, dtype) if propensities is None else propensities
+        return whole
 
     def _by_version(
         self,
-        version: Version,
+        version: int,
         contexts: Contexts,
         draws: np.ndarray,
         clients: np.ndarray,
+        available: np.ndarray | None,
         broadcast: Broadcast,
-    ) -> tuple[Prediction, np.ndarray, np.ndarray]:
-        prediction, rule = self.learner.predict(version.weights, contexts), self.rule(version)
+    ) -> Chosen:
+        actor = self.actor(broadcast.deployed[version])
         try:
-            drawn = _drawn_at_once(rule, prediction, draws) if broadcast.available is None else None
-            if drawn is not None:
-                return prediction, *drawn
-            probabilities = rule.probabilities(prediction, broadcast.available)
-        except ValueError:
-            self._check_finite(prediction, clients, broadcast.round)
-            raise
-        if not is_built_in(rule):  # what comes from outside is looked at, every time
-            self._check_probabilities(probabilities, prediction, rule, broadcast)
-        return prediction, *loops.draw_actions(probabilities, draws)
+            return actor.choose(contexts, draws, available)
+        except WrongProbabilities as error:
+            raise ConfigError(f"policy.name: {error}, in round {broadcast.round}") from None
+        except NotFinite as error:
+            client = self.split.client_id(int(clients[error.row]))
+            raise Diverged(
+                f"diverged at round {broadcast.round}: the scores of client {client} are not finite"
+            ) from None
 
-    def _counts(self, visits: Visits, broadcast: Broadcast) -> np.ndarray | None:
+    def _counts(
+        self, visits: Visits, shown: Candidates | None, broadcast: Broadcast
+    ) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
         scales = None
         if self.scaled:
             scales = np.ones(len(visits.rows))
-            for version in np.unique(visits.versions):
+            counts = np.full(len(scales), self.num_actions) if shown is None else shown.counts
+            for version, count in np.unique(np.stack([visits.versions, counts]), axis=1).T:
                 rule = self.rule(broadcast.deployed[int(version)])
-                scales[visits.versions == version] = importance_scale(rule, self.num_actions)
+                own = (visits.versions == version) & (counts == count)
+                scales[own] = importance_scale(rule, int(count))
         if not self.heads:
             return scales
         address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
         counts = poisson(uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
         return counts if scales is None else counts * scales[:, None]
-
-    def _check_probabilities(
-        self, probabilities: np.ndarray, prediction: Prediction, rule: Policy, broadcast: Broadcast
-    ) -> None:
-        try:
-            check_probabilities(probabilities, prediction, broadcast.available)
-        except ValueError as error:
-            raise ConfigError(
-                f"policy.name: {type(rule).__name__} gave {error}, in round {broadcast.round}"
-            ) from None
-
-    def _check_finite(self, prediction: Prediction, clients: np.ndarray, round_number: int) -> None:
-        """Weights can be finite and still give scores that are not: that is divergence, too."""
-        bad = np.flatnonzero(~prediction.finite())
-        if len(bad):
-            name = self.split.client_id(int(clients[bad[0]]))
-            raise Diverged(
-                f"diverged at round {round_number}: the scores of client {name} are not finite"
-            )
-
-
-def _drawn_at_once(
-    rule: Policy, prediction: Prediction, draws: np.ndarray
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Actions and their probabilities by compiled loops; None where there is only the plain way."""
-    if not loops.compiling:
-        return None
-    from fedbandit.federated.exploring import drawn_at_once
-
-    return drawn_at_once(rule, prediction, draws)

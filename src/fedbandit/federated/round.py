@@ -13,6 +13,7 @@ from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import Stopwatch
 from fedbandit.data.dataset import Split
+from fedbandit.environments import Scenario
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.cohorts import Cohorts
@@ -21,7 +22,6 @@ from fedbandit.federated.pipeline import Clipping, SingleUpdates, Vectors
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.server import Aggregation, PlainMean, Server
 from fedbandit.federated.state import State, Version
-from fedbandit.rewards.scenarios import Scenario
 
 
 class Engine(Protocol):
@@ -64,7 +64,6 @@ class Phase:
 
     work: ClientWork
     cohorts: Cohorts
-    scenario: Scenario
     clipping: Clipping
     deploy_every: int
     aggregation: Aggregation = field(default_factory=PlainMean)
@@ -72,6 +71,11 @@ class Phase:
     planned_events: int | None = (
         None  # a round; under privacy they stand for those that were logged
     )
+
+    @property
+    def scenario(self) -> Scenario:
+        """The world in which its clients act."""
+        return self.work.world
 
     def start(self, weights: np.ndarray) -> State:
         """The state before the first round, from the initial weights of the whole model."""
@@ -95,7 +99,7 @@ def run_round(
 ) -> tuple[State, dict[str, Any]]:
     """One round: the next state and the round's metrics."""
     number, work = state.round + 1, phase.work
-    broadcast = work.broadcast(state, phase.scenario.stage(number))
+    broadcast = work.broadcast(state)
 
     with watch("sample"):
         cohort = phase.cohorts.draw(number)
@@ -253,6 +257,12 @@ def round_metrics(
         "model_version": max(state.deployed),
         "rejected": [split.client_id(int(cohort[i])) for i in np.flatnonzero(~finite)],
     }
+    lost = [result.regret_sums for result in results if result.regret_sums is not None]
+    if lost:
+        metrics["regret"] = float(np.concatenate(lost).sum() / count) if count else None
+    missing = [result.missing for result in results if result.missing is not None]
+    if missing:
+        metrics["missing"] = int(np.concatenate(missing).sum())
     sizes = [result.sent.bytes for result in results if result.sent.bytes is not None]
     if sizes:
         metrics["sent_bytes"] = int(np.concatenate(sizes).sum())

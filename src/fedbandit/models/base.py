@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import nearest
+from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Header
 
 if TYPE_CHECKING:
@@ -27,24 +30,33 @@ class DataSpec:
     Examples:
         >>> from fedbandit import open_dataset
         >>> DataSpec.of(open_dataset("topics").header)
-        DataSpec(kind='sparse', shape=(10000,), num_actions=50)
+        DataSpec(kind='sparse', shape=(10000,), num_actions=50, items=None)
     """
 
     kind: Literal["dense", "sparse"]
     shape: tuple[int, ...]  # of one context; for sparse text (words,)
-    num_actions: int
+    num_actions: int  # fixed ones; 0 over candidates
+    items: ItemSpec | None = None  # of the candidates, where actions are not fixed
 
     @classmethod
     def of(cls, header: Header) -> "DataSpec":
-        return cls(header.kind, header.shape, header.num_actions)
+        return cls(header.kind, header.shape, header.num_actions, header.items)
+
+
+def _no_scores(params: Params, x: Any) -> "torch.Tensor":
+    raise ConfigError("model.name: the model has no `scores`, so gradients cannot train it")
 
 
 @dataclass(frozen=True)
 class Model:
     """`init(seed)` makes named arrays; `scores(params, x)` scores all actions with tensors of the same names.
 
-    `kernel` names a faster way to train exactly this model; without one, automatic differentiation does it. A model
-    with `heads` is an ensemble: its scores are [n, heads, K].
+    `kernel` names a faster way to train exactly this model; without one, automatic differentiation
+    does it. A model with `heads` is an ensemble: its scores are [n, heads, K]. A model with
+    `predict(params, contexts) -> Prediction` acts by it, with numpy parameters, and can so say how
+    sure it is (`width`); it needs `scores` only where gradients train it.
+
+    Over candidates `scores` is given the `Contexts` and returns one score for each row of theirs, [m].
 
     Examples:
         >>> import numpy as np, torch
@@ -56,9 +68,11 @@ class Model:
     """
 
     init: Callable[[int], dict[str, np.ndarray]]
-    scores: Callable[[Params, Any], "torch.Tensor"]
+    scores: Callable[[Params, Any], "torch.Tensor"] = _no_scores
     kernel: Literal["sparse-linear", "dense-linear", "mlp", "sparse-mlp", "cnn"] | None = None
     heads: int = 0
+    predict: Callable[[dict[str, np.ndarray], Any], Prediction] | None = None
+    rows: Callable[[Contexts], Ragged] | None = None  # candidates as rows of a linear model
 
 
 @dataclass(frozen=True)

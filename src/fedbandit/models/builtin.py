@@ -1,6 +1,7 @@
 """The built-in models: linear on dense or sparse features (text, tables), the FedAvg CNN, and a small MLP."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,14 +10,38 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.randomness import Purpose, bits, generator
 from fedbandit.models.base import DataSpec, Model, Params, glorot_normal, glorot_uniform
+from fedbandit.models.candidates import PARTS, candidate_rows
 
 if TYPE_CHECKING:
     import torch
 
 
-def linear(data: DataSpec) -> Model:
-    """A score per action, linear in the context: L2-normalised dense features (zero at first) or sparse ones."""
+def linear(
+    data: DataSpec, features: Sequence[str] | None = None, buckets: int | None = None
+) -> Model:
+    """A score per action, linear in the context: L2-normalised dense features (zero at first) or sparse ones.
+
+    Over candidates it is linear in `features`: of the "item", of the "shared" context, and in their
+    crosses "shared*item", which are hashed into `buckets` weights (2**18) where there are more.
+    """
+    if data.items is not None:
+        return _over_candidates(data, features or PARTS, buckets or 2**18)
+    if features is not None or buckets is not None:
+        raise ConfigError("model.features: applies only to candidates; this data has fixed actions")
     return _sparse(data) if data.kind == "sparse" else _dense(data)
+
+
+def _over_candidates(data: DataSpec, features: Sequence[str], buckets: int) -> Model:
+    assert data.items is not None
+    rows, width = candidate_rows(prod(data.shape), prod(data.items.shape), features, buckets)
+
+    def init(seed: int) -> dict[str, np.ndarray]:
+        return {"weight": np.zeros((width, 1)), "bias": np.zeros(1)}
+
+    def scores(params: Params, x: Any) -> Any:
+        return _products(params["weight"], rows(x))[:, 0] + params["bias"]
+
+    return Model(init, scores, kernel="sparse-linear", rows=rows)
 
 
 def _dense(data: DataSpec) -> Model:
@@ -56,7 +81,9 @@ def _products(weight: "torch.Tensor", x: Any) -> Any:
 
     if isinstance(x, torch.Tensor):
         return x.flatten(1) @ weight
-    ids, offsets = (torch.as_tensor(a.astype(np.int64)) for a in (x.ids, x.offsets))
+    ids, offsets = (
+        torch.as_tensor(a.astype(np.int64)).to(weight.device) for a in (x.ids, x.offsets)
+    )
     values = torch.as_tensor(x.values).to(weight)
     return torch.nn.functional.embedding_bag(
         ids, weight, offsets, mode="sum", per_sample_weights=values, include_last_offset=True
@@ -165,6 +192,8 @@ def build_model(name: str, data: DataSpec, parameters: Mapping[str, Any] | None 
                 f"model.{next(iter(parameters))}: {name} is a finished model and takes no parameters"
             )
         return found
+    if data.items is not None and found in (linear_heads, cnn, mlp):
+        raise ConfigError(f"model.name: {name} scores fixed actions; this data has candidates")
     model = construct("model", found, parameters or {}, data)
     if not isinstance(model, Model):
         raise ConfigError(

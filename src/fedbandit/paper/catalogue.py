@@ -1,4 +1,5 @@
-"""The paper's figures and ablations as data: which runs each one shows, and what the paper says about them in words.
+"""The paper's figures and ablations as data: which runs each one shows, and what the paper says
+about them in words.
 
 Nothing is run or drawn here.
 """
@@ -25,9 +26,11 @@ class Member:
 
     @property
     def key(self) -> str:
+        """The name of its folder: the preset and what sets it apart."""
         return self.preset + self.suffix
 
     def config(self) -> Config:
+        """The configuration of the preset with its changes."""
         return preset(self.preset).with_values(self.changes)
 
 
@@ -104,7 +107,11 @@ def labels_of(claim: Claim) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to make."""
+    """A figure to make: members by label, what it shows of them, and the claims that are judged.
+
+    `stated` are final rewards that the paper prints in words. `beside` are members of another
+    figure that claims speak of, which are judged once that figure was made too.
+    """
 
     name: str
     title: str
@@ -123,6 +130,7 @@ class Figure:
 
     @property
     def y_axis(self) -> str:
+        """The label of the vertical axis."""
         return (
             "mean probability of the chosen action"
             if self.shows == "propensity"
@@ -271,7 +279,9 @@ _ABLATIONS = {
 
 
 def _extrapolation() -> Figure:
-    """The paper expects this for EMNIST and a hundred times the clients; text stands in, whose users can be had."""
+    """The paper expects this for EMNIST and a hundred times the clients; text stands in, whose
+    users can be had.
+    """
     pairs = {64: 0.01, 640: 0.1, 6400: 1.0}
     members = {
         f"{clients} clients, NM={noise:g}": Member(
@@ -321,7 +331,9 @@ def _cohorts() -> Figure:
 
 
 def _population() -> Figure:
-    """Algorithm 1 beside the paper's simplification of it: caches that outlive a period, devices with old models."""
+    """Algorithm 1 beside the paper's simplification of it: caches that outlive a period, devices
+    with old models.
+    """
     own = {"mode": "population", "population.events_per_period": 256, "population.cache_size": 256}
     modes: dict[str, tuple[dict[str, Any], str]] = {
         "simple mode": ({}, ""),
@@ -355,7 +367,9 @@ def _population() -> Figure:
 
 
 def _weights() -> Figure:
-    """Importance weights for softmax, at the published client rate and at one that is small enough for them."""
+    """Importance weights for softmax, at the published client rate and at one that is small enough
+    for them.
+    """
     start, small = "so-init-shift-softmax", {"client.learning_rate": 0.05}
     weighted = {"objective.name": "weighted-regression"}
     members = {
@@ -377,7 +391,7 @@ def _weights() -> Figure:
 
 _LARGE = {"extrapolation": _extrapolation, "cohorts": _cohorts, "population": _population}
 _OWN = {"weights": _weights, **_LARGE}
-OURS = ("drift", *_OWN)  # figures that the paper does not have
+OURS = tuple(_OWN)  # figures that the paper does not have
 _SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
 
 
@@ -388,7 +402,9 @@ def figure_names() -> list[str]:
 
 
 def matching(name: str) -> list[str]:
-    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of many clients."""
+    """The figures that a name stands for: itself, the panels of `fig1`, or `all`, but for those of
+    many clients.
+    """
     names = [*figure_names(), *OURS]
     usual = [
         n for n in names if n not in _LARGE
@@ -404,7 +420,9 @@ def matching(name: str) -> list[str]:
 
 
 def figure(name: str, family: Family | None = None) -> Figure:
-    """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless asked for."""
+    """The figure of that name; an ablation exists for both families, and is Stack Overflow's unless
+    asked for.
+    """
     if name in _ABLATIONS:
         return _ABLATIONS[name](family or "so")
     if name in _OWN:

@@ -1,4 +1,8 @@
-"""One figure of the paper: run what is missing, draw it, and hold it against what the paper says."""
+"""A figure of the paper: run what is missing, draw it, and hold it against what the paper says.
+
+Every claim in the paper's words is judged by seeds: `agrees` or `disagrees` beyond two standard
+errors, else `not clear`. The numbers behind a picture lie beside it as JSON.
+"""
 
 import hashlib
 import json
@@ -14,7 +18,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.building.parts import pretraining_cohort
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.files import read_json, write_json
+from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
 from fedbandit.paper.catalogue import (
@@ -33,47 +37,46 @@ from fedbandit.paper.catalogue import (
     figure,
     labels_of,
 )
+from fedbandit.paper.page import page, read_figures
+from fedbandit.results.differences import Difference, from_zero, standard_error, with_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import (
-    Curves,
-    paired_difference,
-    read_curves,
-    run_members,
-    standard_error,
-    table,
-    telling,
-    with_error,
-)
+from fedbandit.studies.compare import Curves, read_curves, run_members, table, telling
 from fedbandit.studies.search import effort, effort_in_words, scaled, tune
+
+Verdict = Literal["agrees", "disagrees", "not clear"]
 
 
 @dataclass(frozen=True)
 class FigureVerdict:
-    """A claim of the paper and what came out here: a difference of final rewards, with its standard error."""
+    """A claim of the paper and what came out here: a difference of final rewards, with its standard
+    error.
+    """
 
     claim: str
     words: str
     difference: float
     error: float
-    verdict: Literal["agrees", "disagrees", "not clear"]
+    verdict: Verdict
 
 
 def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
-    """Whether the seeds bear a claim out; differences within two standard errors decide nothing."""
+    """Whether the seeds bear a claim out; differences within two standard errors decide nothing.
+
+    `curves` has the members that the claim speaks of, those of other figures among them. A claim of
+    likeness allows five percent of the larger reward.
+    """
     match claim:
         case Above():
             text = f"{claim.higher} above {claim.lower}"
-            return _positive(
-                text, claim.words, *paired_difference(curves[claim.higher], curves[claim.lower])
-            )
+            return _positive(text, claim.words, curves[claim.higher].minus(curves[claim.lower]))
         case Alike():
             pair = curves[claim.one], curves[claim.other]
             allowed = _ALIKE * max(
                 (member.final.mean() for member in pair if len(member.final)), default=math.nan
             )
             text = f"{claim.one} about as {claim.other}"
-            return _within(text, claim.words, *paired_difference(*pair), -allowed, allowed)
+            return _within(text, claim.words, pair[0].minus(pair[1]), -allowed, allowed)
         case NearBest():
             ended = [label for label in claim.others if len(curves[label].final)]
             best = max(
@@ -81,51 +84,52 @@ def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
             )
             allowed = _ALIKE * float(curves[best].final.mean()) if ended else math.nan
             text = f"{claim.member} the best or close to {best}"
-            found = paired_difference(curves[claim.member], curves[best])
-            return _within(text, claim.words, *found, -allowed, math.inf)
+            found = curves[claim.member].minus(curves[best])
+            return _within(text, claim.words, found, -allowed, math.inf)
         case Steady():
             final = curves[claim.member].final
             spread = float(final.std(ddof=1) / final.mean()) if len(final) > 1 else math.nan
             text = f"{claim.member}'s standard deviation over its mean, at most {_NEGLIGIBLE:g}"
             enough = len(final) > 2  # two trials may be alike by chance
-            verdict = (
-                "not clear" if not enough else "agrees" if spread <= _NEGLIGIBLE else "disagrees"
-            )
-            return FigureVerdict(text, claim.words, spread, math.nan, verdict)  # type: ignore[arg-type]
+            verdict: Verdict = "agrees" if spread <= _NEGLIGIBLE else "disagrees"
+            verdict = verdict if enough else "not clear"
+            return FigureVerdict(text, claim.words, spread, math.nan, verdict)
         case GrowsSurer():
             first, last = _parts(curves[claim.member].propensity, 10, (0, -1))
             text = f"{claim.member}: probability in the last tenth above the first"
-            return _positive(text, claim.words, *_mean_and_error(last - first))
+            return _positive(text, claim.words, from_zero(last - first))
         case MattersMore():
             one, other = _paired(curves[claim.noisy], curves[claim.plain])
             early, late = _parts(np.abs(one - other), 2, (0, 1))
             difference = early - late if claim.half == "first" else late - early
             text = f"{claim.noisy} against {claim.plain}: probability moved more in the {claim.half} half"
-            return _positive(text, claim.words, *_mean_and_error(difference))
+            return _positive(text, claim.words, from_zero(difference))
 
 
-def _positive(text: str, words: str, difference: float, error: float) -> FigureVerdict:
-    sure = np.isfinite(error) and abs(difference) > _SURE * error
-    verdict = ("agrees" if difference > 0 else "disagrees") if sure else "not clear"
-    return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
+def _positive(text: str, words: str, found: Difference) -> FigureVerdict:
+    """Whether a difference lies above zero, two standard errors at least; no difference at all
+    decides nothing.
+    """
+    verdict: Verdict = "agrees" if found.mean > 0 else "disagrees"
+    sure = abs(found.mean) > _SURE * found.error
+    return FigureVerdict(text, words, found.mean, found.error, verdict if sure else "not clear")
 
 
-def _within(
-    text: str, words: str, difference: float, error: float, low: float, high: float
-) -> FigureVerdict:
-    slack = _SURE * error if np.isfinite(error) else math.inf
-    verdict = "not clear"
-    if low <= difference - slack and difference + slack <= high:
+def _within(text: str, words: str, found: Difference, low: float, high: float) -> FigureVerdict:
+    """Whether a difference lies between these ends, two standard errors either way."""
+    slack = _SURE * found.error if math.isfinite(found.error) else math.inf
+    verdict: Verdict = "not clear"
+    if low <= found.mean - slack and found.mean + slack <= high:
         verdict = "agrees"
-    elif difference + slack < low or difference - slack > high:
+    elif found.mean + slack < low or found.mean - slack > high:
         verdict = "disagrees"
-    return FigureVerdict(text, words, difference, error, verdict)  # type: ignore[arg-type]
+    return FigureVerdict(text, words, found.mean, found.error, verdict)
 
 
 def _parts(
     curves: np.ndarray, number: int, which: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means over two of so many equal parts of the rounds: [seeds] each."""
+    """Means over two of `number` equal parts of the rounds: [seeds] each."""
     parts = np.array_split(np.nan_to_num(curves), min(number, max(1, curves.shape[1])), axis=1)
     first, second = (parts[i].mean(axis=1) if curves.size else np.zeros(0) for i in which)
     return first, second
@@ -138,12 +142,8 @@ def _paired(one: Curves, other: Curves) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def _mean_and_error(values: np.ndarray) -> tuple[float, float]:
-    return (float(values.mean()), standard_error(values)) if len(values) else (math.nan, math.nan)
-
-
 def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
-    """What each private member has spent here, beside what the paper states for its own population."""
+    """The epsilon of each private member, beside what the paper states for its own population."""
     lines = ["epsilon (RDP) of the released weights, for the clients of this data set:"]
     for label, epsilon in epsilons.items():
         there = (
@@ -156,7 +156,9 @@ def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str,
 def beside_the_paper(
     figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]
 ) -> str:
-    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts on its claims."""
+    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts
+    on its claims.
+    """
     lines = [table(curves, "member")]
     if figure.stated:
         lines.append("\nstated in the paper's text (its data, tuned rates):")
@@ -179,7 +181,9 @@ def beside_the_paper(
 
 @dataclass(frozen=True)
 class FigureRequest:
-    """How a figure is wanted: on which data, over how many seeds, how much shortened, tuned or as published."""
+    """A request for a figure: on which data, over how many seeds, how much shortened, tuned or
+    published.
+    """
 
     data: str | None = None  # None: the embedded data set of the figure's family
     seeds: int = 5
@@ -202,7 +206,9 @@ class FigureRequest:
 
 @dataclass(frozen=True)
 class Made:
-    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its numbers."""
+    """A figure that was made: what it says in words, its picture (an SVG lies beside it) and its
+    numbers.
+    """
 
     name: str
     text: str
@@ -213,7 +219,12 @@ class Made:
 def make_figure(
     name: str, request: FigureRequest, out: Path, say: Callable[[str], None] = print
 ) -> Made:
-    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON."""
+    """Run what the figure needs and is not there yet, then draw it into `out` as PNG, SVG and JSON.
+
+    Runs lie below `out/runs`, in a folder named after everything that the members share, so that
+    figures with the same members share their runs. With `tune_minutes` rates are searched first, on
+    a seed that no run of the figure has.
+    """
     wanted, dataset = _choose(name, request)
     model = request.settings.get("model.name")
     if model is not None:  # another curve altogether, so the picture says it first
@@ -296,10 +307,33 @@ def make_figure(
     return Made(wanted.name, text, png, kept)
 
 
+def make_figures(
+    names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
+) -> tuple[list[Made], Path | None]:
+    """Make figures one after another, and of several a page beside them: its path, None for a
+    single figure.
+
+    Of several, those that the given data does not fit take embedded data.
+    """
+    if len(names) == 1:
+        return [make_figure(names[0], request, out, say)], None
+    made = [make_figure(name, _fitting(name, request), out, say) for name in names]
+    index = out / "index.html"
+    write_text(index, page(read_figures([one.kept for one in made]), index.parent))
+    return made, index
+
+
+def _fitting(name: str, request: FigureRequest) -> FigureRequest:
+    if request.data is None or name.startswith("ablation-"):
+        return request
+    sparse = open_dataset(request.data).header.kind == "sparse"
+    return request if (figure(name).family == "so") == sparse else replace(request, data=None)
+
+
 def describe(
     dataset: FederatedDataset, rounds: int, deploy_every: int, request: FigureRequest, *more: str
 ) -> str:
-    """What a reader has to know to read the picture rightly: data, length, seeds, and whatever else there is."""
+    """Caption facts: data, length, seeds, and more."""
     who = f"{dataset.train.num_clients:,} clients"
     parts = [
         f"data: {dataset.header.name}, {who}",
@@ -317,7 +351,10 @@ def describe(
 
 @dataclass(frozen=True)
 class Regime:
-    """How much a run sees of its data: the same picture means something else where every client comes back often."""
+    """Exposure of a run to its data.
+
+    The same picture means something else where every client comes back often.
+    """
 
     visits_per_client: float  # how often a client of the bandit phase is drawn, on average
     examples_per_visit: float
@@ -325,6 +362,7 @@ class Regime:
     pretraining_examples: int  # counted each time they are used; 0 without pre-training
 
     def in_words(self) -> str:
+        """The numbers in a line, for the note below a picture."""
         visits, passes = (
             f"{n:.2g}" if n < 10 else f"{n:.0f}" for n in (self.visits_per_client, self.passes)
         )
@@ -338,7 +376,7 @@ class Regime:
 
 
 def regime(dataset: FederatedDataset, config: Config) -> Regime:
-    """What a configuration will see of a data set, on average over the draws of clients."""
+    """The regime of a configuration on a data set, on average over the draws of clients."""
     experiment = build_experiment(config, dataset)
     pool, plan = _pool(experiment.bandit), experiment.bandit.work.plan
     events = plan.event_counts(dataset.train, pool)
@@ -376,7 +414,9 @@ def _source(wanted: Figure, request: FigureRequest) -> str:
 
 
 def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) -> Path:
-    """A folder named after everything that all members of a figure share, so that no run is taken for another."""
+    """A folder named after everything that all members of a figure share, so that no run is taken
+    for another.
+    """
     settings = json.dumps(dict(request.settings), sort_keys=True)
     mark = f"-{hashlib.sha256(settings.encode()).hexdigest()[:6]}" if request.settings else ""
     return (
@@ -397,7 +437,9 @@ def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[s
 
 
 def _epsilon(run: Path) -> float | None:
-    """What a private run has spent, by the accountant that the paper uses; None for any other."""
+    """The epsilon that a private run has spent, by the accountant that the paper uses; None for any
+    other.
+    """
     summary = read_json(run / "summary.json") or {}
     return (summary.get("privacy") or {}).get("epsilon_rdp")
 
@@ -435,7 +477,7 @@ def _with_losses(label: str, curves: Curves) -> str:
 
 
 def _setting(wanted: Figure) -> str | None:
-    """What the four rules are compared in, for figures that compare them."""
+    """The setting in which the four rules are compared, for figures that compare them."""
     return wanted.title if len(RULES & wanted.members.keys()) == len(RULES) else None
 
 

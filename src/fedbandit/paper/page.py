@@ -1,4 +1,5 @@
-"""The page of figures that were made: pictures small, verdicts beside them, everything else one click away.
+"""The page of figures that were made: pictures small, verdicts beside them, everything else one
+click away.
 
 Reads the JSON files that figures leave; runs nothing.
 """
@@ -8,23 +9,22 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import read_json, write_text
+from fedbandit.core.files import read_json
 from fedbandit.paper.catalogue import OURS, RULES, figure_names
-from fedbandit.studies.curves import Curves, paired_difference
+from fedbandit.studies.compare import Curves
 
-_VERDICTS = ("agrees", "disagrees", "not clear")
+VERDICTS = ("agrees", "disagrees", "not clear")
 _RULES = ("softmax", "falcon", "epsilon-greedy", "greedy")
 
 
 @dataclass(frozen=True)
-class Kept:
+class FigureRecord:
     """A figure that was made earlier: the numbers in its file, and the picture beside it."""
 
     path: Path
@@ -32,15 +32,19 @@ class Kept:
 
     @property
     def name(self) -> str:
+        """The figure that it is: `fig2c`."""
         return str(self.numbers["figure"])
 
     @property
     def verdicts(self) -> Counter[str]:
+        """Counts of its claims that agree, disagree or are not clear."""
         return Counter(claim["verdict"] for claim in self.numbers.get("claims", []))
 
 
-def read_figures(places: Iterable[Path]) -> list[Kept]:
-    """The figures in these files and folders, in the paper's order; those of one panel in the order given."""
+def read_figures(places: Iterable[Path]) -> list[FigureRecord]:
+    """The figures in these files and folders, in the paper's order; those of one panel in the order
+    given.
+    """
     found = []
     for place in places:
         for path in (
@@ -52,18 +56,20 @@ def read_figures(places: Iterable[Path]) -> list[Kept]:
                 and "figure" in numbers
                 and path.with_suffix(".png").exists()
             ):
-                found.append(Kept(path, numbers))
+                found.append(FigureRecord(path, numbers))
     if not found:
         raise DataError(
             f"{', '.join(map(str, places))}: no figure here; `fedbandit figure NAME -o FOLDER` makes one"
         )
-    order = [*figure_names(), *OURS]
+    order = [*figure_names(), "drift", *OURS]  # the picture of `fedbandit drift` among them
     return sorted(found, key=lambda kept: order.index(kept.name))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The rules in one setting: mean final rewards, the best, and by how much it leads the second, paired by seeds."""
+    """The rules in one setting: mean final rewards, the best, and by how much it leads the second,
+    paired by seeds.
+    """
 
     setting: str
     data: str
@@ -76,6 +82,7 @@ class Comparison:
 
     @property
     def clear(self) -> bool:
+        """Whether the winner can be told from the second."""
         return self.second not in self.level
 
     def cell(self, rule: str) -> str:
@@ -86,14 +93,14 @@ class Comparison:
         return f"**{self.means[rule]:.3f}**" if best else f"{self.means[rule]:.3f}"
 
     def lead(self) -> str:
-        """By how much the winner leads, or that nobody does."""
+        """By how much the winner leads, or that there is a tie."""
         if not np.isfinite(self.error):
             return f"one seed: {self.winner} by {self.margin:.3f} over {self.second}"
         told = f"{self.winner} by {self.margin:.3f} ± {self.error:.3f} over {self.second}"
         return told if self.clear else f"a tie: {told}"
 
 
-def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
+def comparisons(figures: Sequence[FigureRecord]) -> list[Comparison]:
     """Every setting in which the four rules were compared, of all the figures, favourable or not."""
     found = []
     for kept in figures:
@@ -106,26 +113,21 @@ def comparisons(figures: Sequence[Kept]) -> list[Comparison]:
             continue
         means = {rule: float(curves[rule].final.mean()) for rule in ended}
         winner, second = sorted(ended, key=lambda rule: -means[rule])[:2]
-        behind = {
-            rule: paired_difference(curves[winner], curves[rule])
-            for rule in ended
-            if rule != winner
-        }
-        level = tuple(
-            rule for rule, (by, error) in behind.items() if np.isfinite(error) and by <= 2 * error
-        )
+        behind = {rule: curves[winner].minus(curves[rule]) for rule in ended if rule != winner}
+        level = tuple(rule for rule, by in behind.items() if by.mean <= 2 * by.error)
         seeds = len(curves[winner].final)
         data = f"{numbers['data']}, {seeds} seed{'s' if seeds > 1 else ''}"
         if numbers.get("scale", 1) != 1:
             data += f", shortened to {numbers['scale']:g}"
         found.append(
             Comparison(
-                numbers["setting"] + _tuned(kept),
+                numbers["setting"] + tuned(kept),
                 data,
                 means,
                 winner,
                 second,
-                *behind[second],
+                behind[second].mean,
+                behind[second].error,
                 level,
             )
         )
@@ -147,233 +149,48 @@ def comparison_table(found: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def page(figures: Sequence[Kept], beside: Path) -> str:
+def page(figures: Sequence[FigureRecord], beside: Path) -> str:
     """The page, for a file in the folder `beside`; needs nothing but the pictures."""
     tally = sum((kept.verdicts for kept in figures), Counter[str]())
     cards = "\n".join(_card(kept, beside) for kept in figures)
     found = comparisons(figures)
     table = _html_table(found) if found else ""
-    return _PAGE.replace("TALLY", _chips(tally)).replace("CARDS", cards).replace("TABLE", table)
+    return _PAGE.replace("TALLY", chips(tally)).replace("CARDS", cards).replace("TABLE", table)
 
 
-def _card(kept: Kept, beside: Path) -> str:
+def _card(kept: FigureRecord, beside: Path) -> str:
     numbers, title = kept.numbers, escape(str(kept.numbers["title"]))
+    large = kept.path.with_suffix(".svg")
     png, svg = (
-        escape(os.path.relpath(kept.path.with_suffix(end), beside)) for end in (".png", ".svg")
+        escape(os.path.relpath(path, beside))
+        for path in (
+            kept.path.with_suffix(".png"),
+            large if large.exists() else large.with_suffix(".png"),
+        )
     )
     claims = "".join(
         f'<tr class="{_css(claim["verdict"])}"><td>{escape(claim["claim"])}<br><q>{escape(claim["words"])}</q></td>'
-        f"<td>{_number(claim)}</td><td>{claim['verdict']}</td></tr>"
+        f"<td>{difference_text(claim)}</td><td>{claim['verdict']}</td></tr>"
         for claim in numbers.get("claims", [])
     )
     return (
         f'<article><a href="{svg}"><img src="{png}" alt="{escape(kept.name)}: {title}; numbers below"></a>'
         f"<h2>{escape(kept.name)} <small>{title}</small></h2>"
-        f'<p class="data">{escape(str(numbers.get("data", "")))}</p><p>{_chips(kept.verdicts)}</p>'
+        f'<p class="data">{escape(str(numbers.get("data", "")))}</p><p>{chips(kept.verdicts)}</p>'
         f"<details><summary>Claims and numbers</summary><p>{escape(str(numbers['note']))}</p>"
         f"<table>{claims}</table><pre>{escape(str(numbers.get('text', '')))}</pre></details></article>"
     )
 
 
-def cards(figures: Sequence[Kept], beside: Path, details: str) -> str:
-    """A Markdown grid for each figure: small pictures with their verdicts, each leading to its details on that page."""
-    parts = []
-    for heading, panels in groupby(figures, key=lambda kept: _group(kept.name)):
-        cards = []
-        for kept in panels:
-            title, target = kept.numbers["title"], f"{details}#{_anchor(kept)}"
-            chips = f"<br>{_chips(kept.verdicts)}" if kept.verdicts else ""
-            cards.append(f"- [![{kept.name}: {title}]({_picture(kept, beside)})]({target})\n")
-            plain = title.removesuffix(f", {kept.numbers.get('model')} model")
-            cards.append(
-                f"    **{_panel(kept.name)}: {plain}**, on {_where(kept)}. [Details]({target}){chips}\n"
-            )
-        parts.append(
-            "\n".join(
-                [
-                    f"### {heading}\n",
-                    '<div class="grid cards gallery" markdown>\n',
-                    *cards,
-                    "</div>",
-                ]
-            )
-        )
-    return "\n\n".join(parts)
-
-
-def scoreboard(figures: Sequence[Kept], details: str) -> str:
-    """A Markdown table of what the paper says, with the panels in which it was found so, not so, or not clearly."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for kept in figures:
-        claims = [(claim["words"], claim["verdict"]) for claim in kept.numbers.get("claims", [])]
-        of_words = Counter(words for words, _ in claims)
-        for (words, verdict), count in Counter(claims).items():
-            link = f"[{_panel(kept.name)}, {_where(kept)}]({details}#{_anchor(kept)})"
-            share = "" if count == of_words[words] else f" ({count} of {of_words[words]})"
-            found.setdefault(words, {}).setdefault(verdict, []).append(link + share)
-    rows = [
-        f"| {words} | {' | '.join('<br>'.join(where.get(verdict, [])) for verdict in _VERDICTS)} |"
-        for words, where in found.items()
-    ]
-    return "\n".join(
-        [f"| the paper says | {' | '.join(_VERDICTS)} |", "| --- | --- | --- | --- |", *rows]
-    )
-
-
-def tuned_table(figures: Sequence[Kept]) -> str:
-    """A Markdown table of what tuning changed, for figures that were made both ways; the highest tuned is in bold."""
-    published = {_same(kept): kept for kept in figures if not kept.numbers.get("tuning")}
-    lines = [
-        "| figure | | published rates | tuned | tuned values |",
-        "| --- | --- | ---: | ---: | --- |",
-    ]
-    for kept in figures:
-        searched, before = kept.numbers.get("tuning"), published.get(_same(kept))
-        if not searched or before is None:
-            continue
-        members = {
-            label: member for label, member in kept.numbers["members"].items() if label in searched
-        }
-        highest = max(member["mean"] or 0.0 for member in members.values())
-        title = f"{_panel(kept.name)}, {kept.numbers['data']}"
-        for label, member in members.items():
-            mark = "**" if member["mean"] == highest and len(members) > 1 else ""
-            cells = [
-                _with_error(before.numbers["members"][label]),
-                f"{mark}{_with_error(member)}{mark}",
-            ]
-            lines.append(f"| {title} | {label} | {' | '.join(cells)} | {_values(member)} |")
-            title = ""
-    return "\n".join(lines)
-
-
-def _same(kept: Kept) -> tuple[str, ...]:
-    return kept.name, kept.numbers["data"], str(kept.numbers.get("model"))
-
-
-def _with_error(member: dict[str, Any]) -> str:
-    if member["mean"] is None:
-        return "diverged"
-    error = f" ± {member['standard_error']:.3f}" if member["standard_error"] is not None else ""
-    return f"{member['mean']:.3f}{error}"
-
-
-def _values(member: dict[str, Any]) -> str:
-    chosen = [(key, value) for key, value in member.items() if "." in key]
-    return ", ".join(
-        f"{key.removesuffix('.learning_rate').rpartition('.')[2]} {value:g}"
-        for key, value in chosen
-    )
-
-
-def _panel(name: str) -> str:
-    return name.removeprefix("fig").removeprefix("ablation-").replace("-", " ")
-
-
-def _group(name: str) -> str:
-    if name.startswith("fig"):
-        return f"Figure {name[3]}"
-    return "Not in the paper" if name in OURS else "Ablations"
-
-
-def _where(kept: Kept) -> str:
-    """On which data, with which model, tuned or as published, and that there was one seed only."""
-    numbers = kept.numbers
-    model = f", {numbers['model']} model" if numbers.get("model") else ""
-    seeds = max(
-        (len(member["final"]) for member in numbers["members"].values() if "final" in member),
-        default=0,
-    )
-    return f"{numbers['data']}{model}{_tuned(kept)}{', one seed' if seeds == 1 else ''}"
-
-
-def details(figures: Sequence[Kept], beside: Path) -> str:
-    """Every figure in Markdown: picture, regime, final rewards, and each claim with its words, number and verdict."""
-    return "\n\n".join(_details(kept, beside) for kept in figures)
-
-
-def _details(kept: Kept, beside: Path) -> str:
-    numbers = kept.numbers
-    title = f"{kept.name}: {numbers['title']}"
-    parts = [
-        f"### {title}, on {numbers['data']}{_tuned(kept)} {{ #{_anchor(kept)} }}",
-        f"![{title}]({_picture(kept, beside)})",
-    ]
-    parts.append(f"{numbers['note'][:1].upper()}{numbers['note'][1:]}.")
-    if numbers.get("claims"):
-        rows = [
-            f"| {claim['words']} | {claim['claim']} | {_number(claim)} | **{claim['verdict']}** |"
-            for claim in numbers["claims"]
-        ]
-        head = [
-            "| the paper says | measured here | difference | verdict |",
-            "| --- | --- | ---: | --- |",
-        ]
-        parts.append("\n".join([*head, *rows]))
-        rows = [_reward_row(label, member) for label, member in numbers["members"].items()]
-        head = ["| | final running average | ± s.e. | paper |", "| --- | ---: | ---: | ---: |"]
-        if tuning := numbers.get("tuning"):
-            head = [f"{head[0]} tuned values | grid points tried |", f"{head[1]} --- | --- |"]
-            searched = (
-                _search(tuning.get(label), member) for label, member in numbers["members"].items()
-            )
-            rows = [row + cells for row, cells in zip(rows, searched, strict=True)]
-        parts.append("\n".join([*head, *rows]))
-    return "\n\n".join(parts)
-
-
-def _search(effort: dict[str, int] | None, member: dict[str, Any]) -> str:
-    """Two cells more: the values that a search chose, and how much of the grid it has tried."""
-    if effort is None:  # nothing to tune: it does not learn
-        return " – | – |"
-    return f" {_values(member)} | {effort['looked_at']} of {effort['grid_points']} |"
-
-
-def _tuned(kept: Kept) -> str:
+def tuned(kept: FigureRecord) -> str:
+    """`, tuned` behind the name of a figure whose rates were searched for; nothing for published
+    rates.
+    """
     return ", tuned" if kept.numbers.get("tuning") else ""
 
 
-def _reward_row(label: str, member: dict[str, Any]) -> str:
-    tried = len(member["seeds"]) + len(member["diverged"])
-    lost = f" ({len(member['diverged'])} of {tried} seeds diverged)" if member["diverged"] else ""
-    mean, error, paper = (member[key] for key in ("mean", "standard_error", "paper"))
-    cells = [f"{value:.3f}" if value is not None else "–" for value in (mean, error)]
-    return (
-        f"| {label} | {cells[0]}{lost} | {cells[1]} | {'–' if paper is None else f'{paper:.2f}'} |"
-    )
-
-
-def spliced(text: str, name: str, content: str) -> str:
-    """A page with what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` replaced, if it has them."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if found and closed else text
-
-
-def fill(markdown: Path, figures: Sequence[Kept]) -> None:
-    """Write cards, details and the table of rules into a Markdown page, where it has marks for them."""
-    try:
-        text = markdown.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{markdown}: {error.strerror}") from None
-    text = spliced(text, "scoreboard", scoreboard(figures, "reproduce-the-paper.md"))
-    text = spliced(text, "cards", cards(figures, markdown.parent, "reproduce-the-paper.md"))
-    text = spliced(text, "details", details(figures, markdown.parent))
-    text = spliced(text, "tuned", tuned_table(figures))
-    write_text(markdown, spliced(text, "table", comparison_table(comparisons(figures))))
-
-
-def _anchor(kept: Kept) -> str:
-    model, tuned = kept.numbers.get("model"), "tuned" if kept.numbers.get("tuning") else None
-    return "-".join(part for part in (kept.name, kept.numbers["data"], model, tuned) if part)
-
-
-def _picture(kept: Kept, beside: Path) -> str:
-    return os.path.relpath(kept.path.with_suffix(".png"), beside)
-
-
-def _number(claim: dict[str, Any]) -> str:
+def difference_text(claim: dict[str, Any]) -> str:
+    """The difference that a claim is about with its standard error: `+0.012 ± 0.003`, or a dash."""
     if claim["difference"] is None:
         return "–"
     error = (
@@ -388,9 +205,9 @@ def _css(verdict: str) -> str:
     return verdict.replace(" ", "-")
 
 
-def _chips(verdicts: Counter[str]) -> str:
-    """How many claims agree, disagree or are not clear."""
-    shown = [(verdict, verdicts[verdict]) for verdict in _VERDICTS if verdicts[verdict]]
+def chips(verdicts: Counter[str]) -> str:
+    """Counts of claims that agree, disagree or are not clear."""
+    shown = [(verdict, verdicts[verdict]) for verdict in VERDICTS if verdicts[verdict]]
     words = {"agrees": ("agrees", "agree"), "disagrees": ("disagrees", "disagree")}
     return " ".join(
         f'<b class="{_css(verdict)}">{count} {words.get(verdict, (verdict, verdict))[count > 1]}</b>'

@@ -12,12 +12,13 @@ from fedbandit.policies.named import (
     BUILT_IN,
     check_probabilities,
     describe,
+    fused_form,
     importance_scale,
     is_built_in,
     make_policy,
     rule_at,
 )
-from fedbandit.policies.rules import EpsilonGreedy, Falcon, Greedy, Policy, Softmax, Uniform
+from fedbandit.policies.rules import EpsilonGreedy, Falcon, Greedy, Policy, Softmax, Uniform, ask
 from fedbandit.policies.schedules import FalconSchedule
 
 __all__ = [
@@ -32,8 +33,10 @@ __all__ = [
     "Progress",
     "Softmax",
     "Uniform",
+    "ask",
     "check_probabilities",
     "describe",
+    "fused_form",
     "importance_scale",
     "is_built_in",
     "make_policy",

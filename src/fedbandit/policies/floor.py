@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedbandit.core.prediction import Prediction, Progress
-from fedbandit.policies.rules import EpsilonGreedy, Greedy, Policy, Uniform
+from fedbandit.policies.rules import EpsilonGreedy, Greedy, Policy, Uniform, ask
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class Floored:
         return self if at is None else Floored(at(progress), self.floor)
 
     def probabilities(
-        self, prediction: Prediction, available: np.ndarray | None = None
+        self,
+        prediction: Prediction,
+        available: np.ndarray | None = None,
+        contexts: object = None,
     ) -> np.ndarray:
         explored = Uniform().probabilities(prediction, available)
-        return (1 - self.floor) * self.rule.probabilities(
-            prediction, available
-        ) + self.floor * explored
+        exploited = ask(self.rule, prediction, available, contexts)
+        return (1 - self.floor) * exploited + self.floor * explored
 
     def importance_scale(self, num_actions: int) -> float:
         """The smallest probability that is ever logged under rules that are greedy at times; otherwise the rule's."""

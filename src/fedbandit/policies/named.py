@@ -1,7 +1,7 @@
 """Policies by name: made from a name and plain parameters, and written down as such for devices."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.prediction import Prediction, Progress
 from fedbandit.policies.floor import Floored
-from fedbandit.policies.rules import EpsilonGreedy, Falcon, Greedy, Policy, Softmax, Uniform
+from fedbandit.policies.rules import Drawn, EpsilonGreedy, Falcon, Greedy, Policy, Softmax, Uniform
 from fedbandit.policies.schedules import FalconSchedule
 
 BUILT_IN: dict[str, Any] = {
@@ -56,6 +56,17 @@ def is_built_in(policy: Policy) -> bool:
         if isinstance(policy, Floored)
         else type(policy) in BUILT_IN.values()
     )
+
+
+def fused_form(policy: Policy) -> Callable[[Prediction, np.ndarray], Drawn] | None:
+    """The policy's `sample_fused`; None without one, or where a subclass changed `probabilities` alone."""
+    for kind in type(policy).__mro__:
+        if "sample_fused" in vars(kind):
+            found: Callable[[Prediction, np.ndarray], Drawn] = policy.sample_fused  # type: ignore[attr-defined]
+            return found
+        if "probabilities" in vars(kind):
+            return None
+    return None
 
 
 def importance_scale(policy: Policy, num_actions: int) -> float:

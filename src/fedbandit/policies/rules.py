@@ -5,18 +5,29 @@ code runs in a simulation and on a device.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from typing import Protocol
 
 import numpy as np
 
 from fedbandit.core.prediction import Prediction
 
+Drawn = tuple[np.ndarray, np.ndarray] | None
+"""Actions int64 [n] and their probabilities [n]; None where only the plain form works."""
+
 
 class Policy(Protocol):
-    """Anything with `probabilities`. Your own policy is a class of your own with this one method.
+    """Anything with `probabilities`; a policy of a user is a class with this one method.
 
-    A policy with a schedule also has `at(progress) -> Policy`: asked once per deployment, it returns the concrete rule
-    that ships with that version of the model.
+    Optional members:
+
+    - `at(progress) -> Policy`: a schedule. Asked once per deployment, it returns the concrete rule
+      that ships with that version of the model.
+    - `sample_fused(prediction, uniforms) -> (actions, propensities) | None`: the same draws as
+      `probabilities` followed by a draw, to the last bit, in fewer passes; None where it cannot.
+    - `importance_scale(num_actions) -> float`: multiplies importance weights, 1 without it.
+    - a parameter `contexts` of `probabilities`: it is then called with the decisions' `Contexts`.
     """
 
     def probabilities(
@@ -24,6 +35,21 @@ class Policy(Protocol):
     ) -> np.ndarray:
         """Probabilities [..., K] for a prediction; where `available` [..., K] is False the probability is 0."""
         ...
+
+
+def ask(
+    policy: Policy, prediction: Prediction, available: np.ndarray | None, contexts: object = None
+) -> np.ndarray:
+    """A policy's probabilities; one whose `probabilities` takes `contexts` is given them."""
+    if takes_contexts(type(policy)):
+        return policy.probabilities(prediction, available, contexts=contexts)  # type: ignore[call-arg]
+    return policy.probabilities(prediction, available)
+
+
+@lru_cache(maxsize=64)
+def takes_contexts(kind: type[Policy]) -> bool:
+    """Whether policies of this class want to see the decisions' contexts."""
+    return "contexts" in signature(kind.probabilities).parameters
 
 
 @dataclass(frozen=True)
@@ -35,6 +61,11 @@ class Greedy:
     ) -> np.ndarray:
         scores, available = _checked(prediction, available)
         return _one_hot(_best(scores, available), scores)
+
+    def sample_fused(self, prediction: Prediction, uniforms: np.ndarray) -> Drawn:
+        from fedbandit.policies import fused  # compiled: devices never come here
+
+        return fused.sample_by_best(self.probabilities, prediction, uniforms)
 
 
 @dataclass(frozen=True)
@@ -74,6 +105,11 @@ class EpsilonGreedy:
         """What makes the largest importance weight 1: the smallest probability that is ever logged."""
         return self.epsilon / num_actions if self.epsilon > 0 else 1.0
 
+    def sample_fused(self, prediction: Prediction, uniforms: np.ndarray) -> Drawn:
+        from fedbandit.policies import fused  # compiled: devices never come here
+
+        return fused.sample_by_best(self.probabilities, prediction, uniforms)
+
 
 @dataclass(frozen=True)
 class Softmax:
@@ -95,6 +131,11 @@ class Softmax:
             p /= max(self.beta, _smallest(p))
         np.exp(p, out=p)
         return _normalised(p)
+
+    def sample_fused(self, prediction: Prediction, uniforms: np.ndarray) -> Drawn:
+        from fedbandit.policies import fused  # compiled: devices never come here
+
+        return fused.sample_softmax(self.beta, prediction, uniforms)
 
 
 @dataclass(frozen=True)
@@ -127,6 +168,11 @@ class Falcon:
         others = p.sum(axis=-1, keepdims=True)
         np.put_along_axis(p, best, np.maximum(1 - others, 0), axis=-1)
         return _normalised(p)  # also rescales the others to 1 where they sum to more
+
+    def sample_fused(self, prediction: Prediction, uniforms: np.ndarray) -> Drawn:
+        from fedbandit.policies import fused  # compiled: devices never come here
+
+        return fused.sample_falcon(self.mu, self.gamma, prediction, uniforms)
 
 
 def _require(name: str, value: float, holds: bool, what: str) -> None:

@@ -7,6 +7,7 @@ Also which examples a client meets and which model answers, in simple mode (Algo
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -18,7 +19,19 @@ from fedbandit.reference.models import ReferenceModel, Weights
 Explore = Callable[[np.ndarray], np.ndarray]
 """Scores of the K actions in, their probabilities out."""
 Reward = Callable[[list[int], int], float]
-"""The labels of an example and an action in, the reward out."""
+"""The labels of an example and an action in, the mean reward out."""
+Pay = Callable[[float, np.ndarray], float]
+"""The mean reward of an action in, with a uniform number of its own; the reward out."""
+
+
+def pay_the_mean(mean: float, uniform: np.ndarray) -> float:
+    """No chance is involved: the paper's tables."""
+    return mean
+
+
+def pay_a_click(mean: float, uniform: np.ndarray) -> float:
+    """1 with the mean as probability, else 0."""
+    return 1.0 if uniform < mean else 0.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,7 @@ class Visit:
     time: int
     position: int
     version: int  # which deployed model θ_i the client holds
+    round: int  # when it happens; of a period, its first round
     fresh: bool  # of the current period; older events were already counted in the reward
 
 
@@ -41,7 +55,7 @@ class Event:
     reward: float
     propensity: float
     scores: np.ndarray  # [K], of the model that chose
-    all_rewards: np.ndarray  # [K], seen only by full-information training
+    all_rewards: np.ndarray  # [K], means: seen only by full-information training
     fresh: bool
 
 
@@ -53,6 +67,7 @@ def bandit_inference(
     deployed: list[Weights],
     explore: Explore,
     reward: Reward,
+    pay: Pay,
     seed: int,
 ) -> list[Event]:
     """Algorithm 2: the client's log B_c."""
@@ -66,11 +81,13 @@ def bandit_inference(
             float(uniforms(seed, Purpose.ACTIONS, visit.time, client, visit.position)),
         )
         everything = np.array([reward(labels, a) for a in range(len(probabilities))])
+        address = (visit.round, client, visit.position, action)
+        chance = uniforms(seed, Purpose.WORLD, crc32(b"click"), *address)
         log.append(
             Event(
                 x,
                 action,
-                everything[action],
+                pay(everything[action], chance),
                 probabilities[action],
                 scores,
                 everything,
@@ -138,7 +155,7 @@ def simple_visits(
 ) -> list[Visit]:
     """A new log in every round, by the newest deployed model."""
     rows = shuffled_examples(split, client, t, seed)[:max_examples]
-    return [Visit(row, t, j, (t - 1) // deploy_every, True) for j, row in enumerate(rows)]
+    return [Visit(row, t, j, (t - 1) // deploy_every, t, True) for j, row in enumerate(rows)]
 
 
 def population_visits(
@@ -162,7 +179,10 @@ def population_visits(
     for period in range(max(0, now - reach + 1), now + 1):
         version = held_version(client, period, seed, pull_probability, longest_lag)
         rows = shuffled_examples(split, client, period, seed)[:events_per_period]
-        cache += [Visit(row, period, j, version, period == now) for j, row in enumerate(rows)]
+        first = period * deploy_every + 1
+        cache += [
+            Visit(row, period, j, version, first, period == now) for j, row in enumerate(rows)
+        ]
     return cache[-cache_size:]
 
 
@@ -190,7 +210,7 @@ def context_of(split: Split, row: int) -> Any:
         assert features.values is not None
         begin, end = features.offsets[row], features.offsets[row + 1]
         return [(int(features.ids[j]), float(features.values[j])) for j in range(begin, end)]
-    return split.contexts(np.array([row]))[0].astype(np.float64).reshape(-1)  # type: ignore[index]
+    return split.shared(np.array([row]))[0].astype(np.float64).reshape(-1)  # type: ignore[index]
 
 
 def labels_of(split: Split, row: int) -> list[int]:

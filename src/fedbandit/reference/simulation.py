@@ -1,4 +1,4 @@
-"""The rewards of the paper's scenarios (section 4.2): a function of an example's labels and an action."""
+"""Algorithm 4, rounds and deployments, in the scenarios of section 4.2 and in a world of clicks."""
 
 import math
 from collections.abc import Callable
@@ -11,11 +11,14 @@ from fedbandit.core.randomness import Purpose, bits, generator
 from fedbandit.data.dataset import FederatedDataset, Header
 from fedbandit.reference.inference import (
     Explore,
+    Pay,
     Reward,
     Visit,
     bandit_inference,
     epsilon_greedy,
     make_policy,
+    pay_a_click,
+    pay_the_mean,
     population_visits,
     simple_visits,
 )
@@ -69,6 +72,15 @@ def scenario_rewards(name: str, header: Header) -> tuple[Reward, Reward | None]:
     raise ValueError(f"the reference has no scenario named {name}")
 
 
+def click_probabilities(
+    reward: Reward, actions: int, least: float = 0.0, most: float = 1.0
+) -> Reward:
+    """From `least` to `most` as a table's rewards go from 0 to 1, or to its highest value."""
+    highest = max(reward([label], a) for label in range(actions) for a in range(actions))
+    scale = (most - least) / max(1.0, highest)
+    return lambda labels, action: float(np.float32(least + scale * reward(labels, action)))
+
+
 @dataclass(frozen=True)
 class Phase:
     """What one phase of a run is made of: supervised pre-training, or the bandit rounds after it."""
@@ -80,6 +92,7 @@ class Phase:
     visits: Callable[[int, int], list[Visit]]  # of a client in a round
     explore: Explore
     reward: Reward
+    pay: Pay
     loss: Loss
     client_learning_rate: float
     optimizer: tuple[str, dict[str, Any]]
@@ -93,7 +106,7 @@ def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], W
     if config.privacy.mechanism != "none" or config.gate.confidence is not None:
         raise ValueError("the reference has no privacy and no gate before deployments")
     model = make_model(config.model.name, config.model.parameters, dataset.header)
-    reward, pretraining_reward = scenario_rewards(config.scenario, dataset.header)
+    reward, pretraining_reward = world_of(config, dataset.header)
     if pretraining_reward is None:
         return run_phase(
             bandit_phase(config, dataset, reward, 0),
@@ -113,6 +126,24 @@ def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], W
         config,
         dataset,
     )
+
+
+def world_of(config: Any, header: Header) -> tuple[Reward, Reward | None]:
+    """The mean rewards of the bandit phase and of pre-training, in the environment that is named."""
+    reward, before = scenario_rewards(config.scenario, header)
+    chosen = config.environment
+    if chosen.name not in PAYS or chosen.missing or chosen.delay:
+        raise ValueError(f"the reference has no {chosen.name}, and no missing or late rewards")
+    if chosen.name == "labels":
+        return reward, before
+    clicks = [
+        one and click_probabilities(one, header.num_actions, **chosen.parameters)
+        for one in (reward, before)
+    ]
+    return clicks[0] or reward, clicks[1]
+
+
+PAYS: dict[str, Pay] = {"labels": pay_the_mean, "bernoulli": pay_a_click}
 
 
 def run_phase(
@@ -141,6 +172,7 @@ def run_phase(
                 deployed,
                 phase.explore,
                 phase.reward,
+                phase.pay,
                 phase.seed,
             )
             update = client_update(
@@ -175,6 +207,9 @@ def run_phase(
                 "model_version": len(deployed) - 1,
             }
         )
+        if phase.pay is pay_a_click:
+            lost = [max(event.all_rewards) - event.all_rewards[event.action] for event in fresh]
+            history[-1]["regret"] = float(np.mean(lost)) if lost else None
         rewards = [line["reward"] for line in history if line["reward"] is not None]
         history[-1]["running_reward"] = float(np.mean(rewards)) if rewards else None
 
@@ -210,6 +245,7 @@ def bandit_phase(
         visits=visits,
         explore=make_policy(config.policy.name, config.policy.parameters),
         reward=reward,
+        pay=PAYS[config.environment.name],
         loss=bandit_loss(config, dataset.header.num_actions),
         client_learning_rate=config.client.learning_rate,
         optimizer=(config.server.optimizer, config.server.parameters),
@@ -240,6 +276,7 @@ def pretraining_phase(config: Any, dataset: FederatedDataset, reward: Reward) ->
         visits=lambda c, t: simple_visits(dataset.train, c, t, seed, 1, most),
         explore=lambda scores: epsilon_greedy(scores, 0.0),
         reward=reward,
+        pay=PAYS[config.environment.name],
         loss=Loss(
             chosen.objective.endswith("cross-entropy"), all_actions=True, reduction=chosen.reduction
         ),

@@ -1,7 +1,8 @@
 """A report of runs: one HTML file that needs nothing else and asks the network for nothing.
 
-The curves are SVG, drawn by a small script of our own: they print, follow the page's colours, and can be read by
-keyboard and by screen readers, which charts on a canvas (uPlot, say, of fifty kilobytes) cannot.
+The curves are SVG, drawn by a small script of our own: they print, follow the page's colours, and
+can be read by keyboard and by screen readers, which charts on a canvas (uPlot, say, of fifty
+kilobytes) cannot.
 """
 
 import base64
@@ -24,7 +25,7 @@ from fedbandit.report.tables import Columns, MetricsFile, chart
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.index import Problem, RunGroup, RunReader, grouped
 from fedbandit.runs.local_runner import LocalRunner
-from fedbandit.studies.curves import run_members, table
+from fedbandit.studies.compare import run_members, table
 
 _CHARTS = {
     "running_reward": "Running average reward",
@@ -72,7 +73,11 @@ def write_report(folders: Sequence[Path], path: Path) -> Path:
 def render(
     groups: Sequence[RunGroup], columns: Mapping[Path, Columns], problems: Sequence[Problem] = ()
 ) -> str:
-    """The whole page; `columns` has the metrics of each run by its folder."""
+    """The whole page as one HTML text; `columns` has the metrics of each run by its folder.
+
+    Style and script stand in the page, and its policy allows nothing else: it can be mailed,
+    archived and opened without a network.
+    """
     groups = tables.ranked(groups)
     charts = _charts(groups, columns)
     unfinished = tables.apart(groups)
@@ -160,7 +165,9 @@ def _charts(groups: Sequence[RunGroup], columns: Mapping[Path, Columns]) -> dict
 
 
 def _says_something(name: str, data: dict[str, Any]) -> bool:
-    """Where many clients have an example or two, a tenth of them always goes without reward; a flat zero is no news."""
+    """Where many clients have an example or two, a tenth of them always goes without reward; a flat
+    zero is no news.
+    """
     return name != "worst_decile" or any(
         value > 0.01 for series in data["series"] for value in series["mean"]
     )
@@ -190,7 +197,9 @@ POLICIES = ("greedy", "epsilon-greedy", "softmax", "falcon", "baseline")
 
 
 def demo(out: Path, say: Callable[[str], None] = print) -> Path:
-    """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the results."""
+    """Run the demonstration into a folder and draw its picture; run again, it resumes or shows the
+    results.
+    """
     say(
         f"Federated contextual bandits on the embedded `topics` data, scenario init-shift, {len(SEEDS)} seeds."
     )

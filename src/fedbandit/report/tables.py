@@ -1,4 +1,9 @@
-"""What a report shows: chart data, tables of outcomes and parameters, facts about the data, the commands."""
+"""Sections of a report: chart data, tables of outcomes and parameters, facts about the data,
+commands.
+
+Each function makes one section of the page as HTML, from groups of runs that differ in their seed
+alone. `MetricsFile` follows a file of metrics, for reports and for the live page.
+"""
 
 import json
 import math
@@ -19,12 +24,17 @@ from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.data import open_dataset
 from fedbandit.data.info import describe
 from fedbandit.privacy.reporting import in_one_line
-from fedbandit.results.differences import Difference, Differences, differences
+from fedbandit.results.differences import (
+    Difference,
+    Differences,
+    differences,
+    standard_error,
+    with_error,
+)
 from fedbandit.results.plots import styles_of_best
 from fedbandit.results.reading import readable
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.index import Problem, RunGroup
-from fedbandit.studies.curves import standard_error, with_error
 
 Columns = Mapping[str, np.ndarray]  # values by name, one a round; NaN where a round has none
 
@@ -49,7 +59,13 @@ _REMEMBERED = 256  # bytes before the offset, by which a file that was replaced 
 
 @dataclass
 class MetricsFile:
-    """A run's `metrics.jsonl`, followed."""
+    """A run's `metrics.jsonl`, followed: `follow` reads what was appended since the last call.
+
+    A file that was replaced, or cut back to a checkpoint, is read again from its beginning; it is
+    known by its inode, its size and the bytes before the last position. `problem` says why a
+    damaged file is not shown. `columns` has the values by name, float64 [rounds], NaN where a round
+    has none.
+    """
 
     path: Path
     problem: str | None = None  # why the file cannot be shown, until it is another file
@@ -61,7 +77,7 @@ class MetricsFile:
     _columns: tuple[int, Columns] = (-1, {})
 
     def follow(self, most: int | None = None) -> int:
-        """Read what was appended, at most about so many bytes; how many were read."""
+        """Read what was appended, at most about `most` bytes; the bytes that were read."""
         try:
             with open_regular(self.path) as file:
                 found = os.fstat(file.fileno())
@@ -89,6 +105,7 @@ class MetricsFile:
 
     @property
     def columns(self) -> Columns:
+        """The values of every metric by name, float64 [rounds]."""
         if self._columns[0] != self.rounds:
             values = {
                 name: np.array(self._values.get(name, self._missing()), float)
@@ -189,7 +206,9 @@ def chart(
 def _curve(
     label: str, colour: str | None, dashed: bool, values: Sequence[np.ndarray]
 ) -> dict[str, Any]:
-    """The mean over seeds ± one standard deviation, as far as all of them have come where they still run."""
+    """The mean over seeds ± one standard deviation, as far as all of them have come where they
+    still run.
+    """
     length = min(len(run) for run in values)
     stacked = np.stack([run[:length] for run in values])
     rounds = np.flatnonzero(np.isfinite(stacked).all(axis=0))
@@ -218,8 +237,11 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def outcomes(groups: Sequence[RunGroup]) -> str:
-    """Final running average of each configuration over its finished runs, in the order given (`ranked`), how far it
-    is behind the first, and what the summaries say."""
+    """The table of results: final running average of each configuration over its finished runs.
+
+    In the order given (`ranked`), with how far each is behind the first and the 95% interval of
+    that difference, and what the summaries say beside: held-out metrics, epsilon.
+    """
     extra = list(
         dict.fromkeys(
             key for group in groups for run in group.finished for key in beside_reward(run.summary)
@@ -258,7 +280,7 @@ def _reversed(gap: Difference) -> str:
 
 
 def standing(groups: Sequence[RunGroup]) -> Differences:
-    """What the finished runs of each configuration came to beside the best, paired by seed."""
+    """Rewards of all configurations over finished runs, beside the best and paired by seed."""
     rewards = {
         group.label: {
             run.config.seed: value
@@ -282,7 +304,9 @@ def ranked(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def headline(groups: Sequence[RunGroup]) -> str:
-    """Who came first, with how much, and whether that may be chance; nothing where no run has finished."""
+    """Who came first, with how much, and whether that may be chance; nothing where no run has
+    finished.
+    """
     found = standing(groups)
     if not found.outcomes:
         return ""
@@ -320,7 +344,9 @@ def privacy(groups: Sequence[RunGroup]) -> str:
 
 
 def apart(groups: Sequence[RunGroup]) -> str:
-    """Runs that are in no average, by name: not finished, or shorter than the others of their configuration."""
+    """Runs that are in no average, by name: not finished, or shorter than the others of their
+    configuration.
+    """
     rows = [
         (
             f'<th scope="row">{escape(run.name)}</th>',
@@ -348,7 +374,9 @@ def left_out(problems: Sequence[Problem]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Rows of a head, which is HTML, and cells, which are texts; each knows its column, for a phone shows it beside."""
+    """Rows of a head, which is HTML, and cells, which are texts; each knows its column, for a phone
+    shows it beside.
+    """
     head = "".join(
         f'<th scope="col"{" class=number" * (i > 0)}>{escape(text)}</th>'
         for i, text in enumerate(heads)
@@ -376,7 +404,7 @@ def failures(groups: Sequence[RunGroup]) -> str:
 
 
 def parameters(groups: Sequence[RunGroup]) -> str:
-    """What differs between the configurations as a table; what they share below it."""
+    """A table of the values that differ between configurations, and the shared ones below it."""
     flat = [flatten(group.config.identity()) for group in groups]
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key != "seed"]
     differing = [key for key in keys if len({json.dumps(values.get(key)) for values in flat}) > 1]
@@ -402,7 +430,7 @@ def _value(value: Any) -> str:
 
 
 def data_facts(groups: Sequence[RunGroup]) -> str:
-    """What is in the data sets, as far as they are still where the runs found them."""
+    """Facts about the data sets, as far as they are still where the runs found them."""
     facts = []
     for source in dict.fromkeys(group.config.data.source for group in groups):
         try:

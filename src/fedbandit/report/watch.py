@@ -1,7 +1,9 @@
-"""A page on this machine that follows the runs of a folder: a small read-only server and what it answers.
+"""A page on this machine that follows the runs of a folder: a small read-only server and what it
+answers.
 
-The standard library's server is enough for one person's browser on 127.0.0.1, so nothing has to be installed for it.
-A request never names a path: the page receives what is there and cannot ask for anything else.
+The standard library's server is enough for one person's browser on 127.0.0.1, so nothing has to be
+installed for it. A request never names a path: the page receives what is there and cannot ask for
+anything else.
 """
 
 import math
@@ -54,9 +56,11 @@ _HEADERS = {
 
 
 class Watcher:
-    """What the runs below a folder look like now; remembers what it has read, so that asking often is cheap.
+    """The state of all runs below a folder; remembers what it has read, so that asking often
+    is cheap.
 
-    The table needs the last line of each run; the curves need whole files, of which each call reads a limited part.
+    The table needs the last line of each run; the curves need whole files, of which each call reads
+    a limited part.
     """
 
     def __init__(self, folder: Path, most: int = _MOST_BYTES) -> None:
@@ -69,7 +73,9 @@ class Watcher:
         self._lock = threading.Lock()
 
     def now(self, chosen: Collection[str] = ()) -> dict[str, Any]:
-        """Everything that the page shows; with the names of some runs, their curves and how they differ."""
+        """Everything that the page shows; with the names of some runs, their curves and how they
+        differ.
+        """
         with self._lock:
             folders = [self.folder] if self.folder.is_dir() else []
             runs, problems = self._reader.read(folders, self._inside)
@@ -110,7 +116,9 @@ class Watcher:
             }
 
     def _members(self, groups: list[RunGroup]) -> dict[str, list[Columns]]:
-        """The columns of the runs that each curve is the mean of: the finished ones, or where none is, all."""
+        """The columns of the runs that each curve is the mean of: the finished ones, or where none
+        is, all.
+        """
         chosen = {
             group.label: (group.finished or [run for run in group.apart if run.rounds])[
                 :_MOST_SEEDS
@@ -155,7 +163,9 @@ class Watcher:
         ]
 
     def _tell_apart(self, runs: list[Run]) -> None:
-        """Which parameters differ, those first that a reader thinks of first, and their values in each run."""
+        """Which parameters differ, those first that a reader thinks of first, and their values in
+        each run.
+        """
         settings = {run.path: settings_of(run.config.model_dump()) for run in runs}
         found = [key for key in differing(list(settings.values())) if key != "rounds"]
         found.sort(key=_column)
@@ -173,7 +183,9 @@ class Watcher:
 
 
 def _column(key: str) -> int:
-    """The rule, then what concerns the whole run, then parameters of some rules; a run's name has its seed."""
+    """The rule, then what concerns the whole run, then parameters of some rules; a run's name has
+    its seed.
+    """
     return {"policy.name": 0, "seed": 3}.get(
         key, 1 if "." not in key else 2 if key.startswith("policy.") else 4
     )
@@ -192,7 +204,7 @@ def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:
 
 
 def _comparison(runs: list[Run]) -> dict[str, Any]:
-    """What sets the chosen runs apart: the keys, and each run's values."""
+    """Differences between the chosen runs: the keys, and each run's values."""
     settings = [settings_of(run.config.model_dump()) for run in runs]
     keys = differing(settings)
     rows = [

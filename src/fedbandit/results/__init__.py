@@ -1,6 +1,8 @@
-"""Results of runs: reading them, tables, pictures. Knows run folders as files, and nothing of how runs are made."""
+"""Results of runs: reading them, tables, pictures. Knows run folders as files, and nothing of how
+runs are made.
+"""
 
 from fedbandit.results.reading import RunRecord
-from fedbandit.results.results import Results, Summary
+from fedbandit.results.results import Results, ResultsSummary
 
-__all__ = ["Results", "RunRecord", "Summary"]
+__all__ = ["Results", "ResultsSummary", "RunRecord"]

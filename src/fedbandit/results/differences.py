@@ -1,6 +1,7 @@
 """Paired differences between configurations: over the seeds that both have, with an interval.
 
-A seed gives every configuration the same clients and examples, so a difference varies less than either reward.
+A seed gives every configuration the same clients and examples, so a difference varies less than
+either reward.
 """
 
 import math
@@ -14,12 +15,16 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval; one seed gives no interval."""
+    """The mean difference over `seeds` shared seeds, with the ends of its 95% interval.
+
+    One seed gives no interval. As a string: `+0.0123, 95% interval +0.0100 to +0.0146`.
+    """
 
     mean: float
     low: float | None
     high: float | None
     seeds: int
+    error: float = math.nan  # the standard error of the mean
 
     @property
     def told_apart(self) -> bool:
@@ -33,16 +38,17 @@ class Difference:
 
     @property
     def interval(self) -> str:
+        """The ends in brackets, or a dash."""
         return (
             "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
         )
 
 
 def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference | None:
-    """How much more ours came to than theirs, each a value by seed; None where they share no seed.
+    """The difference of ours and theirs, each a value by seed; None where they share no seed.
 
-    The interval is Student's for the mean of the differences. It holds for this one comparison: of twenty, one is
-    expected to leave zero out by chance.
+    The interval is Student's for the mean of the differences. It holds for this one comparison: of
+    twenty, one is expected to leave zero out by chance.
 
     Examples:
         >>> paired({0: 1.0, 1: 1.2, 2: 1.1}, {0: 0.9, 1: 1.0, 2: 1.0, 3: 5.0}).interval
@@ -55,20 +61,49 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Difference
 
 
 def from_zero(differences: np.ndarray) -> Difference:
-    """The mean of some differences, one a seed, and where the true one lies."""
+    """The mean of some differences, float [seeds], and where the true one lies by Student's t."""
     mean, seeds = float(differences.mean()) if len(differences) else math.nan, len(differences)
     if seeds < 2:
         return Difference(mean, None, None, seeds)
     from scipy.special import stdtrit
 
-    quantile = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2))
-    reach = quantile * float(differences.std(ddof=1)) / math.sqrt(seeds)
-    return Difference(mean, mean - reach, mean + reach, seeds)
+    error = standard_error(differences)
+    reach = float(stdtrit(seeds - 1, 0.5 + CONFIDENCE / 2)) * error
+    return Difference(mean, mean - reach, mean + reach, seeds, error)
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float:
+    """The standard error of the mean over seeds, values [seeds]; NaN for a single one."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def with_error(text: str, error: float | None) -> str:
+    """`text ± error`; the text alone where a single seed gives no error."""
+    return text if error is None or not math.isfinite(error) else f"{text} ± {error:.4f}"
+
+
+def text_table(lines: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Lines of cells as a text in columns; those named `left` stand on the left, the others on the
+    right.
+
+    Examples:
+        >>> print(text_table([["rule", "reward"], ["greedy", "0.5"]]))
+        rule    reward
+        greedy     0.5
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A configuration's mean reward, and its difference from the reference; None for the reference itself."""
+class ConfigurationOutcome:
+    """A configuration's mean reward, and its difference from the reference (None for that itself)."""
 
     configuration: str
     reward: float
@@ -78,10 +113,12 @@ class Outcome:
 
 @dataclass(frozen=True, repr=False)
 class Differences:
-    """What every configuration came to beside a reference, best first; printed, it is a table with a verdict."""
+    """All configurations beside a reference, best first; printed, it is a table with
+    a verdict.
+    """
 
     reference: str
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ConfigurationOutcome]
     lead: Difference | None = None  # of the first over the second
 
     def __repr__(self) -> str:
@@ -90,14 +127,7 @@ class Differences:
             [one.configuration, str(one.seeds), f"{one.reward:.4f}", *self._said(one)]
             for one in self.outcomes
         ]
-        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i in (0, 5) else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in [heads, *lines]
-        )
+        return text_table([heads, *lines], left=(0, 5))
 
     def rows(self) -> list[dict[str, str | int | float | None]]:
         """The table as plain dictionaries."""
@@ -137,7 +167,7 @@ class Differences:
             )
         return f"{first.configuration} and {second.configuration} cannot be told apart with {over}"
 
-    def _said(self, one: Outcome) -> list[str]:
+    def _said(self, one: ConfigurationOutcome) -> list[str]:
         if one.difference is None:
             return [
                 "-",
@@ -158,13 +188,15 @@ class Differences:
 def differences(
     rewards: Mapping[str, Mapping[int, float]], reference: str | None = None
 ) -> Differences:
-    """Every configuration beside a reference, by default the one with the highest mean; rewards are by seed."""
+    """Every configuration beside a reference, by default the one with the highest mean; rewards are
+    by seed.
+    """
     known = {label: values for label, values in rewards.items() if values}
     means = {label: float(np.mean(list(values.values()))) for label, values in known.items()}
     ranked = sorted(known, key=lambda label: -means[label])
     beside = ranked[0] if reference is None and ranked else reference or ""
     outcomes = [
-        Outcome(
+        ConfigurationOutcome(
             label,
             means[label],
             len(known[label]),

@@ -1,4 +1,7 @@
-"""Pictures of runs. The same policy has the same colour everywhere, and the colours are safe for the colour-blind."""
+"""Pictures of runs. The same policy has the same colour everywhere.
+
+Colours are safe for the colour-blind (Okabe and Ito) and dark enough for thin lines on white.
+"""
 
 import textwrap
 from collections import Counter
@@ -27,7 +30,9 @@ _PICTURES = (".png", ".svg")
 
 
 def require_picture(path: Path) -> None:
-    """Refuse a name that no picture can be saved under; to be called before the work that the picture is to show."""
+    """Refuse a name that no picture can be saved under; to be called before the work that the
+    picture is to show.
+    """
     if path.suffix.lower() not in _PICTURES:
         raise ConfigError(f"--out: {path} must end in {' or '.join(_PICTURES)}")
 
@@ -45,10 +50,11 @@ def policy_of(label: str) -> str | None:
 
 
 def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
-    """A colour for every label, and whether its line is dashed: the policy's own, and if several share it, others.
+    """A colour for every label, and whether its line is dashed: the policy's own, and if several
+    share it, others.
 
-    The second curve of a policy is dashed in the policy's colour; further ones, and unknown labels, take what is left:
-    all colours, where no label names a policy.
+    The second curve of a policy is dashed in the policy's colour; further ones, and unknown labels,
+    take what is left: all colours, where no label names a policy.
     """
     named = any(policy_of(label) is not None for label in labels)
     left = OTHER_COLOURS if named else (*COLOURS.values(), *OTHER_COLOURS)
@@ -67,7 +73,9 @@ def styles_of(labels: Sequence[str]) -> dict[str, tuple[str, bool]]:
 
 
 def styles_of_best(ranked: Sequence[str]) -> dict[str, tuple[str, bool] | None]:
-    """Styles of the first eight, which can be told apart; the others have none until one of those makes room."""
+    """Styles of the first eight, which can be told apart; the others have none until one of those
+    makes room.
+    """
     return {**dict.fromkeys(ranked), **styles_of(ranked[:MOST_CURVES])}
 
 
@@ -87,16 +95,13 @@ def curves_figure(
     changes: Sequence[int] = (),
     trials: bool = False,
 ) -> Any:
-    """A matplotlib figure with the mean and band (± one standard deviation over seeds) of curves [seeds, rounds].
+    """A matplotlib figure with the mean and band (± one standard deviation over seeds) of curves
+    [seeds, rounds].
 
-    With `trials` every seed is a thin line of its own in place of the band. Rounds before which the world changes are
-    marked as `changes`. Rounds without a number are passed over.
+    With `trials` every seed is a thin line in place of the band. Rounds before which the
+    world changes are marked as `changes`. Rounds without a number are passed over.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.2, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(7.2, 4.5)
     axes = figure.add_subplot()
     rounds = max((np.atleast_2d(values).shape[1] for values in curves.values()), default=1)
     lines = deploy_every is not None and rounds // deploy_every <= 40
@@ -121,6 +126,16 @@ def curves_figure(
     return figure
 
 
+def empty_figure(width: float, height: float) -> Any:
+    """A matplotlib figure of this size in inches, without global state and without a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def save_picture(figure: Any, path: Path) -> Path:
     """Save a figure by the path's suffix, .png or .svg; the same figure is the same file."""
     from matplotlib import rc_context
@@ -135,7 +150,9 @@ def save_picture(figure: Any, path: Path) -> Path:
 
 
 def write_heading(axes: Any, title: str, note: str = "") -> None:
-    """A title above the axes and a smaller note below it, both broken into lines that fit a figure 7.2 inches wide."""
+    """A title above the axes and a smaller note below it, both broken into lines that fit a figure
+    7.2 inches wide.
+    """
     wrapped = textwrap.fill(note, _NOTE_WIDTH)
     room = "\n" * (wrapped.count("\n") + 1 if note else 0)
     axes.set_title(textwrap.fill(title, _TITLE_WIDTH) + room, loc="left", fontsize=11)

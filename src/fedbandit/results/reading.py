@@ -1,4 +1,7 @@
-"""Run folders as plain values: what was configured and measured, which runs belong together, and Arrow tables."""
+"""Run folders as plain values: what was configured and measured, and which runs belong together.
+
+Knows the files of a run, not what makes them: it imports nothing that runs. Tables are Arrow's.
+"""
 
 import json
 import os
@@ -17,8 +20,8 @@ from fedbandit.results.plots import COLOURS, policy_of
 def arrow_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> Any:
     """A `pyarrow.Table` with a column for every key that any row has, null where a row lacks it.
 
-    Columns named `first` lead. Whole numbers among fractions become fractions; lists, and values of mixed kinds,
-    become JSON text.
+    Columns named `first` lead. Whole numbers among fractions become fractions; lists, and values of
+    mixed kinds, become JSON text.
     """
     pa = needed("pyarrow")
     names = dict.fromkeys([*first, *(name for row in rows for name in row)])
@@ -61,13 +64,17 @@ _TELLING = (
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run the run it is, by dotted key; what is not set, and where it is computed, is left out."""
+    """The settings that identify a run, by dotted key; what is not set, and where it is computed,
+    is left out.
+    """
     flat = flatten({key: value for key, value in config.items() if key not in WHERE_COMPUTED})
     return {key: value for key, value in flat.items() if value is not None}
 
 
 def made_from(environment: Mapping[str, Any]) -> str | None:
-    """What beside its configuration a run was made from: data, the user's own source, the results number."""
+    """The inputs of a run beside its configuration: data, the user's own source, the results
+    number.
+    """
     fingerprint = environment.get("data_fingerprint")
     rest = {
         key: environment[key]
@@ -88,7 +95,8 @@ def grouped(
 ) -> dict[str, list[int]]:
     """The positions of the runs of each configuration, by label and sorted by seed.
 
-    Runs of one group differ in nothing but their seed; `data` says what else each run was made from (`made_from`).
+    Runs of one group differ in nothing but their seed; `data` says what else each run was made from
+    (`made_from`). Labels are the policy's name and the fewest values that tell two of a name apart.
     """
     groups: dict[str, list[int]] = {}
     settings = [settings_of(config) for config in configs]
@@ -115,7 +123,9 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The policy's name (or "baseline"), then the fewest values that tell two of the same name apart."""
+    """The policy's name (or "baseline"), then the fewest values that tell two of the same name
+    apart.
+    """
     names = [
         str(values.get("policy.name", "?")) if values.get("training", True) else "baseline"
         for values in settings
@@ -137,7 +147,9 @@ def _labels(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _label(name: str, keys: Sequence[str], values: Mapping[str, Any]) -> str:
-    """The rule with its own parameters, then whatever else sets it apart: `softmax beta=0.1, not private`."""
+    """The rule with its own parameters, then whatever else sets it apart: `softmax beta=0.1, not
+    private`.
+    """
     own = [_said(key, values.get(key)) for key in keys if key.startswith("policy.")]
     others = [_said(key, values.get(key)) for key in keys if not key.startswith("policy.")]
     return ", ".join([" ".join([name, *own]), *others])
@@ -185,7 +197,10 @@ def _said(key: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its name, its configuration and the metrics of its rounds, nested as in the files."""
+    """One run: its name, its configuration and the metrics of its rounds, nested as in the files.
+
+    `rounds` are the lines of `metrics.jsonl`; `ended` is False where some are missing.
+    """
 
     name: str
     config: Mapping[str, Any]
@@ -200,11 +215,12 @@ class RunRecord:
 
     @property
     def seed(self) -> int:
+        """The seed of the bandit phase."""
         return int(self.config.get("seed", 0))
 
     @property
     def status(self) -> str | None:
-        """What is wrong with the run, in a few words; None if it is finished."""
+        """The fault of a run in a few words; None if it is finished."""
         after = f"after {len(self.rounds)} of {self.config.get('rounds', '?')} rounds"
         if self.error is not None:
             return f"failed {after}: {self.error}"
@@ -224,7 +240,8 @@ class RunRecord:
 
 
 def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """Every run folder in or below the folders with its name from there, in the order of their paths.
+    """Every run folder in or below the folders with its name from there, in the order of their
+    paths.
 
     Links that lead elsewhere are not followed.
     """
@@ -248,9 +265,10 @@ def require_folder(folder: Path) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a finished run, None if there is none; `ValueError` if it is not what a run writes.
+    """The summary of a finished run, None if there is none; `ValueError` if it is not what a run
+    writes.
 
-    `DataError` if it cannot be read: then nobody knows whether the run is finished.
+    `DataError` if it cannot be read: then it is not known whether the run is finished.
     """
     try:
         found = read_object(path)

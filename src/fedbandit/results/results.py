@@ -1,4 +1,6 @@
-"""Results: the rounds of one run or of many as arrays, tables, pictures and a summary. Reads runs, never makes them."""
+"""Results: the rounds of one run or of many as arrays, tables, pictures and a summary. Reads runs,
+never makes them.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,9 +12,15 @@ from typing import Any, overload
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.parts import flatten, nearest
+from fedbandit.core.parts import counted, flatten, nearest
 from fedbandit.results import reading as labels
-from fedbandit.results.differences import Differences, differences
+from fedbandit.results.differences import (
+    Differences,
+    differences,
+    standard_error,
+    text_table,
+    with_error,
+)
 from fedbandit.results.plots import curves_figure, require_picture, save_picture
 from fedbandit.results.reading import RunRecord, arrow_table, needed, read_record, run_folders
 
@@ -21,10 +29,11 @@ _SHOWN_NOTES = 5
 
 @dataclass(frozen=True, repr=False)
 class Results:
-    """What runs measured, round by round: of one run, of a sweep, or of every run in some folders.
+    """Measurements of runs, round by round: of one run, of a sweep, or of every run in some
+    folders.
 
-    A metric is an array by its name, `[rounds]` for one run and `[runs, rounds]` for several. A part of a nested
-    metric has a dot in its name. NaN stands where a round has no value.
+    A metric is an array by its name, `[rounds]` for one run and `[runs, rounds]` for several. A
+    part of a nested metric has a dot in its name. NaN stands where a round has no value.
 
     Examples:
         >>> from fedbandit import preset, simulate
@@ -57,7 +66,8 @@ class Results:
     def open(cls, *folders: Path | str) -> "Results":
         """The runs in or below the folders, as far as they have come.
 
-        Folders that cannot be read are left out and named in `problems`, as are runs that have not ended.
+        Folders that cannot be read are left out and named in `problems`, as are runs that have not
+        ended.
 
         Examples:
             >>> import tempfile
@@ -135,7 +145,7 @@ class Results:
             return f"<Results: no runs{self._said_problems()}>"
         counts = [len(run.rounds) for run in self.runs]
         fewest, most = min(counts), max(counts)
-        rounds = _counted(most, "round") if fewest == most else f"{fewest} to {most} rounds"
+        rounds = counted(most, "round") if fewest == most else f"{fewest} to {most} rounds"
         what = self.runs[0].name
         if len(self) > 1:
             names = list(self._groups)
@@ -159,7 +169,8 @@ class Results:
         )
 
     def where(self, settings: Mapping[str, Any]) -> "Results":
-        """The runs whose configuration has these values, by dotted key: `results.where({"policy.name": "greedy"})`.
+        """The runs whose configuration has these values, by dotted key:
+        `results.where({"policy.name": "greedy"})`.
 
         Examples:
             >>> from fedbandit import preset, simulate
@@ -182,9 +193,9 @@ class Results:
     def to_arrow(self, *, timings: bool = False) -> Any:
         """A `pyarrow.Table` with one row per run and round, and one column per metric.
 
-        Before the metrics come the run's name, its configuration in short, its seed, and every setting that differs
-        between the runs (one whose name is a metric's too has `config.` before it). `timings` adds where the seconds
-        went, for runs in folders. Lists are JSON text.
+        Before the metrics come the run's name, its configuration in short, its seed, and every
+        setting that differs between the runs (one whose name is a metric's too has `config.` before
+        it). `timings` adds where the seconds went, for runs in folders. Lists are JSON text.
         """
         return self._table(timings)
 
@@ -210,7 +221,8 @@ class Results:
         *,
         title: str | None = None,
     ) -> Any:
-        """A matplotlib figure of a metric over rounds: one curve per configuration, with a band over its seeds.
+        """A matplotlib figure of a metric over rounds: one curve per configuration, with a band
+        over its seeds.
 
         With a path, which ends in .png or .svg, the figure is saved there too.
 
@@ -246,11 +258,12 @@ class Results:
             save_picture(figure, Path(path))
         return figure
 
-    def summary(self) -> "Summary":
-        """One row per configuration: runs, rounds, the final running reward with its standard error, held-out metrics.
+    def summary(self) -> "ResultsSummary":
+        """One row per configuration: runs, rounds, the final running reward with its standard
+        error, held-out metrics.
 
-        Numbers are over the finished runs of a configuration, or while none is finished over those that have come
-        furthest. The others are named in the notes below the table.
+        Numbers are over the finished runs of a configuration, or while none is finished over those
+        that have come furthest. The others are named in the notes below the table.
 
         Examples:
             >>> from fedbandit import preset, simulate
@@ -262,14 +275,16 @@ class Results:
         rows = [
             _summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()
         ]
-        return Summary(rows, self.problems)
+        return ResultsSummary(rows, self.problems)
 
     def differences(
         self, metric: str = "running_reward", against: str | None = None
     ) -> Differences:
-        """The last value of a metric beside that of one configuration: paired by seed, with a 95% interval.
+        """The last value of a metric beside that of one configuration: paired by seed, with a 95%
+        interval.
 
-        `against` is a configuration as `summary()` names it, by default the best one. Only finished runs count.
+        `against` is a configuration as `summary()` names it, by default the best one. Only finished
+        runs count.
 
         Examples:
             >>> from fedbandit import preset, simulate
@@ -302,7 +317,7 @@ class Results:
             raise DataError(f"{metric}: no round has such a metric{hint}")
 
     def _said_problems(self) -> str:
-        return f"; {_counted(len(self.problems), 'problem')}" if self.problems else ""
+        return f"; {counted(len(self.problems), 'problem')}" if self.problems else ""
 
     def _table(self, timings: bool) -> Any:
         settings = [labels.settings_of(run.config) for run in self.runs]
@@ -324,7 +339,7 @@ class Results:
 
 
 @dataclass(frozen=True, repr=False)
-class Summary:
+class ResultsSummary:
     """The rows of `Results.summary()` as plain dictionaries; printed, it is a table."""
 
     rows: list[dict[str, Any]]
@@ -346,19 +361,12 @@ class Summary:
                 row["configuration"],
                 str(row["runs"]),
                 str(row["rounds"]),
-                _with_error(row["running_reward"], row["standard_error"]),
+                with_error(_number(row["running_reward"]), row["standard_error"]),
                 *(_number(row.get(key)) for key in held_out),
             ]
             for row in self.rows
         ]
-        widths = [max(len(line[i]) for line in [heads, *lines]) for i in range(len(heads))]
-        text = "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(cells)
-            )
-            for cells in (list(zip(line, widths, strict=True)) for line in [heads, *lines])
-        )
+        text = text_table([heads, *lines])
         for note in self.notes[:_SHOWN_NOTES]:
             text += f"\nnote: {note}"
         more = len(self.notes) - _SHOWN_NOTES
@@ -369,7 +377,9 @@ _SUMMARY = ("configuration", "runs", "rounds", "running_reward", "standard_error
 
 
 def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs of a configuration that may be averaged: finished ones of one length, or else the longest."""
+    """The runs of a configuration that may be averaged: finished ones of one length, or else the
+    longest.
+    """
     ended = [run for run in runs if run.status is None] or list(runs)
     longest = max(len(run.rounds) for run in ended)
     return [run for run in ended if len(run.rounds) == longest]
@@ -378,13 +388,12 @@ def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
 def _summary_row(label: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
     runs = _comparable(runs)
     final = [value for run in runs if not math.isnan(value := _last(run, "running_reward"))]
-    error = float(np.std(final, ddof=1) / math.sqrt(len(final))) if len(final) > 1 else None
     row: dict[str, Any] = {
         "configuration": label,
         "runs": len(runs),
         "rounds": max(len(run.rounds) for run in runs),
         "running_reward": float(np.mean(final)) if final else None,
-        "standard_error": error,
+        "standard_error": standard_error(final) if len(final) > 1 else None,
     }
     names = dict.fromkeys(name for run in runs for line in run.rounds for name in line)
     for name in (name for name in names if name.startswith("test_") or name == "epsilon"):
@@ -434,14 +443,6 @@ def _with_names_of_their_own(runs: tuple[RunRecord, ...]) -> tuple[RunRecord, ..
             number, name = number + 1, f"{run.name} ({number + 1})"
         named[name] = run if number == 1 else replace(run, name=name)
     return tuple(named.values())
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _with_error(value: float | None, error: float | None) -> str:
-    return _number(value) if error is None else f"{_number(value)} ± {_number(error)}"
 
 
 def _number(value: float | None) -> str:

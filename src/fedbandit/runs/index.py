@@ -1,6 +1,6 @@
-"""Finding run folders and reading them: what each run is, how far it came, and which runs differ only in their seed.
+"""Finding run folders and reading them: what each run is, how far it came, which belong together.
 
-Reads only; a run may be written while it is read.
+Reads only; a run may be written while it is read. `fedbandit report` and `watch` stand on it.
 """
 
 import contextlib
@@ -34,7 +34,9 @@ _FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to b
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as it is now."""
+    """The state of a run folder: configuration, environment, summary and the last line of its
+    metrics.
+    """
 
     path: Path
     name: str  # the path as a user would say it, from where the search began
@@ -46,11 +48,12 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have a line of metrics."""
+        """The number of rounds that have a line of metrics."""
         return int(self.last.get("round", 0))
 
     @cached_property
     def status(self) -> Status:
+        """Whether it has finished, is running (its lock is held), was stopped, or has failed."""
         if self.summary is not None:
             return "finished"
         if _held(self.path / ".lock"):
@@ -67,6 +70,7 @@ class RunGroup:
 
     @property
     def config(self) -> Config:
+        """The configuration that all have in common, but for the seed."""
         return self.runs[0].config
 
     @property
@@ -92,7 +96,9 @@ class Problem:
 
 
 class RunReader:
-    """Finds and reads run folders, as often as it is asked; what has not changed since is not read again."""
+    """Finds and reads run folders, as often as it is asked; what has not changed since is not read
+    again.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, ...], Any]] = {}  # what a file held, and when
@@ -101,9 +107,11 @@ class RunReader:
     def read(
         self, folders: Iterable[Path], wanted: Callable[[Path], bool] = lambda path: True
     ) -> tuple[list[Run], list[Problem]]:
-        """Every run in or below the folders in the order of their paths, and folders that cannot be read.
+        """Every run in or below the folders in the order of their paths, and folders that cannot be
+        read.
 
-        Links that lead elsewhere are not followed. Nothing that stands in one folder keeps another from being read.
+        Links that lead elsewhere are not followed. Nothing that stands in one folder keeps another
+        from being read.
         """
         runs, problems = [], []
         self._seen = set()
@@ -132,7 +140,7 @@ class RunReader:
         )
 
     def _file(self, path: Path, read: Callable[[Path], Any], required: bool = False) -> Any:
-        """What `read` makes of a file; None where there is none."""
+        """The result of `read` for a file; None where there is none."""
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -192,14 +200,18 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def grouped(runs: Sequence[Run]) -> list[RunGroup]:
-    """Runs of one configuration together, labelled by what sets each configuration apart from the others."""
+    """Runs of one configuration together, labelled by what sets each configuration apart from the
+    others.
+    """
     configs = [run.config.model_dump() for run in runs]
     groups = labels.grouped(configs, [labels.made_from(run.environment) for run in runs])
     return [RunGroup(label, [runs[i] for i in members]) for label, members in groups.items()]
 
 
 def _held(lock: Path) -> bool:
-    """Whether a process holds the lock. Looked up, never tried: trying would be in the way of a run that starts."""
+    """Whether a process holds the lock. Looked up, never tried: trying would be in the way of a run
+    that starts.
+    """
     try:
         inode, holder = lock.stat().st_ino, lock.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -215,7 +227,8 @@ def _held(lock: Path) -> bool:
 def _locked_inodes() -> set[int] | None:
     """The files that processes of this machine hold locks on; None where it does not say.
 
-    Devices are left out: on some file systems (btrfs) the list names another one than the file does.
+    Devices are left out: on some file systems (btrfs) the list names another one than the file
+    does.
     """
     try:
         table = _LOCKS.read_text(encoding="ascii")

@@ -1,6 +1,8 @@
-"""Many runs, each in a folder of its own: one per core at a time, interrupted and resumed like a single one.
+"""Many runs, each in its folder: one per core at a time, interrupted and resumed like a
+single one.
 
-Knows nothing of figures or sweeps. What a run computes does not depend on where it runs or what runs beside it.
+Knows nothing of figures or sweeps. What a run computes does not depend on where it runs or what
+runs beside it.
 """
 
 import contextlib
@@ -23,7 +25,7 @@ from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
 from fedbandit.core.process import handling
-from fedbandit.core.progress import SILENT, Advance, Progress
+from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores
@@ -38,7 +40,9 @@ Status = Literal["finished", "paused", "diverged", "interrupted", "not run"]
 
 @dataclass(frozen=True)
 class Job:
-    """A configuration to run into a folder, to its last round or up to a round to pause at."""
+    """A configuration to run into a folder, to its last round or up to a round to pause at
+    (`until`).
+    """
 
     config: Config
     folder: Path
@@ -47,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended."""
+    """The end of a job: its status, the rounds it has, why it stopped, and the seconds it took."""
 
     status: Status
     rounds: int = 0
@@ -63,25 +67,35 @@ def nobody(job: Job, ended: Ended) -> None:
 
 
 class Runner(Protocol):
-    """Plays jobs somewhere. What a run computes is the same everywhere, and so are the files it leaves."""
+    """Runs jobs somewhere. What a run computes is the same everywhere, and so are the files it
+    leaves.
+
+    `LocalRunner` uses the cores of this machine, `RayRunner` those of a cluster.
+    """
 
     def run(
         self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
     ) -> list[Ended]:
-        """Play every job; those not started by the deadline (of `time.monotonic`), or after an interrupt, are left."""
+        """Run every job, and return how each ended, in the order of the jobs.
+
+        Jobs not started by the deadline (of `time.monotonic`), or after an interrupt, are `not
+        run`; `on_end` hears of each that ends.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Plays on this machine, `workers` runs at a time (one per core).
+    """Runs jobs on this machine, `workers` at a time (one per core).
 
-    A run alone spreads its clients over all cores, but its rounds have a serial part and end when the slowest thread
-    does. With several jobs, one run per core on one thread wastes neither.
+    A run alone spreads its clients over all cores, but its rounds have a serial part and end when
+    the slowest thread does. With several jobs, one run per core on one thread wastes neither.
     """
 
     workers: int | None = None
-    progress: Progress = SILENT  # where it says how far the runs have come, and the time left
+    progress: ProgressReporter = (
+        SILENT  # where it says how far the runs have come, and the time left
+    )
 
     def run(
         self, jobs: Sequence[Job], *, deadline: float | None = None, on_end: OnEnd = nobody
@@ -97,12 +111,12 @@ HERE = LocalRunner()
 
 
 def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
-    """How many rounds each folder is to have when its job has ended."""
+    """The number of rounds that each folder is to have when its job has ended."""
     return {job.folder: min(job.config.rounds, job.until or job.config.rounds) for job in jobs}
 
 
 def _one_after_another(
-    jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: Progress
+    jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: ProgressReporter
 ) -> list[Ended]:
     results: list[Ended] = []
     with interrupts() as interrupted:
@@ -120,7 +134,11 @@ def _one_after_another(
 
 
 def _side_by_side(
-    jobs: Sequence[Job], workers: int, deadline: float | None, on_end: OnEnd, progress: Progress
+    jobs: Sequence[Job],
+    workers: int,
+    deadline: float | None,
+    on_end: OnEnd,
+    progress: ProgressReporter,
 ) -> list[Ended]:
     """One process a worker, which stops cleanly when this process is asked to stop, or dies."""
     results = [Ended("not run")] * len(jobs)
@@ -167,7 +185,7 @@ def _threads(jobs: int, workers: int) -> list[int]:
 
 
 def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> Ended:
-    """How a worker's job ended; a worker that was killed leaves a run that can be resumed."""
+    """The end of a worker's job; a worker that was killed leaves a run that can be resumed."""
     try:
         return future.result()
     except BrokenProcessPool:
@@ -217,11 +235,13 @@ def _dataset(source: str) -> FederatedDataset:
 
 
 def prepare(
-    jobs: Iterable[Job], stopping: threading.Event, progress: Progress = SILENT
+    jobs: Iterable[Job], stopping: threading.Event, progress: ProgressReporter = SILENT
 ) -> dict[str, Path]:
-    """Make what runs share, embedded data and pre-trained models, once before they start side by side.
+    """Make what runs share, embedded data and pre-trained models, once before they start side by
+    side.
 
-    The files of the pre-trained models, by `shared_start`. A request to stop ends it after the round.
+    The files of the pre-trained models, by `shared_start`. A request to stop ends it after the
+    round.
     """
     missing = {shared_start(job.config): job for job in jobs if not _past_start(job.folder)}
     made: dict[str, Path] = {}
@@ -245,7 +265,7 @@ def prepare(
 
 
 @contextmanager
-def _showing_pretraining(pretraining: Pretraining, progress: Progress) -> Iterator[Advance]:
+def _showing_pretraining(pretraining: Pretraining, progress: ProgressReporter) -> Iterator[Advance]:
     done, total = pretraining.state.round, pretraining.rounds
     shown = progress if done < total else SILENT
     with shown.task("pre-training", total, unit="rounds", done=done) as advance:
@@ -297,7 +317,8 @@ def _follow_parent() -> None:
 def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set.
 
-    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is passed on to them.
+    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is
+    passed on to them.
     """
     requested = threading.Event()
 

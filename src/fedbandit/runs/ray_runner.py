@@ -1,6 +1,8 @@
-"""Many runs over a Ray cluster: each is one task on one core of some machine, into a folder that all machines share.
+"""Many runs over a Ray cluster: each is one task on one core of some machine, into a folder that
+all machines share.
 
-What crosses the network is a job, its pre-trained model and how it ended; everything else is in the run's folder.
+What crosses the network is a job, its pre-trained model and how it ended; everything else is in the
+run's folder.
 """
 
 import os
@@ -18,7 +20,7 @@ from typing import Any
 from fedbandit.building.experiment import open_same_data
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
-from fedbandit.core.progress import SILENT, Progress, to_stderr
+from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
 from fedbandit.data import FederatedDataset, cache_folder
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.ray import cores_of, join, load_ray, original
@@ -48,7 +50,9 @@ _SEE_SECONDS = 5.0  # for a new file to show on other machines
 
 @dataclass(frozen=True)
 class Token:
-    """A file that the driver has written beside the runs; a machine that does not see it has another folder there."""
+    """A file that the driver has written beside the runs; a machine that does not see it has
+    another folder there.
+    """
 
     path: str
     text: str
@@ -72,7 +76,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Task:
+class RayTask:
     """A job as it is sent: with absolute paths, since a worker's current folder is another one."""
 
     job: Job
@@ -91,12 +95,18 @@ class _Waiting:
 
 
 class RayRunner:
-    """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same bytes."""
+    """Runs jobs on a Ray cluster. If a worker dies, its run resumes on another worker, to the same
+    bytes.
+    """
 
     def __init__(
-        self, address: str | None = None, workers: int | None = None, progress: Progress = SILENT
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        progress: ProgressReporter = SILENT,
     ) -> None:
-        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for this command.
+        """Join the cluster at `address` (`auto` for the one on this machine), or start one here for
+        this command.
 
         One run per core of the cluster, at most `workers` at a time.
         """
@@ -157,8 +167,10 @@ class RayRunner:
 
     def _tasks(
         self, jobs: Sequence[Job], token: Token, stopping: threading.Event
-    ) -> tuple[list[Task], dict[str | None, Any]]:
-        """What to send for each job, and the pre-trained models, put once for all machines, by name."""
+    ) -> tuple[list[RayTask], dict[str | None, Any]]:
+        """The task to send for each job, and the pre-trained models, put once for all machines, by
+        name.
+        """
         made = prepare(jobs, stopping, self._progress)
         put: dict[str | None, Any] = {
             f.name: self._ray.put(f.read_bytes()) for f in set(made.values())
@@ -170,12 +182,14 @@ class RayRunner:
             sent = replace(job, folder=job.folder.absolute())
             place = str(Path(dataset.path).absolute())
             tasks.append(
-                Task(sent, place, dataset.header.fingerprint, token, file.name if file else None)
+                RayTask(sent, place, dataset.header.fingerprint, token, file.name if file else None)
             )
         return tasks, put
 
     def _check_machines(self, token: Token) -> None:
-        """Every machine has to see the folder before the first run starts; later ones are asked as they come."""
+        """Every machine has to see the folder before the first run starts; later ones are asked as
+        they come.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machines = {
@@ -194,14 +208,14 @@ class RayRunner:
         except self._ray.exceptions.RayTaskError as error:
             raise original(error) from None
 
-    def _send(self, task: Task, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
+    def _send(self, task: RayTask, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
         self.attempts += 1
         return self._remote.remote(
             task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0
         )
 
     def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
-        """How the job ended; None if its worker died first, and the job has to resume elsewhere."""
+        """The end of the job; None if its worker died first, and the job has to resume elsewhere."""
         try:
             ended: Ended = self._ray.get(call)
             if ended.status != "interrupted":
@@ -219,7 +233,9 @@ class RayRunner:
         return None
 
     def _stop(self, running: Iterable[Any]) -> None:
-        """Have runs that are under way stop after their round, and wait until they have kept their state."""
+        """Have runs that are under way stop after their round, and wait until they have kept their
+        state.
+        """
         calls = list(running)
         for call in calls:
             self._ray.cancel(call, force=False)
@@ -227,7 +243,7 @@ class RayRunner:
             self._ray.wait(calls, num_returns=len(calls), timeout=_STOP_SECONDS)
 
 
-def run_task(task: Task, weights: bytes | None, patience: float) -> Ended:
+def run_task(task: RayTask, weights: bytes | None, patience: float) -> Ended:
     """Runs inside a Ray worker: run the job on one thread, from where an earlier worker stopped."""
     task.token.check(_this_machine())
     if task.pretrained is not None and weights is not None:
@@ -287,7 +303,8 @@ def _token(jobs: Sequence[Job]) -> Iterator[Token]:
 def runner_of(
     engine: str, ray_address: str | None = None, workers: int | None = None
 ) -> Iterator[Runner]:
-    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long as it is needed.
+    """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long
+    as it is needed.
 
     It shows the progress of its runs on standard error.
     """

@@ -1,4 +1,8 @@
-"""What runs tell others while they work: a line for a person, metrics for a tracker."""
+"""Reports of runs while they work: a line for a person, metrics for a tracker.
+
+A tracker receives every round's metrics: TensorBoard, MLflow, Weights & Biases, or a class of the
+user's own by its import path.
+"""
 
 import json
 import math
@@ -16,24 +20,23 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
 from fedbandit.core.files import last_lines, read_json, write_json
 from fedbandit.core.parts import construct, flatten, resolve
-from fedbandit.core.progress import Advance, to_stderr
-from fedbandit.core.progress import Progress as Reporter
+from fedbandit.core.progress import Advance, ProgressReporter, to_stderr
 
 _LOOK_SECONDS = 1.0  # between two looks at runs in other processes
 
 
-class Progress(Protocol):
-    """Receives the metrics of every round, and shows them."""
+class RoundFollower(Protocol):
+    """Receives the metrics of every round, as in `metrics.jsonl`, and shows them."""
 
     def update(self, metrics: dict[str, Any]) -> None: ...
 
 
 # What the rounds are called, how many there are, and how many of them were run earlier.
-ShowProgress = Callable[[str, int, int], AbstractContextManager[Progress]]
+ShowProgress = Callable[[str, int, int], AbstractContextManager[RoundFollower]]
 
 
 @contextmanager
-def show_progress(name: str, rounds: int, done: int) -> Iterator[Progress]:
+def show_progress(name: str, rounds: int, done: int) -> Iterator[RoundFollower]:
     """Show rounds on stderr; `name` is what one is called, `done` of the `rounds` were run before."""
     reporter = to_stderr()
     if done:
@@ -65,10 +68,12 @@ class _Rounds:
 
 
 @contextmanager
-def showing_runs(lengths: Mapping[Path, int], reporter: Reporter) -> Iterator[None]:
-    """Show how far many runs have come together, by folder and number of rounds, while others run them.
+def showing_runs(lengths: Mapping[Path, int], reporter: ProgressReporter) -> Iterator[None]:
+    """Show how far many runs have come together, by folder and number of rounds, while others run
+    them.
 
-    It reads the last lines that the runs have written, so it is the same for processes here and on other machines.
+    It reads the last lines that the runs have written, so it is the same for processes here and on
+    other machines.
     """
     runs = _Runs(dict.fromkeys(lengths, 0), lengths)
     runs.look()
@@ -94,7 +99,9 @@ def showing_runs(lengths: Mapping[Path, int], reporter: Reporter) -> Iterator[No
 
 @dataclass
 class _Runs:
-    """Rounds that each run has recorded, of those it is to have; one that failed has no more to come."""
+    """Rounds that each run has recorded, of those it is to have; one that failed has no more to
+    come.
+    """
 
     seen: dict[Path, int]
     lengths: Mapping[Path, int]
@@ -118,7 +125,9 @@ class _Runs:
 
 
 def _recorded(folder: Path) -> int:
-    """The number of the last round that a run has recorded; 0 where there is none, or none that can be read."""
+    """The number of the last round that a run has recorded; 0 where there is none, or none that can
+    be read.
+    """
     try:
         lines = last_lines(folder / "metrics.jsonl", enough=1 << 12)
         return int(json.loads(lines[-1])["round"]) if lines else 0
@@ -127,7 +136,9 @@ def _recorded(folder: Path) -> int:
 
 
 class Tracker(Protocol):
-    """Made with the run's folder and configuration, updated after every round, and closed at the end."""
+    """Made with the run's folder and configuration, updated after every round, and closed at the
+    end.
+    """
 
     def update(self, metrics: dict[str, Any]) -> None:
         """One round's metrics, as in `metrics.jsonl`."""
@@ -137,7 +148,9 @@ class Tracker(Protocol):
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by the names that trackers know: parts of a nested metric behind a slash."""
+    """The numbers of a round by the names that trackers know: parts of a nested metric behind a
+    slash.
+    """
     flat = {
         name.replace(".", "/"): value for name, value in flatten(metrics).items() if name != "round"
     }
@@ -149,7 +162,9 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> tuple[str, bool]:
-    """The id that a tracker knows this run by, and whether it is new; a resumed run goes on under its own."""
+    """The id that a tracker knows this run by, and whether it is new; a resumed run goes on under
+    its own.
+    """
     kept = read_json(folder / "trackers.json") or {}
     known = kept.get(tracker)
     if isinstance(known, str):
@@ -160,7 +175,9 @@ def _kept_id(folder: Path, tracker: str, make: Callable[[], str]) -> tuple[str, 
 
 
 class TensorBoard:
-    """Scalars of every round and the configuration as text, below `tensorboard` in the run's folder."""
+    """Scalars of every round and the configuration as text, below `tensorboard` in the run's
+    folder.
+    """
 
     def __init__(self, folder: Path, config: Config) -> None:
         with needing("--tracker tensorboard"):
@@ -170,15 +187,18 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{config.to_toml()}```")
 
     def update(self, metrics: dict[str, Any]) -> None:
+        """Write the numbers of a round."""
         for name, value in scalars(metrics).items():
             self._writer.add_scalar(name, value, metrics["round"])
 
     def close(self) -> None:
+        """Flush and close the event file."""
         self._writer.close()
 
 
 class MLflow:
-    """A run of MLflow where `MLFLOW_TRACKING_URI` says, in the experiment `MLFLOW_EXPERIMENT_NAME` or "fedbandit".
+    """A run of MLflow where `MLFLOW_TRACKING_URI` says, in the experiment `MLFLOW_EXPERIMENT_NAME`
+    or "fedbandit".
 
     Settings are its parameters. A resumed or extended run goes on in the same run of MLflow.
     """
@@ -210,6 +230,7 @@ class MLflow:
         return str(self._client.create_run(experiment, run_name=_name_of(folder)).info.run_id)
 
     def update(self, metrics: dict[str, Any]) -> None:
+        """Log the numbers of a round, with the round as the step."""
         self._last, now = metrics["round"], int(time.time() * 1000)
         entities = self._library.entities
         values = [
@@ -219,13 +240,15 @@ class MLflow:
         self._client.log_batch(self._id, metrics=values)
 
     def close(self) -> None:
+        """Mark the run of MLflow as finished, or as killed if rounds are missing."""
         self._client.set_terminated(
             self._id, "FINISHED" if self._last >= self._rounds else "KILLED"
         )
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, offline unless `WANDB_MODE` says otherwise, below `wandb` in the run's folder.
+    """A run of Weights & Biases, offline unless `WANDB_MODE` says otherwise, below `wandb` in the
+    run's folder.
 
     `wandb sync FOLDER/wandb/offline-run-*` sends it. A resumed or extended run has the same id.
     """
@@ -249,9 +272,11 @@ class WeightsAndBiases:
         )
 
     def update(self, metrics: dict[str, Any]) -> None:
+        """Log the numbers of a round, with the round as the step."""
         self._run.log(scalars(metrics), step=metrics["round"])
 
     def close(self) -> None:
+        """End the run and flush its files."""
         self._run.finish()
 
 
@@ -264,7 +289,7 @@ BUILT_IN = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBia
 
 
 def tracker_named(name: str) -> Callable[[Path, Config], Tracker]:
-    """What makes trackers of that name: a built-in one, or `my_module:MyTracker`."""
+    """A maker of trackers of that name: a built-in one, or `my_module:MyTracker`."""
     make = resolve("--tracker", name, BUILT_IN)
 
     def made(folder: Path, config: Config) -> Tracker:

@@ -1,4 +1,6 @@
-"""Running a configuration into a run folder, so that it can be interrupted at any moment and resumed."""
+"""Running a configuration into a run folder, so that it can be interrupted at any moment and
+resumed.
+"""
 
 import threading
 import time
@@ -8,16 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import make_engine
-from fedbandit.config import Config
+from fedbandit.config import Config, EnvironmentConfig
 from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Engine
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.runs.folder import RunFolder, read_metrics
-from fedbandit.runs.reporting import Progress, ShowProgress, Tracker, show_progress, tracker_named
+from fedbandit.runs.reporting import (
+    RoundFollower,
+    ShowProgress,
+    Tracker,
+    show_progress,
+    tracker_named,
+)
 from fedbandit.simulation.pretraining import Pretraining
 from fedbandit.simulation.simulate import Callback, Simulation, checked, simulate
 
@@ -29,7 +37,7 @@ CHECKPOINT_SECONDS = 20.0  # at most this much work is repeated after a crash
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a call of `execute` ended."""
+    """The end of a call of `execute`: rounds, summary, and where its time went."""
 
     summary: dict[str, Any] | None  # None: stopped or paused before the last round
     rounds: int
@@ -52,12 +60,14 @@ def run(
     tracker: str | Callable[[Path, Config], Tracker] | None = None,
     until: int | None = None,
 ) -> "Results":
-    """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
+    """Run a configuration into a folder and return its `Results`; called again, it resumes where it
+    stopped.
 
-    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops after the current round
-    and raises `Interrupted`; with `until` the run pauses after that round. Callbacks are as in `simulate`, and are
-    called again for rounds that are repeated after a crash. `progress=True` shows the progress on standard error.
-    `tracker` is "tensorboard", "mlflow", "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
+    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops
+    after the current round and raises `Interrupted`; with `until` the run pauses after that round.
+    Callbacks are as in `simulate`, and are called again for rounds that are repeated after a crash.
+    `progress=True` shows the progress on standard error. `tracker` is "tensorboard", "mlflow",
+    "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
 
     Examples:
         >>> import tempfile
@@ -146,7 +156,7 @@ def execute(
                 callbacks=callbacks,
             )
         )
-        followers: list[Progress] = []
+        followers: list[RoundFollower] = []
         if progress is not None:
             followers.append(
                 stack.enter_context(progress("round", experiment.rounds, simulation.state.round))
@@ -197,7 +207,7 @@ def _pretrain(
 def _run_rounds(
     simulation: Simulation,
     folder: RunFolder,
-    followers: Sequence[Progress],
+    followers: Sequence[RoundFollower],
     checkpoint_seconds: float,
     pauses_after: Callable[[int], bool],
 ) -> RunOutcome:
@@ -240,6 +250,7 @@ def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any])
         "rounds": state.round,
         "seconds_per_round": folder.seconds / state.round,
         "scenario": config.scenario,
+        **_environment(simulation.experiment),
         "policy": config.policy.model_dump(),
         "seed": config.seed,
         "data": simulation.experiment.dataset.header.name,
@@ -247,6 +258,15 @@ def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any])
         **{key: value for key, value in last.items() if key.startswith("test_")},
         "privacy": privacy_summary(simulation.experiment.privacy, state.round),
     }
+
+
+def _environment(experiment: Experiment) -> dict[str, Any]:
+    """The world of a run where it is not the scenario's tables, with what it says of itself."""
+    chosen = experiment.config.environment
+    if chosen == EnvironmentConfig():
+        return {}
+    note = getattr(experiment.bandit.scenario.stages[0].environment, "note", None)
+    return {"environment": {**chosen.model_dump(), **({"note": note} if note else {})}}
 
 
 @contextmanager
@@ -261,7 +281,9 @@ def _kept_failures(folder: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _stop_requests() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second one interrupts at once. Only the main thread gets signals."""
+    """An event that SIGINT and SIGTERM set; a second one interrupts immediately. Only the main
+    thread gets signals.
+    """
     requested = threading.Event()
 
     def handle(number: int) -> None:

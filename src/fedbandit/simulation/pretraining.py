@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,9 @@ def _pretraining_key(experiment: Experiment) -> str:
         "data": experiment.dataset.header.fingerprint,
         "model": config.model.described,
         "layout": experiment.layout.shapes,
-        "sources": source_digests([config.model.name, optimizer]),
+        "sources": source_digests(
+            [config.model.name, optimizer, config.environment.name, config.scenario]
+        ),
         "dtype": config.dtype,
         "client": config.client.model_dump(include={"batch_size", "epochs"}),
         "learning_rate": config.pretraining.client_learning_rate or config.client.learning_rate,
@@ -133,9 +136,19 @@ def _pretraining_key(experiment: Experiment) -> str:
         "phase": [repr(part) for part in (phase.work.plan, phase.cohorts, phase.clipping)],
         "aggregation": repr(phase.aggregation),
     }
+    if config.environment.name != "labels":
+        drift = config.drift.model_dump()
+        parts["world"] = [config.environment.described, config.scenario, drift]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    rewards = experiment.bandit.scenario.pretraining
-    assert rewards is not None
-    for array in (experiment.initial_weights(), rewards.exact, rewards.near, rewards.near_value):
+    for array in (experiment.initial_weights(), *_arrays(experiment.bandit.scenario.pretraining)):
         digest.update(array.tobytes())
     return digest.hexdigest()[:32]
+
+
+def _arrays(part: Any) -> Iterator[np.ndarray]:
+    """The arrays that an environment holds, and those of what it is laid over."""
+    if isinstance(part, np.ndarray):
+        yield part
+    elif is_dataclass(part):
+        for one in fields(part):
+            yield from _arrays(getattr(part, one.name))

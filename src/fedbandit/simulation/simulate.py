@@ -43,12 +43,8 @@ class RoundEvents:
 
     @cached_property
     def _events(self) -> Events:
-        number = self.state.round + 1
-        work = self.phase.work
-        return work.act(
-            self.phase.cohorts.draw(number),
-            work.broadcast(self.state, self.phase.scenario.stage(number)),
-        )
+        work, cohort = self.phase.work, self.phase.cohorts.draw(self.state.round + 1)
+        return work.act(cohort, work.broadcast(self.state))
 
 
 Callback = Callable[[State, RoundEvents, dict[str, Any]], Any]
@@ -142,11 +138,11 @@ class Simulation:
         dataset = self.experiment.dataset
         if dataset.test is None:
             return {}
-        weights, learner = self.state.weights, self.experiment.bandit.work.learner
+        weights, predictor = self.state.weights, self.experiment.bandit.work.predictor
         if self._evaluated is None or not np.array_equal(
             self._evaluated[0], weights
         ):  # an untrained model stays
-            found = held_out_metrics(learner, weights, dataset.test, dataset.header.multilabel)
+            found = held_out_metrics(predictor, weights, dataset.test, dataset.header.multilabel)
             self._evaluated = weights, found
         return dict(self._evaluated[1])
 

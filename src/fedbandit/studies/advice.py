@@ -1,6 +1,9 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data. `advice_words` says what it shows.
+"""`fedbandit advise`: a tournament of exploration rules on a user's own data.
 
-What is run is decided once, in rounds: every rule has the same tries. The time there is decides only how many.
+Every rule searches its learning rates with the same number of tries, on a seed apart; then all run
+with the same seeds, the chosen one also with other deployment periods and with noise. What is run
+is decided once, in rounds, and kept in `tournament.json`: the time there is decides only how much.
+`fedbandit.report.advice` says what it shows.
 """
 
 import time
@@ -16,13 +19,20 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.evaluation.metrics import table_rewards
+from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.presets import preset
-from fedbandit.results.differences import Difference, from_zero
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import Curves, run_members
-from fedbandit.studies.planning import PERIODS, POLICIES, Pace, Plan, measured, plan_for, seeds_for
+from fedbandit.studies.compare import Curves, run_members
+from fedbandit.studies.planning import (
+    PERIODS,
+    POLICIES,
+    Pace,
+    TournamentPlan,
+    measured,
+    plan_for,
+    seeds_for,
+)
 from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
 
 EXPLORERS = tuple(name for name in POLICIES if name != "greedy")
@@ -40,7 +50,7 @@ class Tournament:
     """All runs of the tournament, from which the recommendation is written."""
 
     dataset: FederatedDataset
-    plan: Plan
+    plan: TournamentPlan
     minutes: float
     tries: Mapping[str, int]  # pairs of learning rates that each policy got
     configs: Mapping[str, Config]  # each policy at its best rates
@@ -62,7 +72,12 @@ class Tournament:
 
 
 def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[str, Config]:
-    """Where each policy starts: the paper's values for the nearer of its two kinds of data, fitted to this one."""
+    """Where each policy starts: the paper's values for the nearer of its two kinds of data.
+
+    Images take EMNIST's tables and the CNN, everything else Stack Overflow's and a linear model;
+    cohorts and pre-training are fitted to the number of clients. `UNTOUCHED` is the model before
+    any bandit round, for comparison.
+    """
     header = dataset.header
     image = header.kind == "dense" and len(header.shape) == 2
     family = "emnist" if image else "so"
@@ -91,7 +106,7 @@ def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[
     return {**configs, UNTOUCHED: configs["greedy"].with_values({"training": False})}
 
 
-def hold(
+def run_tournament(
     source: str,
     minutes: float,
     out: Path,
@@ -101,7 +116,13 @@ def hold(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> Tournament:
-    """Run the tournament within about `minutes`, or resume it."""
+    """Run the tournament within about `minutes`, or resume it, and return all that it measured.
+
+    `out` holds the runs. `epsilon` asks what privacy would cost, None leaves that out. A first
+    probe measures the pace of this machine; the lengths and counts that follow from it are kept, so
+    that a tournament that is resumed stays the same. `ConfigError` with the minutes it takes where
+    even the shortest one does not fit.
+    """
     if epsilon is not None and not epsilon > 0:
         raise ConfigError(
             f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}"
@@ -124,7 +145,7 @@ def hold(
     def left() -> float:
         return 60 * minutes - (time.monotonic() - started)
 
-    def fitting(pace: Pace) -> Plan | None:
+    def fitting(pace: Pace) -> TournamentPlan | None:
         try:
             return plan_for(bases["softmax"], left(), most, private, pace)
         except ConfigError:
@@ -133,13 +154,13 @@ def hold(
     if not _is_decided(out, "scale", "tries", "seeds"):
         runner, pace = measured(bases["softmax"], out / "probe", runner, fitting)
 
-    def planned() -> Plan:
+    def planned() -> TournamentPlan:
         assert pace is not None
         return plan_for(bases["softmax"], left(), most, private, pace)
 
     tries = int(_decided(out, "tries", lambda: planned().tries))
     scale = _decided(out, "scale", lambda: planned().scale)
-    plan = Plan(scale, tries)
+    plan = TournamentPlan(scale, tries)
     say(f"running {scale:.2g} of the paper's length; {tries} pairs of rates for each policy")
     bases = {name: scaled(config, scale) for name, config in bases.items()}
     configs = {
@@ -187,13 +208,16 @@ def hold(
 
 
 def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
-    """The policy with the highest mean, or softmax where the two cannot be told apart; and what was said to a tie."""
+    """The policy with the highest mean, or softmax where the two cannot be told apart.
+
+    The second value says how a tie was broken; it is empty where none was.
+    """
     entrants = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
     if not entrants:
         raise ConfigError("--data: every policy diverged at every rate that was tried")
     best = max(entrants, key=lambda name: entrants[name].final.mean())
     if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
-        difference = paired(entrants[best], entrants["softmax"])
+        difference = entrants[best].minus(entrants["softmax"])
         if not difference.told_apart:
             reason = (
                 f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
@@ -202,16 +226,12 @@ def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
     return best, ""
 
 
-def paired(one: Curves, other: Curves) -> Difference:
-    """How much more one earned than the other, over the seeds that both have: these share clients and examples."""
-    ours, theirs = one.final_by_seed, other.final_by_seed
-    return from_zero(
-        np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs], float)
-    )
-
-
 def without_a_model(experiment: Experiment) -> dict[str, float]:
-    """What the same clients pay for a random action, and for the action that is best to take always: exact."""
+    """The reward of a random action, and of the one action that is best to take always: exact.
+
+    Averaged over the clients and examples that the bandit phase sees, and over the rounds of each
+    stage of the scenario. What a model has to beat.
+    """
     work, split = experiment.bandit.work, experiment.dataset.train
     stages = experiment.bandit.scenario.stages
     ends = [*(stage.from_round for stage in stages[1:]), experiment.config.rounds + 1]
@@ -225,7 +245,7 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
     rows = np.arange(split.offsets[first], split.num_examples)
     total = np.zeros(work.num_actions)
     for stage, length in zip(stages, lengths, strict=True):
-        rewards = table_rewards(split, stage.rewards)
+        rewards = expected_rewards(split, stage.environment, work.num_actions, stage.from_round)
         for start in range(0, len(rows), _ROWS):
             block = slice(start, start + _ROWS)
             total += length / sum(lengths) * (share[block] @ rewards(rows[block]))
@@ -235,7 +255,10 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
 
 
 def visits_per_example(config: Config, experiment: Experiment) -> float:
-    """How often a run visits each example of the bandit phase's clients, on average."""
+    """Visits of a run to each example of the bandit phase's clients, on average.
+
+    Beyond about twenty, rewards show what was memorised.
+    """
     first = config.pretraining.clients if experiment.pretraining is not None else 0
     sizes = experiment.dataset.train.sizes()[first:]
     seen = np.minimum(sizes, config.client.max_examples or sizes)
@@ -243,7 +266,9 @@ def visits_per_example(config: Config, experiment: Experiment) -> float:
 
 
 def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, np.ndarray]]:
-    """Accuracy or recall of the last models on the test split: its name, and one value for each seed."""
+    """Accuracy or recall of the last models on the test split: its name, and one value for each
+    seed.
+    """
     found: dict[str, np.ndarray] = {}
     name = ""
     for label, member in curves.items():
@@ -278,9 +303,10 @@ def _is_decided(out: Path, *names: str) -> bool:
 
 
 def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
-    """What an earlier call for this folder has decided, or a decision now, kept for the next call.
+    """The decision of an earlier call for this folder, or one made now, kept for the next call.
 
-    How long runs are and how many depends on the time there is; a tournament that is resumed has to stay the same.
+    How long runs are and how many depends on the time there is; a tournament that is resumed has to
+    stay the same.
     """
     kept = read_json(out / "tournament.json") or {}
     if not isinstance(kept.get(name), int | float):
@@ -319,7 +345,8 @@ def _under_privacy(
     runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
-    """The chosen policy with noise for the epsilon asked for, at rates of its own from as many tries.
+    """The chosen policy with noise for the epsilon asked for, at own rates from as many
+    tries.
 
     Its clip norm is the median update without noise.
     """

@@ -1,4 +1,8 @@
-"""The cost of delayed deployment: regret measured in a realisable environment, beside the bounds of the paper."""
+"""The cost of delayed deployment: regret measured in a realisable world, beside the paper's bounds.
+
+`fedbandit theory` runs the same rounds with different deployment periods, in a world whose mean
+rewards are linear in the context, so that the regret of every event is known exactly.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -11,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config
-from fedbandit.core.prediction import Prediction
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
 from fedbandit.engines import ThreadEngine
 from fedbandit.evaluation.metrics import best_value, policy_value
@@ -23,11 +26,9 @@ from fedbandit.evaluation.theory import (
     federated_regret,
     is_vacuous,
 )
-from fedbandit.federated.clients import ClientWork
 from fedbandit.federated.round import Engine
-from fedbandit.federated.state import Version
 from fedbandit.models import Layout
-from fedbandit.results.plots import COLOURS, OTHER_COLOURS, save_picture
+from fedbandit.results.plots import COLOURS, OTHER_COLOURS, empty_figure, save_picture
 from fedbandit.simulation.simulate import RoundEvents, simulate
 
 
@@ -46,12 +47,16 @@ class DelayMeasurement:
 
 
 def measure(config: Config, environment: RealizableEnvironment, engine: Engine) -> DelayMeasurement:
-    """Run the configuration in the environment and compute the expected regret of every event."""
+    """Run the configuration in the environment and compute the expected regret of every event.
+
+    The deployed model acts until the next deployment, so its expected regret over all contexts is
+    computed once per period. Beside it the error of the regression oracle on the very log it had.
+    """
     simulation = simulate(config, environment.dataset, engine=engine)
     phase, layout = simulation.experiment.bandit, simulation.experiment.layout
     work, clients = phase.work, phase.cohorts.pool
     truth = environment.mean_rewards
-    best = best_value(environment, clients)
+    best = best_value(work.split, truth, clients)
     fit = LeastSquares.empty(environment)
     regret = lost = 0.0
     events = 0
@@ -60,12 +65,12 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
         state = simulation.state
         if state.round % config.deploy_every == 0:
             deployed = state.deployed[max(state.deployed)]
-            predict = partial(_predict, work, deployed)
+            predict = work.predictions(deployed.weights)
             regret = best - policy_value(work.split, clients, work.rule(deployed), predict, truth)
             if state.round:
                 errors.append(fit.excess(layout, deployed.weights))
         logged = RoundEvents(phase, state)()  # the very events that the round will train on
-        fit = fit.with_events(features_of(logged.contexts), logged.actions, logged.rewards)
+        fit = fit.with_events(features_of(logged.contexts.shared), logged.actions, logged.rewards)
         lost, events = lost + regret * len(logged), events + len(logged)
         next(iter(simulation))
     if not errors:  # one single period: the model that would have been deployed next
@@ -77,13 +82,13 @@ def measure(config: Config, environment: RealizableEnvironment, engine: Engine) 
     )
 
 
-def _predict(work: ClientWork, version: Version, rows: np.ndarray) -> Prediction:
-    return work.learner.predict(version.weights, work.split.contexts(rows))
-
-
 @dataclass(frozen=True)
 class LeastSquares:
-    """All that a linear regression of rewards needs to know of a log, per action: sums that add."""
+    """All that a linear regression of rewards needs to know of a log, per action: sums that add.
+
+    From X'X, X'r and r'r the squared error of any linear model follows without the log; `excess` is
+    by how much it exceeds the smallest possible one (ε_fed of the paper).
+    """
 
     squares: np.ndarray  # [K, d + 1, d + 1]
     products: np.ndarray  # [K, d + 1]
@@ -92,12 +97,14 @@ class LeastSquares:
 
     @classmethod
     def empty(cls, environment: RealizableEnvironment) -> "LeastSquares":
+        """The sums of a log without events."""
         features, k = environment.weight.shape
         return cls(np.zeros((k, features + 1, features + 1)), np.zeros((k, features + 1)), 0.0, 0)
 
     def with_events(
         self, contexts: np.ndarray, actions: np.ndarray, rewards: np.ndarray
     ) -> "LeastSquares":
+        """The sums with further events: contexts float64 [n, d], actions [n], rewards [n]."""
         x = np.column_stack([contexts, np.ones(len(contexts))])
         squares, products = self.squares.copy(), self.products.copy()
         for action in np.unique(actions):
@@ -112,7 +119,9 @@ class LeastSquares:
         )
 
     def excess(self, layout: Layout, weights: np.ndarray) -> float:
-        """By how much the mean squared error of a linear model on this log exceeds the smallest possible one."""
+        """By how much the mean squared error of a linear model on this log exceeds the smallest
+        possible one.
+        """
         params = layout.split(weights.astype(np.float64))
         ours = np.vstack([params["weight"], params["bias"]]).T
         best = np.stack(
@@ -187,7 +196,9 @@ class DelayStudy:
 
 @dataclass(frozen=True)
 class PolicyRegret:
-    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's error."""
+    """One policy at one deployment period, over seeds: regret per event in reward, and the oracle's
+    error.
+    """
 
     whole: np.ndarray  # [seeds]: mean over the run
     last: np.ndarray  # [seeds]: of the model deployed last
@@ -195,6 +206,7 @@ class PolicyRegret:
 
     @classmethod
     def of(cls, found: Sequence[DelayMeasurement]) -> "PolicyRegret":
+        """The measurements of one policy and period over seeds."""
         return cls(
             np.array([one.regret for one in found]),
             np.array([one.last_regret for one in found]),
@@ -302,12 +314,11 @@ def _bounds(
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
-    """Bounds on the left and measurements on the right; above over the whole run, below for the model deployed last."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Bounds on the left and measurements on the right, saved by the path's suffix.
 
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    FigureCanvasAgg(figure)
+    Above over the whole run, below for the model deployed last. Grey marks bounds that say nothing.
+    """
+    figure = empty_figure(10, 8)
     panels = figure.subplots(2, 2, sharex=True)
     (whole_bounds, whole), (last_bounds, last) = panels
     federated = _COLOURS["epsilon-greedy"]
@@ -326,11 +337,11 @@ def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:
             _bound(
                 last_bounds,
                 rows,
-                lambda b, p=policy: b.last[p],
+                partial(_last_bound, policy),
                 _COLOURS[policy],
                 "o",
                 f"{name}, federated",
-            )  # type: ignore[misc]
+            )
         shown = f"{name}, γ = {study.gamma:g}" if policy == "falcon" else name
         _measured(
             whole, rows, [row.measured[policy].whole for row in rows], _COLOURS[policy], shown
@@ -376,6 +387,10 @@ def _bound(
         label=f"{label}, exact oracle",
         mfc="w",
     )
+
+
+def _last_bound(policy: str, bounds: RegretBounds) -> float:
+    return bounds.last[policy]
 
 
 def _finish_bounds(axes: Any, title: str) -> None:

@@ -1,10 +1,12 @@
-"""The drift study: how far the reward of each policy falls after a change, and how soon it recovers.
+"""The drift study: how far the reward of each policy falls after a change, and how soon it
+recovers.
 
-Its runs are in run folders and can be resumed; a policy that diverges is counted, and does not end the study.
+Its runs are in run folders and can be resumed; a policy that diverges is counted, and does not end
+the study. docs/drift.md shows the three kinds of change.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,14 @@ import numpy as np
 
 from fedbandit.config import Config, parse_settings
 from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.files import write_json
 from fedbandit.data import open_dataset
 from fedbandit.evaluation.metrics import Recovery, recoveries
 from fedbandit.presets import preset
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.curves import OnRunEnd, nobody, run_members
+from fedbandit.studies.compare import OnRunEnd, nobody, run_members
 
 _OWN = {
     "seed": "use --seeds",
@@ -35,7 +38,11 @@ _RATES_OF = {"falcon-schedule": "falcon"}
 
 @dataclass(frozen=True)
 class DriftStudy:
-    """What changes when, and who is compared; learning rates are those of the paper's `scratch` tables."""
+    """The change, its rounds, and the policies that are compared.
+
+    Learning rates are those of the paper's `scratch` tables. `window` is the number of rounds that
+    a mean is taken over, before and after a change.
+    """
 
     data: str = "topics"
     kind: str = "permute"
@@ -57,7 +64,9 @@ class DriftStudy:
 
 @dataclass(frozen=True)
 class DriftOutcome:
-    """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and seeds that diverged."""
+    """One policy: its rewards by round, [seeds, rounds], what each change did in each seed, and
+    seeds that diverged.
+    """
 
     policy: str
     rewards: np.ndarray
@@ -88,7 +97,9 @@ class DriftOutcome:
 
 
 def members(study: DriftStudy) -> dict[str, Config]:
-    """The configuration of each policy, as the paper has it for this kind of data, in the study's world."""
+    """The configuration of each policy, as the paper has it for this kind of data, in the study's
+    world.
+    """
     family = "so" if open_dataset(study.data).header.kind == "sparse" else "emnist"
     world = {
         "data.source": study.data,
@@ -105,7 +116,8 @@ def members(study: DriftStudy) -> dict[str, Config]:
 
 
 def _member(family: str, described: str) -> Config:
-    """A policy by its name and parameters behind it, `softmax floor=0.05`, at the rates that the paper has for it.
+    """A policy by its name and parameters behind it, `softmax floor=0.05`, at the rates that the
+    paper has for it.
 
     The paper has none for FALCON with its schedule, which takes those of FALCON.
     """
@@ -123,7 +135,9 @@ def run_study(
     runner: Runner = HERE,
     on_end: OnRunEnd = nobody,
 ) -> list[DriftOutcome]:
-    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what the changes did."""
+    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what
+    the changes did.
+    """
     outcomes = []
     for policy, curves in run_members(
         members(study), range(study.seeds), folders, runner=runner, on_end=on_end
@@ -137,7 +151,7 @@ def run_study(
 
 
 def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
-    """What each change did to each policy, and how to read it."""
+    """A text table of falls and recoveries by policy and change, with a legend."""
     heads = f"{'policy':<18} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
     legend = (
         f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never fell below;"
@@ -146,10 +160,34 @@ def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
     return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
 
 
-def draw(
-    study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str, note: str = ""
+def write_numbers(
+    study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str
 ) -> Path:
-    """The reward of each round, averaged over the last rounds and over seeds, with a band of one standard deviation."""
+    """Write falls and recoveries of every seed as JSON, by which `fedbandit gallery` shows the
+    picture beside it.
+    """
+    clients = f"{study.clients_per_round} clients a round, at most {study.max_examples} examples"
+    note = f"{study.rounds} rounds, deploying every {study.deploy_every}; {clients} each; published rates"
+    numbers = {
+        "figure": "drift",
+        "title": title,
+        "note": note,
+        "data": open_dataset(study.data).header.name,
+        "text": table(study, outcomes),
+        "members": {
+            o.policy: [[asdict(change) for change in seed] for seed in o.recovered]
+            for o in outcomes
+        },
+        "diverged": {o.policy: list(o.diverged) for o in outcomes if o.diverged},
+    }
+    write_json(path, numbers)
+    return path
+
+
+def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str) -> Path:
+    """The reward of each round, averaged over the last rounds and over seeds, with a band of one
+    standard deviation.
+    """
     return draw_curves(
         {
             outcome.policy: _smooth(outcome.rewards, study.window)
@@ -159,7 +197,6 @@ def draw(
         path,
         title=title,
         ylabel=f"reward, mean of {study.window} rounds",
-        note=note,
         changes=study.at,
     )
 

@@ -1,9 +1,10 @@
-"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing of the terminal."""
+"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing
+of the terminal.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import nearest, resolve
 from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
+from fedbandit.data.formats.columns import Table
 from fedbandit.evaluation.ope.estimate import Constant, looks_at_scores, target_policy
 from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
 from fedbandit.evaluation.ope.logs import (
@@ -44,7 +46,7 @@ from fedbandit.studies.scoring import Scorer, load_scorer, trained_on
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRequest:
-    """What to evaluate and how; the names are those of the command line's options."""
+    """A request for an evaluation; the names are those of the command line's options."""
 
     policy: str | Policy | None = None  # uniform, where no target column says what the policy does
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class EvaluationRequest:
 
     @property
     def policy_name(self) -> str:
-        """What the policy is called in messages."""
+        """The name of the policy in messages."""
         return (
             self.policy
             if isinstance(self.policy, str)
@@ -104,7 +106,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """What the estimators say, beside what the log itself earned; printed, it is a table."""
+    """Estimates beside the reward that the log itself earned; printed, it is a table."""
 
     estimates: dict[str, Estimate]
     logged_reward: float  # the mean reward of the logging policy, as logged
@@ -157,23 +159,26 @@ def evaluate(
     estimators: Sequence[str] = (),
     **options: Any,
 ) -> Evaluation:
-    """What a policy would have earned, from the log of another one: estimates with intervals and warnings.
+    """The reward that a policy would have earned, from the log of another one: estimates with
+    intervals and warnings.
 
-    `logs` is a table of decisions with the columns `action`, `reward` and `propensity`: a data frame, an Arrow table,
-    a dictionary of columns, or the path of a .csv, .tsv or .parquet file. Or it is a data set of logged feedback, or
-    the folder of one (`fedbandit data import logged`). `client` names the column with the client's id; without it
-    every row counts as a client of its own.
+    `logs` is a table of decisions with the columns `action`, `reward` and `propensity`: a data
+    frame, an Arrow table, a dictionary of columns, or the path of a .csv, .tsv or .parquet file. Or
+    it is a data set of logged feedback, or the folder of one (`fedbandit data import logged`).
+    `client` names the column with the client's id; without it every row counts as a client of its
+    own.
 
-    `policy` is a policy, a name (`"uniform"`), or a name with parameters (`{"name": "constant", "action": "c"}`). One
-    that explores by scores needs a `model`: a run folder, a model file, or the `Results` of a run in a folder. Models
-    need contexts, which only data sets have. In place of a policy, `target` names a column of the table with the
-    policy's probability of the action taken.
+    `policy` is a policy, a name (`"uniform"`), or a name with parameters (`{"name": "constant",
+    "action": "c"}`). One that explores by scores needs a `model`: a run folder, a model file, or
+    the `Results` of a run in a folder. Models need contexts, which only data sets have. In place of
+    a policy, `target` names a column of the table with the policy's probability of the action
+    taken.
 
     A data set is evaluated on its held-out clients; `split="train"` asks for the others.
 
-    Further options are those of `fedbandit evaluate`: the columns `action`, `reward`, `propensity` and `available`;
-    `split`, `reward_model`, `clip`, `shrink`, `switch`, `confidence`, `interval`, `reward_range`, `floor`,
-    `estimate_propensities`, `replicates`, `seed`.
+    Further options are those of `fedbandit evaluate`: the columns `action`, `reward`, `propensity`
+    and `available`; `split`, `reward_model`, `clip`, `shrink`, `switch`, `confidence`, `interval`,
+    `reward_range`, `floor`, `estimate_propensities`, `replicates`, `seed`.
 
     Examples:
         >>> log = {
@@ -219,22 +224,17 @@ def evaluate(
     )
     if isinstance(logs, str | Path | FederatedDataset):
         return evaluate_logs(Path(logs) if isinstance(logs, str) else logs, request)
-    return _evaluate_table(logs, request)
+    return evaluate_logs(_table_of(logs), request)
 
 
-def _evaluate_table(table: Any, request: EvaluationRequest) -> Evaluation:
-    """Through a file, so that a table in memory is read and checked as any other."""
-    pa, parquet = needed("pyarrow"), needed("pyarrow.parquet")
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "logs.parquet"
-        try:
-            parquet.write_table(pa.table(table), path)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"logs: no table of decisions: {error}") from None
-        try:
-            return evaluate_logs(path, request)
-        except DataError as error:
-            raise DataError(str(error).replace(str(path), "logs")) from None
+def _table_of(frame: Any) -> Table:
+    """A table of decisions in memory, read and checked as a file is."""
+    try:
+        table = Table(needed("pyarrow").table(frame))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"logs: no table of decisions: {error}") from None
+    table.label = "logs"
+    return table
 
 
 def _model_path(model: Path | str | Results | None) -> Path | None:
@@ -248,17 +248,25 @@ def _model_path(model: Path | str | Results | None) -> Path | None:
     return folders[0]
 
 
-def evaluate_logs(logs: Path | FederatedDataset, request: EvaluationRequest) -> Evaluation:
-    """Evaluate a policy on a table of decisions, or on a data set made by `fedbandit data import logged`."""
+def evaluate_logs(logs: Path | Table | FederatedDataset, request: EvaluationRequest) -> Evaluation:
+    """Evaluate a policy on logged decisions, and return the estimates with intervals and warnings.
+
+    A folder, or a `FederatedDataset`, is a data set made by `fedbandit data import logged`; a file
+    or a `Table` holds decisions without contexts.
+    """
     if isinstance(logs, Path) and not logs.exists():
         raise DataError(f"{logs}: no such file or folder")
-    of_table = isinstance(logs, Path) and not logs.is_dir()
-    _refuse_what_would_not_be_used(request, of_table)
-    if isinstance(logs, Path) and of_table:
-        ready = _table_records(logs, request)
+    if isinstance(logs, Path):
+        of_table = not logs.is_dir()
+        _refuse_what_would_not_be_used(request, of_table)
+        logs = Table(logs) if of_table else FederatedDataset.open(logs)
     else:
-        dataset = FederatedDataset.open(logs) if isinstance(logs, Path) else logs
-        ready = _dataset_records(dataset, request)
+        _refuse_what_would_not_be_used(request, isinstance(logs, Table))
+    ready = (
+        _table_records(logs, request)
+        if isinstance(logs, Table)
+        else _dataset_records(logs, request)
+    )
     records, notes = ready.records, list(ready.notes)
     chosen = _estimators(request, records)
     found = [
@@ -300,7 +308,9 @@ def _hull(found: Sequence[Estimate]) -> Estimate:
 
 
 def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -> None:
-    """An option that does not fit what is evaluated is a mistake, and its answer would be taken for another's."""
+    """An option that does not fit what is evaluated is a mistake, and its answer would be taken for
+    another's.
+    """
     columns = request.columns
     if of_table and request.split is not None:
         raise ConfigError(
@@ -343,13 +353,13 @@ class _Ready:
     otherwise: Sequence[Records] = ()  # with other propensities that are as likely
 
 
-def _table_records(path: Path, request: EvaluationRequest) -> _Ready:
+def _table_records(source: Table, request: EvaluationRequest) -> _Ready:
     columns = (
         replace(request.columns, propensity=None)
         if request.estimate_propensities
         else request.columns
     )
-    table = read_log_table(path, columns)
+    table = read_log_table(source, columns)
     within, notes = _within(request, log_of(table.split))
     if table.target is not None:
         records = records_for(table.split, table.target)
@@ -392,7 +402,7 @@ def _dataset_records(dataset: FederatedDataset, request: EvaluationRequest) -> _
 
 
 def _cautions(scorer: Scorer, dataset: FederatedDataset, split: str, held_out: bool) -> list[str]:
-    """What is to be known before a model's estimate is read: whether it has seen these events."""
+    """Cautions to read before a model's estimate is read: whether it has seen these events."""
     where = (
         "the clients held out (without --split) are others"
         if held_out
@@ -462,7 +472,9 @@ def _switch(limit: float) -> Switch:
 
 
 def _within(request: EvaluationRequest, log: Log) -> tuple[Range | None, list[str]]:
-    """What is known of rewards and propensities; what was not given is taken from the log, and said."""
+    """The range of rewards and propensities; what was not given is taken from the log, and
+    said.
+    """
     notes = []
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
     if request.reward_range is not None:

@@ -60,7 +60,7 @@ class LoggedWork(ClientWork):
             versions=visits.versions,
             fresh=visits.fresh,
             targets=targets,
-            weights=self._counts(visits, broadcast),
+            weights=self._counts(visits, None, broadcast),
         )
 
 
@@ -154,11 +154,11 @@ def _cross_fitted(
         )[0]
         for half in halves
     ]
-    split, learner = dataset.train, experiment.bandit.work.learner
+    split, predictor = dataset.train, experiment.bandit.work.predictor
 
     def predict(rows: np.ndarray) -> np.ndarray:
         contexts = split.contexts(rows)
-        from_first, from_second = (learner.predict(weights, contexts).mean for weights in fitted)
+        from_first, from_second = (predictor.predict(weights, contexts).mean for weights in fitted)
         return np.where((rows < split.offsets[middle])[:, None], from_second, from_first)
 
     return predict

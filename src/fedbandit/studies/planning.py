@@ -1,4 +1,8 @@
-"""How much of a tournament fits into some minutes: the pace of this machine, and the lengths and counts that follow."""
+"""Planning how much of a tournament fits into some minutes: the pace of this machine, then lengths
+and counts.
+
+Runs are shortened first, all rules alike; fewer tries and fewer seeds come after that.
+"""
 
 import math
 import time
@@ -25,8 +29,10 @@ _PRIVATE = 2.0  # times as long a private run takes, its noise and the search fo
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is run: the share of the paper's length, and the pairs of rates that each policy tries."""
+class TournamentPlan:
+    """The size of a tournament: the share of the paper's length, and the pairs of rates that each
+    policy tries.
+    """
 
     scale: float
     tries: int
@@ -34,7 +40,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast runs are here: measured, in seconds."""
+    """The speed of runs here, measured by a few short ones: seconds of a round, a run and a batch
+    of runs.
+    """
 
     round: float
     job: float  # what a run costs beside its rounds
@@ -42,15 +50,18 @@ class Pace:
     workers: int
 
     def batch_of(self, jobs: int, rounds: int) -> float:
-        """The seconds of some runs together, of this many rounds each: the last ones run beside nothing."""
+        """The seconds of some runs together, of this many rounds each: the last ones run beside
+        nothing.
+        """
         return self.batch + math.ceil(jobs / self.workers) * (self.job + rounds * self.round)
 
 
 def measured(
-    config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], Plan | None]
+    config: Config, folder: Path, runner: Runner, plan: Callable[[Pace], TournamentPlan | None]
 ) -> tuple[Runner, Pace]:
-    """The runner to use and its pace: runs one after another where starting processes would take longer than they.
+    """The runner to use and its pace.
 
+    Runs go one after another where starting processes would take longer than the runs themselves.
     `plan` says what fits at a pace, None for nothing.
     """
     if not isinstance(runner, LocalRunner) or runner.workers == 1:
@@ -89,8 +100,10 @@ def measure_pace(config: Config, folder: Path, runner: Runner) -> Pace:
     )
 
 
-def seconds_of(config: Config, plan: Plan, seeds: int, private: bool, pace: Pace) -> float:
-    """How long a whole tournament takes, by the pace."""
+def seconds_of(
+    config: Config, plan: TournamentPlan, seeds: int, private: bool, pace: Pace
+) -> float:
+    """The seconds that a whole tournament takes, by the pace."""
     final = scaled(config, plan.scale)
     return (len(POLICIES) + _PRIVATE * private) * search_seconds(
         final, plan.tries, pace
@@ -98,7 +111,7 @@ def seconds_of(config: Config, plan: Plan, seeds: int, private: bool, pace: Pace
 
 
 def search_seconds(config: Config, tries: int, pace: Pace) -> float:
-    """How long one policy's search takes: this many tries, fewer at every step."""
+    """The seconds that one policy's search takes: this many tries, fewer at every step."""
     total, alive, before = 0.0, tries, 0
     for step in search_steps(config):
         total += pace.batch_of(alive, step - before)
@@ -113,18 +126,24 @@ def _seeds_seconds(config: Config, seeds: int, private: bool, pace: Pace) -> flo
     return plain + _PRIVATE * private * pace.batch_of(seeds, config.rounds)
 
 
-def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pace: Pace) -> Plan:
-    """The longest runs with which everything fits, all tries included; fewer tries only where even short ones do not.
+def plan_for(
+    config: Config, seconds: float, most_tries: int, private: bool, pace: Pace
+) -> TournamentPlan:
+    """The longest runs with which everything fits, all tries included; fewer tries only where even
+    short ones do not.
 
     Refused, with the minutes that it takes, where the least there is does not fit.
     """
     for tries in range(most_tries, _FEWEST_TRIES - 1, -1):
         scale = 1.0
         while scale >= _SHORTEST:
-            if seconds_of(config, Plan(scale, tries), _SEEDS[1], private, pace) <= seconds:
-                return Plan(scale, tries)
+            if (
+                seconds_of(config, TournamentPlan(scale, tries), _SEEDS[1], private, pace)
+                <= seconds
+            ):
+                return TournamentPlan(scale, tries)
             scale *= 0.95
-    least = Plan(_SHORTEST, _FEWEST_TRIES)
+    least = TournamentPlan(_SHORTEST, _FEWEST_TRIES)
     if (needed := seconds_of(config, least, _SEEDS[0], private, pace)) <= seconds:
         return least
     raise ConfigError(
@@ -133,7 +152,9 @@ def plan_for(config: Config, seconds: float, most_tries: int, private: bool, pac
 
 
 def seeds_for(config: Config, seconds: float, tries: int, private: bool, pace: Pace) -> int:
-    """As many seeds as the time left allows, beside the search for the private rates; the same for everybody."""
+    """As many seeds as the time left allows, beside the search for the private rates; the same for
+    everybody.
+    """
     left = seconds - _PRIVATE * private * search_seconds(config, tries, pace)
     fits = [
         n

@@ -1,4 +1,6 @@
-"""The paper's recipe for clip norms, mechanisms compared by their error, and pictures of epsilon and error."""
+"""The paper's recipe for clip norms, mechanisms compared by their error, and pictures of epsilon
+and error.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from fedbandit.privacy.strategies import (
     honaker_variances,
     noise_of_weights,
 )
-from fedbandit.results.plots import require_picture, save_picture, write_heading
+from fedbandit.results.plots import empty_figure, require_picture, save_picture, write_heading
 from fedbandit.simulation.simulate import simulate
 
 _LADDER = (1.0, 2.0, 5.0)  # the paper's grids are of this form, times powers of ten
@@ -40,7 +42,9 @@ class Tried:
 def estimate_norm(
     config: Config, dataset: FederatedDataset | None = None, quantile: float = 0.5
 ) -> float:
-    """The norm at which adaptive clipping without noise settles: the median of the last quarter of rounds."""
+    """The norm at which adaptive clipping without noise settles: the median of the last quarter of
+    rounds.
+    """
     plain = config.with_values({"privacy": {}, "clipping": {"quantile": quantile, "initial": 0.1}})
     norms = simulate(plain, dataset).collect()["clip_norm"]
     return float(np.median(norms[-max(1, len(norms) // 4) :]))
@@ -82,10 +86,9 @@ _EXACT_POINTS = 12  # a privacy loss distribution takes a second each
 
 
 def draw_epsilon(ledger: Ledger, path: Path) -> Path:
-    """Epsilon by RDP after every round, and by privacy loss distributions at some, saved by the path's suffix."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Epsilon by RDP after every round, and by privacy loss distributions at some, saved by the
+    path's suffix.
+    """
     require_picture(path)
     plan = ledger.plan
     rounds = np.unique(np.linspace(1, plan.rounds, min(plan.rounds, 200)).astype(int))
@@ -95,8 +98,7 @@ def draw_epsilon(ledger: Ledger, path: Path) -> Path:
     )
     by_rdp = [ledger.epsilon(int(number)) for number in rounds]
     by_pld = [ledger.tight_epsilon(int(number)) for number in some]
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(7.2, 4.2)
     axes = figure.add_subplot()
     axes.plot(rounds, by_rdp, color="#0072B2", linewidth=1.6, label="RDP")
     axes.plot(some, by_pld, color="#D55E00", linewidth=1.6, marker="o", markersize=3, label="PLD")
@@ -179,17 +181,15 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 
 
 def draw_errors(found: list[Compared], config: Config, population: int, path: Path) -> Path:
-    """The noise of the weights after every round, one line a mechanism; of banded-mf the best of each sampling."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """The noise of the weights after every round, one line a mechanism; of banded-mf the best of
+    each sampling.
+    """
     require_picture(path)
     shown: dict[str, Compared] = {}
     for one in found:  # the best first
         kind = (one.name.split()[0], one.name.rpartition("(")[2])
         shown.setdefault(" ".join(kind), one)
-    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = empty_figure(7.2, 4.6)
     axes = figure.add_subplot()
     rounds = np.arange(1, config.rounds + 1)
     for colour, one in zip(_COLOURS, reversed(shown.values()), strict=False):

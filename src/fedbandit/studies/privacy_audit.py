@@ -1,6 +1,8 @@
-"""An audit of a plan's privacy: planted clients in the noise and the sampling that real rounds use, and their attacker.
+"""An audit of a plan's privacy: planted clients in the noise and the sampling that real rounds use,
+and their attacker.
 
-Each planted client owns one coordinate of the sum, so one run tries thousands. Says what it could have found, too.
+Each planted client owns one coordinate of the sum, so one run tries thousands. Says what it could
+have found, too.
 """
 
 import math
@@ -13,23 +15,24 @@ import numpy as np
 
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.federated.cohorts import CyclicPoissonCohorts, PoissonCohorts
-from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.privacy.accounting import epsilon_of
 from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Memory, Tree, best_banded, best_blt, largest_column
+from fedbandit.privacy.strategies import Memory, largest_column
 
 Source = Literal["simulation", "deployment"]
 Verdict = Literal["passed", "violated", "inconclusive"]
 MISTAKE = 1e-3  # how often an audit may blame a mechanism that keeps its promise
 _POWER = 1.645  # standard deviations: what an audit can find, it finds in 95% of its repetitions
-_SHORT = 0.5  # of the stated noise: what an audit with power finds
+SHORT = 0.5  # of the stated noise: what an audit with power finds
 FEWEST, MOST_TRIALS = 200, 400_000
 
 
 @dataclass(frozen=True)
 class Stated:
-    """What a plan promises about one release, as the worst client sees it: K turns, each a shift in unit noise."""
+    """What a plan promises about one release, as the worst client sees it: K turns, each a shift in
+    unit noise.
+    """
 
     shifts: tuple[float, ...]  # [K], in standard deviations
     probability: float  # of each turn; 1: the attacker knows the turns, and K is 1
@@ -37,7 +40,9 @@ class Stated:
     delta: float
 
     def score(self, seen: np.ndarray) -> np.ndarray:
-        """The likelihood ratio of the two worlds, or what rises with it, of observations [K, trials]."""
+        """The likelihood ratio of the two worlds, or what rises with it, of observations [K,
+        trials].
+        """
         shifts = np.array(self.shifts)[:, None]
         exponents = np.minimum(shifts * seen - shifts**2 / 2, 700.0)
         if self.probability == 1:
@@ -49,7 +54,9 @@ class Stated:
         return _epsilon(self.probability, self.multiplier, len(self.shifts), self.delta)
 
     def most_hits(self, alarms: np.ndarray) -> np.ndarray:
-        """The largest share of hits that the whole delta(epsilon) profile allows at a share of false alarms."""
+        """The largest share of hits that the whole delta(epsilon) profile allows at a share of
+        false alarms.
+        """
         epsilons, deltas = _profile(self.probability, self.multiplier, len(self.shifts))
         x = np.asarray(alarms, float)[..., None]
         accused, acquitted = np.exp(epsilons) * x + deltas, 1 - np.exp(-epsilons) * (1 - x - deltas)
@@ -110,9 +117,11 @@ def audit(
     actual: float = 1.0,
     seed: int = 0,
 ) -> list[Finding]:
-    """Attack every release of the plan; `actual` is the share of the noise that is really added, to see it fail.
+    """Attack every release of the plan; `actual` is the share of the noise that is really added, to
+    see it fail.
 
-    Without a number of trials it takes as many as it needs to find half the noise, up to `MOST_TRIALS`.
+    Without a number of trials it takes as many as it needs to find half the noise, up to
+    `MOST_TRIALS`.
     """
     findings = []
     for what in ("updates", "count") if plan.adaptive else ("updates",):
@@ -136,10 +145,12 @@ def audit(
 
 
 def _statement(plan: PrivacyPlan, what: str) -> tuple[Stated, list[tuple[np.ndarray, np.ndarray]]]:
-    """The promise about the worst client, and by turn the rounds and weights with which its attacker sums what it sees.
+    """The promise about the worst client, and by turn the rounds and weights with which its
+    attacker sums what it sees.
 
-    Without amplification the client takes every turn that hurts most; with it the first group's, of which there are
-    most. Seen through C the noise is white, so the matched filter of a turn is a row of C'C.
+    Without amplification the client takes every turn that hurts most; with it the first group's, of
+    which there are most. Seen through C the noise is white, so the matched filter of a turn is a
+    row of C'C.
     """
     if plan.noise_multiplier == 0:
         raise ValueError("noise: a plan without noise promises nothing that could be audited")
@@ -204,7 +215,9 @@ def _turns_from(plan: PrivacyPlan, first: int) -> np.ndarray:
 def _canaries(
     plan: PrivacyPlan, stated: Stated, trials: int, seed: int
 ) -> tuple[np.ndarray, Iterator[np.ndarray]]:
-    """Which planted clients are there, by fair coins, and round by round which of those take part: bool [trials]."""
+    """Which planted clients are there, by fair coins, and round by round which of those take part:
+    bool [trials].
+    """
     present = generator(seed, Purpose.SPLIT, 0).random(trials) < 0.5
     if not plan.amplified:
         worst = max(
@@ -236,7 +249,9 @@ def _attack_updates(
     turns: Iterator[np.ndarray],
     filters: list[tuple[np.ndarray, np.ndarray]],
 ) -> np.ndarray:
-    """[K, trials]: what the matched filters make of the released means, by the very step that rounds take."""
+    """[K, trials]: what the matched filters make of the released means, by the very step that
+    rounds take.
+    """
     mechanism = PrivateMean(plan, source.stream(0))
     clip = plan.clipping.initial
     by_round: dict[int, list[tuple[int, float]]] = {}
@@ -260,7 +275,9 @@ def _attack_counts(
     turns: Iterator[np.ndarray],
     filters: list[tuple[np.ndarray, np.ndarray]],
 ) -> np.ndarray:
-    """The same of the count of unclipped clients. It is one number a round, so every planted client has its own run."""
+    """The same of the count of unclipped clients. It is one number a round, so every planted client
+    has its own run.
+    """
     taking = np.stack(list(turns))
     released = np.empty(taking.shape)
     for trial in range(taking.shape[1]):
@@ -277,7 +294,9 @@ def _attack_counts(
 
 @dataclass(frozen=True)
 class _Source:
-    """Streams of noise as simulations or deployments make them, with `actual` of what they should have."""
+    """Streams of noise as simulations or deployments make them, with `actual` of what they should
+    have.
+    """
 
     kind: Source
     plan: PrivacyPlan
@@ -292,7 +311,9 @@ class _Source:
 
 @dataclass
 class _AsDeployed:
-    """Deployment noise made anew in every round from the memory that was kept, as the server does it."""
+    """Deployment noise made anew in every round from the memory that was kept, as the server does
+    it.
+    """
 
     plan: PrivacyPlan
     memory: Memory | None = None
@@ -337,7 +358,9 @@ def _judged(stated: Stated, with_client: np.ndarray, without: np.ndarray) -> tup
 def _judged_as_gaussian(
     stated: Stated, with_client: np.ndarray, without: np.ndarray
 ) -> tuple[bool, float]:
-    """Gaussian differential privacy: scores of both worlds are normal, and how far they lie apart is all there is."""
+    """Gaussian differential privacy: scores of both worlds are normal, and how far they lie apart
+    is all there is.
+    """
     from dp_accounting import get_epsilon_gaussian
 
     n, m = len(with_client), len(without)
@@ -356,7 +379,9 @@ _NORMAL = 30.0  # standard errors from which on the noncentral t distribution is
 
 
 def _least_distance(apart: float, n: int, m: int) -> float:
-    """The lower confidence bound of a distance in standard deviations: exact, by the noncentral t distribution."""
+    """The lower confidence bound of a distance in standard deviations: exact, by the noncentral t
+    distribution.
+    """
     from scipy.optimize import brentq
     from scipy.stats import nct, norm
 
@@ -395,7 +420,9 @@ def _at_least(count: np.ndarray, trials: int) -> np.ndarray:
 
 
 def epsilon_lower_bound(hits: int, present: int, alarms: int, absent: int, delta: float) -> float:
-    """The epsilon that hits among those present and alarms among those absent prove as a lower bound."""
+    """The epsilon that hits among those present and alarms among those absent prove as a lower
+    bound.
+    """
     accuse = (_at_least(np.array(hits), present) - delta) / _at_most(np.array(alarms), absent)
     acquit = (_at_least(np.array(absent - alarms), absent) - delta) / _at_most(
         np.array(present - hits), present
@@ -404,7 +431,9 @@ def epsilon_lower_bound(hits: int, present: int, alarms: int, absent: int, delta
 
 
 def one_run_bound(scores: np.ndarray, present: np.ndarray, delta: float) -> float:
-    """The epsilon that guessing the highest scores proves in one run, even if canaries depend on each other."""
+    """The epsilon that guessing the highest scores proves in one run, even if canaries depend on
+    each other.
+    """
     order = np.argsort(-scores, kind="stable")
     shares = (0.02, 0.1, 0.3)
     found = []
@@ -444,7 +473,7 @@ def trials_needed(stated: Stated) -> int:
     from scipy.stats import norm
 
     shift = stated.shifts[0]
-    apart = shift / _SHORT
+    apart = shift / SHORT
     enough = (
         (float(norm.isf(MISTAKE)) + _POWER) * math.sqrt(4 + apart**2 / 2) / (apart - shift)
     ) ** 2
@@ -464,7 +493,7 @@ def _trials_by_profile(stated: Stated) -> int:
         ):
             shape = (len(shifts), len(part))
             taking = rng.random(shape) < share
-            scores[part] = stated.score(shifts * taking + _SHORT * rng.standard_normal(shape))
+            scores[part] = stated.score(shifts * taking + SHORT * rng.standard_normal(shape))
         worlds.append(scores)
     with_client, without = worlds
     thresholds = np.quantile(np.concatenate(worlds), np.linspace(0.01, 0.99, 99))
@@ -479,61 +508,3 @@ def _trials_by_profile(stated: Stated) -> int:
             return math.ceil(1.2 * trials)
         trials = math.ceil(1.25 * trials)
     return trials
-
-
-def table_plans() -> dict[str, PrivacyPlan]:
-    """One plan of every mechanism, small enough to audit hundreds of times."""
-    apart = {"sampling": "min-separation", "separation": 4}
-    base = {"population": 240, "clients_per_round": 24, "rounds": 16, "delta": 1e-5}
-
-    def plan(**changes: object) -> PrivacyPlan:
-        return PrivacyPlan(**{**base, **changes})  # type: ignore[arg-type]
-
-    return {
-        "dp-fedavg (poisson)": plan(noise_multiplier=1.0),
-        "dp-fedavg (fixed)": plan(noise_multiplier=4.0, sampling="fixed"),
-        "dp-fedavg (fixed), adaptive clipping": plan(
-            noise_multiplier=1.5, sampling="fixed", clipping=AdaptiveClipping(0.5, 0.1), rounds=4
-        ),
-        "dp-ftrl (min-separation)": plan(noise_multiplier=6.0, strategy=Tree(), **apart),
-        "banded-mf (min-separation)": plan(
-            noise_multiplier=2.0, strategy=best_banded(16, 4), **apart
-        ),
-        "banded-mf (cyclic-poisson)": plan(
-            noise_multiplier=1.0,
-            strategy=best_banded(16, 4),
-            sampling="cyclic-poisson",
-            separation=4,
-        ),
-        "blt (min-separation)": plan(noise_multiplier=3.0, strategy=best_blt(16, 4, 2), **apart),
-    }
-
-
-@dataclass(frozen=True)
-class Row:
-    """How often audits of one mechanism came to which verdict."""
-
-    mechanism: str
-    source: Source
-    trials: int
-    caught: float  # share of audits that found half the noise
-    blamed: float  # share of audits that blamed the right noise
-
-
-def audit_table(
-    repetitions: int, sources: tuple[Source, ...] = ("simulation", "deployment")
-) -> Iterator[Row]:
-    """Audit every mechanism many times, with half the noise and with all of it."""
-    for name, plan in table_plans().items():
-        for source in sources:
-            shares = []
-            for actual in (_SHORT, 1.0):
-                found = [
-                    audit(plan, source, actual=actual, seed=seed) for seed in range(repetitions)
-                ]
-                shares.append(
-                    float(
-                        np.mean([any(one.verdict == "violated" for one in each) for each in found])
-                    )
-                )
-            yield Row(name, source, max(one.needed for one in found[0]), *shares)

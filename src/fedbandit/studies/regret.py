@@ -10,7 +10,8 @@ from fedbandit.building.experiment import Experiment
 from fedbandit.building.parts import build_optimizer
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.process import Stopwatch
-from fedbandit.evaluation.metrics import Regret, policy_value, table_rewards
+from fedbandit.environments import Scenario
+from fedbandit.evaluation.metrics import Regret, expected_rewards, policy_value
 from fedbandit.federated.client_logs import SimpleVisits
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings
@@ -19,7 +20,6 @@ from fedbandit.federated.round import Engine, Phase, run_round
 from fedbandit.federated.server import PlainMean
 from fedbandit.objectives import FullInformation
 from fedbandit.policies import Greedy, Policy, rule_at
-from fedbandit.rewards.scenarios import Scenario
 
 
 def estimated_regret(
@@ -35,12 +35,12 @@ def estimated_regret(
     with a schedule needs to know.
     """
     work = experiment.bandit.work
-    stage = experiment.bandit.scenario.stage(round_number)
-    rewards = table_rewards(work.split, stage.rewards)
+    stage = work.world.stage(round_number)
+    rewards = expected_rewards(work.split, work.world, work.num_actions, round_number)
     clients = experiment.bandit.cohorts.pool
 
     def value(policy: Policy, model: np.ndarray) -> float:
-        predict = lambda rows: work.learner.predict(model, work.split.contexts(rows))  # noqa: E731
+        predict = work.predictions(model)
         return policy_value(work.split, clients, policy, predict, rewards, stage.available)
 
     progress = experiment.bandit.progress(round_number, events)
@@ -68,7 +68,9 @@ def best_in_class(
         raise ConfigError(f"learning_rate: must be positive, not {client_learning_rate:g}")
     phase = _full_information(experiment, round_number, client_learning_rate)
     stage, clients = phase.scenario.stage(1), phase.cohorts.pool
-    rewards = table_rewards(phase.work.split, stage.rewards)
+    rewards = expected_rewards(
+        phase.work.split, stage.environment, phase.work.num_actions, round_number
+    )
     state = phase.start(experiment.initial_weights() if start is None else start)
     best, best_value = state.weights, -np.inf
     for number in range(1, rounds + 1):
@@ -76,7 +78,7 @@ def best_in_class(
         if number % keep_every and number != rounds:
             continue
         weights = state.weights
-        predict = lambda rows: phase.work.learner.predict(weights, phase.work.split.contexts(rows))  # noqa: B023, E731
+        predict = phase.work.predictions(weights)
         value = policy_value(phase.work.split, clients, Greedy(), predict, rewards, stage.available)
         if value > best_value:
             best, best_value = weights, value
@@ -105,6 +107,7 @@ def _full_information(
         algorithm=FedAvg(
             build_optimizer("server.optimizer", config.server.optimizer, config.server.parameters)
         ),
+        world=Scenario((replace(bandit.scenario.stage(round_number), from_round=1),)),
         stages=(),
         freezing=None,
         scaled=False,
@@ -116,7 +119,6 @@ def _full_information(
     return Phase(
         work=work,
         cohorts=FixedCohorts(pool, min(config.clients_per_round, len(pool)), config.seed),
-        scenario=Scenario((replace(bandit.scenario.stage(round_number), from_round=1),)),
         clipping=AdaptiveClipping(),
         deploy_every=1,
         aggregation=PlainMean(),

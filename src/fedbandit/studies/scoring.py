@@ -7,31 +7,31 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit.acting import Predictor
 from fedbandit.config import Config, read_toml
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_json
 from fedbandit.core.prediction import Prediction
-from fedbandit.data.dataset import Contexts, FederatedDataset, Header, Split
+from fedbandit.data.dataset import FederatedDataset, Header, Split
 from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
-from fedbandit.federated.learners.base import ClientSettings, Learner
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.state import State, load_state
 from fedbandit.models import DataSpec
-from fedbandit.objectives import Regression
 from fedbandit.runs.folder import checkpoints
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Flat weights, and the learner that scores with them."""
+    """Flat weights, and the predictor that scores with them."""
 
-    learner: Learner
+    predictor: Predictor
     weights: np.ndarray
     trained_on: str | None = None  # where it is known
 
     def predict(self, contexts: Contexts) -> Prediction:
         """What the model says about every action."""
-        return self.learner.predict(self.weights, contexts)
+        return self.predictor.predict(self.weights, contexts)
 
     def on(self, split: Split) -> RowPredictions:
         """What the model says about rows of a split."""
@@ -107,4 +107,4 @@ def _scorer(
         raise DataError(
             f"{path}: the model has {len(weights)} weights; {header.name} needs {layout.size}"
         )
-    return Scorer(trainable.learner(Regression(), ClientSettings(learning_rate=1.0)), weights, seen)
+    return Scorer(trainable.predictor(), weights, seen)

@@ -1,4 +1,9 @@
-"""Searching hyper-parameters by simulation: the grids of the appendix, and successive halving over what they hold."""
+"""Searching hyper-parameters by simulation: the grids of the appendix, and successive halving.
+
+`race` compares candidates at a few lengths and lets the better ones run on; `best_point` searches a
+grid for one configuration and keeps its choice; `tune` does so for the members of a figure, within
+some minutes.
+"""
 
 import itertools
 import math
@@ -22,7 +27,7 @@ from fedbandit.runs.local_runner import HERE, Ended, Job, Runner
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SearchCandidate:
     """A configuration in the race, with what is its own: the values that set it apart."""
 
     name: str
@@ -32,9 +37,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a candidate came, and its running average reward there: one value a seed, nan where it diverged."""
+    """A candidate's last step, and its running average reward there: one value a seed.
 
-    candidate: Candidate
+    NaN stands for a seed that diverged; such a candidate has lost, whatever the others say.
+    """
+
+    candidate: SearchCandidate
     step: int  # the last one that it was let take part in
     rounds: int  # that it has run up to there: fewer, if its own run is shorter than the step
     rewards: tuple[float, ...]
@@ -48,7 +56,13 @@ class Standing:
 
 
 def rungs(rounds: int, factor: int, shortest: int) -> list[int]:
-    """The rounds after which candidates are compared: the last round, and earlier ones down to the shortest."""
+    """The rounds after which candidates are compared: the last, and earlier ones down to the
+    shortest.
+
+    Examples:
+        >>> rungs(1500, factor=3, shortest=100)
+        [167, 500, 1500]
+    """
     steps = [rounds]
     while math.ceil(steps[0] / factor) >= shortest:
         steps.insert(0, math.ceil(steps[0] / factor))
@@ -56,7 +70,12 @@ def rungs(rounds: int, factor: int, shortest: int) -> list[int]:
 
 
 def cost(candidates: int, steps: Sequence[int], factor: int) -> int:
-    """The rounds that a race of this many candidates runs, for one seed."""
+    """The rounds that a race of this many candidates runs, for one seed.
+
+    Examples:
+        >>> cost(9, [100, 300, 900], factor=3)  # 9 for 100, 3 for 200 more, 1 for 600 more
+        2100
+    """
     total, alive, before = 0, candidates, 0
     for step in steps:
         total += alive * (step - before)
@@ -65,9 +84,9 @@ def cost(candidates: int, steps: Sequence[int], factor: int) -> int:
 
 
 def race(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[SearchCandidate],
     seeds: Sequence[int],
-    folder: Callable[[Candidate, int], Path],
+    folder: Callable[[SearchCandidate, int], Path],
     steps: Sequence[int],
     factor: int = 3,
     *,
@@ -75,9 +94,13 @@ def race(
     deadline: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Standing]:
-    """The standings, best first: by how many rounds a candidate was given, then by its running average reward there.
+    """The standings of candidates, best first: by the rounds they were given, then by their reward
+    there.
 
-    Within a deadline each step has its share of the time, so that the last one is reached.
+    After each of `steps` rounds the best `1/factor` of the candidates run on, from where they were
+    paused; the others lose their checkpoints. Within a deadline (of `time.monotonic`) each step has
+    its share of the time, so that the last one is reached. `Interrupted` is raised on Ctrl-C; the
+    same call resumes.
     """
     alive, final = list(candidates), list[Standing]()
     ends = _shares(len(candidates), steps, factor, deadline)
@@ -137,9 +160,9 @@ def _order(standing: Standing) -> tuple[float, float]:
 
 
 def _standing(
-    candidate: Candidate,
+    candidate: SearchCandidate,
     seeds: Sequence[int],
-    folder: Callable[[Candidate, int], Path],
+    folder: Callable[[SearchCandidate, int], Path],
     step: int,
     ends: Sequence[Ended],
 ) -> Standing:
@@ -175,7 +198,12 @@ _FALCON_MU = {"emnist": (12, 124, 1240), "so": (10, 100, 1000)}
 
 
 def one_two_five(text: str) -> list[float]:
-    """The values {1, 2, 5}·10^n from the first to the last: "0.02..0.5" is 0.02, 0.05, 0.1, 0.2, 0.5."""
+    """The values {1, 2, 5}·10^n from the first to the last.
+
+    Examples:
+        >>> one_two_five("0.02..0.5")
+        [0.02, 0.05, 0.1, 0.2, 0.5]
+    """
     match = _SHORT.match(text)
     try:
         low, high = (float(end) for end in match.groups()) if match else (0.0, 0.0)
@@ -194,7 +222,9 @@ def one_two_five(text: str) -> list[float]:
 
 
 def appendix(family: str, config: Config) -> dict[str, list[Any]]:
-    """The paper's grid for a configuration: learning rates, and the exploration parameters of its policy."""
+    """The paper's grid for a configuration: learning rates, and the exploration parameters of its
+    policy.
+    """
     if family not in RATES:
         raise ConfigError(f"appendix: should be {' or '.join(RATES)}, not {family!r}")
     grid = {key: values_of(key, values) for key, values in RATES[family].items()}
@@ -222,12 +252,24 @@ def values_of(key: str, values: Any) -> list[Any]:
 
 
 def points(grid: Grid) -> list[dict[str, Any]]:
-    """Every point of the product, the last axis changing fastest."""
+    """Every point of the product of a grid's axes, the last axis changing fastest.
+
+    Examples:
+        >>> points({"a": [1, 2], "b": [3]})
+        [{'a': 1, 'b': 3}, {'a': 2, 'b': 3}]
+    """
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def on_edge(point: Mapping[str, Any], grid: Grid) -> list[str]:
-    """The axes on which a point has the smallest or largest of three or more numbers: a better one may lie beyond."""
+    """The axes on which a point has the smallest or largest of three or more numbers.
+
+    A better value may lie beyond an edge, which is worth a warning.
+
+    Examples:
+        >>> on_edge({"rate": 1.0}, {"rate": [0.1, 0.3, 1.0]})
+        ['rate']
+    """
     edges = []
     for key, values in grid.items():
         numbers = [
@@ -248,7 +290,8 @@ FACTOR = 3
 
 @dataclass(frozen=True)
 class Search:
-    """Where a search runs and keeps its choice, its deadline (of `time.monotonic`), and where it reports.
+    """Where a search runs and keeps its choice, its deadline (of `time.monotonic`), where it
+    reports.
 
     With `tries` it looks at that many points, however long it takes.
     """
@@ -261,9 +304,11 @@ class Search:
 
 
 def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[str, Any]:
-    """The point of the grid that did best on the tuning seed, the configuration's own values among them.
+    """The point of the grid that did best on the tuning seed, the configuration's own values among
+    them.
 
-    A choice once made is kept: with more time a search could choose another, and the runs made with it would be lost.
+    A choice once made is kept: with more time a search could choose another, and the runs made with
+    it would be lost.
     """
     kept = search.folder / "choice.json"
     if (chosen := kept_choice(kept, config)) is not None:
@@ -315,7 +360,7 @@ def best_point(name: str, config: Config, grid: Grid, search: Search) -> dict[st
 
 
 def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
-    """What an earlier search has chosen for this very configuration; None if there was none."""
+    """Cached choice of an earlier search for this configuration, or None."""
     kept = read_json(path) or {}
     try:
         same = Config.build(kept.get("for", {})).identity() == config.identity()
@@ -326,22 +371,26 @@ def kept_choice(path: Path, config: Config) -> dict[str, Any] | None:
 
 
 def search_steps(config: Config) -> list[int]:
-    """When candidates are compared: never before two deployments, since nothing has been learned before the first."""
+    """When candidates are compared: never before two deployments, since nothing has been learned
+    before the first.
+    """
     return rungs(
         config.rounds, FACTOR, min(config.rounds, max(2 * config.deploy_every, config.rounds // 9))
     )
 
 
-def _shuffled(candidates: list[Candidate]) -> list[Candidate]:
-    """In an order that is random, and always the same: a longer budget looks at more of the same points."""
+def _shuffled(candidates: list[SearchCandidate]) -> list[SearchCandidate]:
+    """In an order that is random, and always the same: a longer budget looks at more of the same
+    points.
+    """
     order = np.argsort(uniforms(TUNING_SEED, Purpose.SEARCH, np.arange(len(candidates))))
     return [candidates[i] for i in order]
 
 
-def _candidate(config: Config, point: dict[str, Any]) -> Candidate:
+def _candidate(config: Config, point: dict[str, Any]) -> SearchCandidate:
     """Candidates are judged by their rewards, so they look at held-out data only once, at the end."""
     values = {**point, "evaluate_every": config.rounds}
-    return Candidate(
+    return SearchCandidate(
         _in_words(point).replace(" ", ",") or "as-it-is", config.with_values(values), point
     )
 
@@ -370,9 +419,11 @@ def tune(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> dict[str, Config]:
-    """The members with the values that did best; choices once made are kept in `out` and used again.
+    """The members with the values that did best; choices once made are kept in `out` and used
+    again.
 
-    Time is shared by the size of the grids, so that every member has as much of its grid tried as the others.
+    Time is shared by the size of the grids, so that every member has as much of its grid tried as
+    the others.
     """
     if any(config.privacy.mechanism != "none" for config in members.values()):
         say(SPENDS_PRIVACY)
@@ -399,7 +450,10 @@ def tune(
 
 
 def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
-    """How many points of its grid each search has looked at, of how many; members that do not train have none."""
+    """The number of points of its grid that each search has looked at, of how many, by label.
+
+    Members that do not train have no entry.
+    """
     found = {}
     for label, key in keys.items():
         if (kept := read_json(out / key / "choice.json")) is not None:
@@ -408,7 +462,9 @@ def effort(keys: Mapping[str, str], out: Path) -> dict[str, tuple[int, int]]:
 
 
 def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
-    """The search behind a tuned comparison; a warning where a member had few tries beside the others."""
+    """The search behind a tuned comparison; a warning where a member had few tries beside the
+    others.
+    """
     shares = {
         label: f"{looked} of {total} ({looked / total:.0%})"
         for label, (looked, total) in efforts.items()
@@ -427,10 +483,11 @@ def effort_in_words(efforts: Mapping[str, tuple[int, int]]) -> str:
 
 
 def scaled(config: Config, scale: float) -> Config:
-    """The configuration with rounds and deployment period shortened together; its pre-training stays as it is.
+    """The configuration with rounds and deployment period shortened together; pre-training stays.
 
-    A shorter pre-training would be another initial model, and rules compare differently from there. A shortened run
-    looks at held-out data only at its end; after each of its short periods would be most of its work.
+    A shorter pre-training would be another initial model, and rules compare differently from there.
+    A shortened run looks at held-out data only at its end; after each of its short periods would be
+    most of its work.
     """
     if scale == 1:
         return config

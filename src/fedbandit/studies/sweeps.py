@@ -1,6 +1,8 @@
-"""Sweeps: any product of configuration values over seeds, run and ranked. `fedbandit sweep SPEC.toml`.
+"""Sweeps: any product of configuration values over seeds, run and ranked. `fedbandit sweep
+SPEC.toml`.
 
-A member's folder is named after its configuration, so that a sweep can be interrupted, resumed or extended.
+A member's folder is named after its configuration, so that a sweep can be interrupted, resumed or
+extended.
 """
 
 import hashlib
@@ -24,13 +26,13 @@ from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.results import Results
+from fedbandit.results.differences import standard_error
 from fedbandit.results.reading import arrow_table
 from fedbandit.runs.folder import beside_reward
 from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
-from fedbandit.studies.curves import standard_error
 from fedbandit.studies.search import (
     SPENDS_PRIVACY,
-    Candidate,
+    SearchCandidate,
     Standing,
     appendix,
     on_edge,
@@ -42,7 +44,9 @@ from fedbandit.studies.search import (
 
 
 class Halving(BaseModel):
-    """Early stopping: after `shortest` rounds the best `1/factor` continue, then again, up to the last round."""
+    """Early stopping: after `shortest` rounds the best `1/factor` continue, then again, up to the
+    last round.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     factor: Annotated[int, Field(ge=2)] = 3
@@ -50,7 +54,7 @@ class Halving(BaseModel):
 
 
 class SweepSpec(BaseModel):
-    """What a sweep's TOML file says."""
+    """The contents of a sweep's TOML file, checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     # presets or TOML files to vary; from Python also configurations
@@ -74,7 +78,7 @@ class SweepSpec(BaseModel):
 
     @property
     def starts(self) -> dict[str, Config]:
-        """What is varied, by name: a configuration has that of its policy."""
+        """The configurations that are varied, by name: a configuration has that of its policy."""
         found: dict[str, Config] = {}
         for number, one in enumerate(
             self.start if isinstance(self.start, list) else [self.start], start=1
@@ -89,6 +93,7 @@ class SweepSpec(BaseModel):
 
     @property
     def all_seeds(self) -> list[int]:
+        """The seeds, given as a list or as their number."""
         return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
 
@@ -98,7 +103,7 @@ class SweepGroup:
 
     start: str
     grid: dict[str, list[Any]]
-    members: list[Candidate]
+    members: list[SearchCandidate]
     rounds: (
         int  # of the longest member; a privacy budget may end one before its configured last round
     )
@@ -113,6 +118,7 @@ class Result:
 
     @property
     def winner(self) -> Standing:
+        """The member that came furthest with the highest reward."""
         return self.standings[0]
 
     @property
@@ -172,15 +178,18 @@ def sweep(
     workers: int | None = 1,
     progress: bool = False,
 ) -> Results:
-    """Run every combination of some values with every seed into `out`, and return the `Results` of all of them.
+    """Run every combination of some values with every seed into `out`, and return the `Results` of
+    all of them.
 
-    `spec` is a dictionary or a TOML file: `start` names presets or TOML files, or is a `Config` (or a list of these);
-    `grid` has a list of values for every key that varies; `set` has changes to all; `seeds` is a number of seeds or a
-    list; `halving = {"factor": 3}` stops the worse ones early. The best configuration is kept in `out/winner.toml`.
-    Runs that are finished are not repeated, so a grid can be extended and an interrupted sweep resumed.
+    `spec` is a dictionary or a TOML file: `start` names presets or TOML files, or is a `Config` (or
+    a list of these); `grid` has a list of values for every key that varies; `set` has changes to
+    all; `seeds` is a number of seeds or a list; `halving = {"factor": 3}` stops the worse ones
+    early. The best configuration is kept in `out/winner.toml`. Runs that are finished are not
+    repeated, so a grid can be extended and an interrupted sweep resumed.
 
-    With `workers` above 1, or None for one per core, runs are processes of their own. That is faster for many small
-    runs, but a script that asks for it needs an `if __name__ == "__main__":` around its work.
+    With `workers` above 1, or None for one per core, runs are separate processes. That is faster
+    for many small runs, but a script that asks for it needs an `if __name__ == "__main__":` around
+    its work.
 
     Examples:
         >>> import tempfile
@@ -213,7 +222,11 @@ def run_sweep(
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
 ) -> list[Result]:
-    """Run the sweep into `out` and rank each group; called again, it resumes where it stopped."""
+    """Run the sweep into `out` and rank each group; called again, it resumes where it stopped.
+
+    All members are built and checked against their data before anything runs. The best member over
+    all groups is written to `winner.toml`; there is none where every member diverged.
+    """
     groups = groups_of(spec)
     if any(
         member.config.privacy.mechanism != "none" for group in groups for member in group.members
@@ -261,13 +274,15 @@ def name_of(start: str, config: Config) -> str:
     return f"{Path(start).stem}-{digest}"
 
 
-def _member(start: str, config: Config, point: dict[str, Any]) -> Candidate:
+def _member(start: str, config: Config, point: dict[str, Any]) -> SearchCandidate:
     changed = config.with_values(point)
-    return Candidate(name_of(start, changed), changed, point)
+    return SearchCandidate(name_of(start, changed), changed, point)
 
 
 def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
-    """One row per member and seed: its place, what came out, and the whole configuration."""
+    """One row per member and seed: its place, its reward and held-out metrics, the whole
+    configuration.
+    """
     rows = []
     for result in results:
         for place, standing in enumerate(result.standings, start=1):
@@ -305,7 +320,9 @@ def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
 
 
 def summary_text(results: Sequence[Result], top: int = 5) -> str:
-    """The best members of each group with what sets them apart, and a warning where a winner lies on an edge."""
+    """The best members of each group with what sets them apart, and a warning where a winner lies
+    on an edge.
+    """
     lines = []
     for result in results:
         lines.append(f"{result.group.start}: {counted(len(result.standings), 'member')}")

@@ -11,9 +11,10 @@ import numpy as np
 from fedbandit.building.experiment import Experiment, build_experiment
 from fedbandit.building.parts import build_policy
 from fedbandit.config import Config
+from fedbandit.core.contexts import rows_at
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import FederatedDataset, Log, Split, contexts_at
+from fedbandit.data.dataset import FederatedDataset, Log, Split
 from fedbandit.evaluation.ope.estimators import Estimator, Records
 from fedbandit.evaluation.ope.logs import records_of
 from fedbandit.evaluation.ope.sums import by_client
@@ -43,6 +44,8 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
                 f"drift.kind: not all actions exist in round {number}; such logs are not collected"
             )
         events = RoundEvents(phase, replace(state, round=number - 1))()
+        if events.missing is not None or phase.scenario.delay:
+            raise ConfigError("environment.name: logs whose rewards may miss are not collected")
         visits = phase.work.plan.visits(split, phase.cohorts.draw(number), number)
         fresh = events.fresh
         clients.append(visits.clients[fresh])
@@ -184,7 +187,7 @@ def tune(
             )
         except Diverged:
             continue
-        scorer = Scorer(trained.experiment.bandit.work.learner, trained.weights)
+        scorer = Scorer(trained.experiment.bandit.work.predictor, trained.weights)
         predictions, modelled = scorer.on(held_out.train), scorer.rewards_on(held_out.train)
         for value in exploration:
             settings = {**rates, f"policy.{name}": value}
@@ -350,7 +353,7 @@ def _clients_from(logs: FederatedDataset, first: int) -> FederatedDataset:
         split,
         client_ids=split.client_ids[first:],
         offsets=split.offsets[first:] - split.offsets[first],
-        features=contexts_at(split.features, rows),
+        features=rows_at(split.features, rows),
         labels=split.labels.take(rows),
         log=log,
     )

@@ -17,7 +17,8 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.text import BagOfWords, tokenise
 from fedbandit.deploy import Agent, DeviceModel, Outcome, Retention, SimulatedDraws
-from fedbandit.deploy.device.acting import bag_of_words
+from fedbandit.deploy.device.model_in_use import bag_of_words
+from fedbandit.environments import Met
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.state import Version
 from fedbandit.policies import Greedy
@@ -41,7 +42,7 @@ def test_a_decision_and_its_reward(agent):
     assert events.actions.tolist() == [decision.action]
     assert events.rewards.tolist() == [1.0]
     assert events.propensities.tolist() == [decision.propensity]
-    assert events.contexts.ids.tolist() == list(range(6))
+    assert events.contexts.shared.ids.tolist() == list(range(6))
 
 
 def test_a_folder_that_the_agent_makes_is_its_owners_alone(tmp_path):
@@ -118,7 +119,7 @@ def test_text_becomes_what_the_importers_make_of_it(words):
 def test_raw_text_is_split_as_the_importers_do(agent):
     for context in ("A cat; a MAT! C++?", tokenise("A cat; a MAT! C++?")):
         agent.reward(agent.choose(context).event_id, 1.0)
-    contexts = agent.events().events.contexts
+    contexts = agent.events().events.contexts.shared
     assert contexts.ids.tolist() == 2 * [1, 4, 5, 6]
     assert np.array_equal(*np.split(contexts.values, 2))
 
@@ -203,12 +204,12 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
         {"scenario": "scratch", "clients_per_round": 3, "seed": 5, "policy": {"beta": 0.5}}
     )
     experiment = build_experiment(config, dataset)
-    work, stage = experiment.bandit.work, experiment.bandit.scenario.stage(1)
+    work = experiment.bandit.work
     rng = np.random.default_rng(0)
     deployed, training = (
         rng.normal(size=experiment.layout.size).astype(np.float32) for _ in range(2)
     )
-    broadcast = Broadcast(1, {"weights": training}, {0: Version(deployed)}, 1.0, stage.rewards)
+    broadcast = Broadcast(1, {"weights": training}, {0: Version(deployed)}, 1.0)
     simulated = work.act(clients, broadcast)
     visits = work.plan.visits(dataset.train, clients, 1)
 
@@ -218,14 +219,13 @@ def test_agents_do_what_the_simulator_does(tmp_path, kind):
         with Agent(tmp_path / str(client), uniform=SimulatedDraws(5, int(client), time=1)) as agent:
             agent.install(DeviceModel.of_experiment(experiment, deployed, 0))
             for row in visits.rows[mine]:
-                contexts = dataset.train.contexts(np.array([row]))
+                contexts = dataset.train.shared(np.array([row]))
                 context = (
                     (contexts.ids, contexts.values) if isinstance(contexts, Ragged) else contexts[0]
                 )
                 decision = agent.choose(context)
-                reward = stage.rewards.of(
-                    dataset.train.labels.take(np.array([row])), np.array([decision.action])
-                )
+                met = Met.at_rows(dataset.train, np.array([row]), work.num_actions)
+                reward = work.world.rewards(met, np.array([decision.action]))
                 agent.reward(decision.event_id, float(reward[0]))
             events = agent.events().events
         assert np.array_equal(events.actions, simulated.actions[mine])

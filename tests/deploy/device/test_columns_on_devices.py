@@ -65,8 +65,8 @@ def test_an_agent_encodes_columns_as_the_import_did(tickets, model, tmp_path):
         agent.install(DeviceModel.from_bytes(model.to_bytes()))
         for row in rows_of(tickets):
             agent.reward(agent.choose(row).event_id, 1.0)
-        found = agent.events().events.contexts
-    expected = tickets.train.contexts(np.arange(tickets.train.num_examples))
+        found = agent.events().events.contexts.shared
+    expected = tickets.train.shared(np.arange(tickets.train.num_examples))
     np.testing.assert_array_equal(found.offsets, expected.offsets)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.values, expected.values)

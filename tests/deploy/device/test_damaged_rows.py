@@ -97,11 +97,13 @@ def test_a_damaged_row_is_set_aside_and_shifts_no_other(
     assert f"event {BAD}: {said}" in caplog.text
     for i in range(4):
         if model.kind == "sparse":
-            row = found.events.contexts.slice(i, i + 1)
+            row = found.events.contexts.shared.slice(i, i + 1)
             assert [WORDS[word] for word in row.ids] == ["cat", "mat"]
             np.testing.assert_allclose(row.values, 2**-0.5)
         else:
-            np.testing.assert_array_equal(found.events.contexts[i].reshape(-1), np.arange(6.0))
+            np.testing.assert_array_equal(
+                found.events.contexts.shared[i].reshape(-1), np.arange(6.0)
+            )
 
 
 def test_text_that_is_no_text_does_not_close_the_log(tmp_path):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from fedbandit import objectives
+from fedbandit.acting import make_predictor
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.training import LinearLearner, client_moves, device_learner
@@ -40,7 +42,7 @@ def some_events(kind: str, clients: tuple[int, ...] = (23, 0, 7)) -> Events:
         )
     return Events(
         bounds=np.cumsum([0, *clients]),
-        contexts=contexts,
+        contexts=Contexts(contexts),
         actions=rng.integers(0, K - 1, n),  # the last action is never chosen
         rewards=rng.random(n).astype(np.float32),
         propensities=rng.uniform(0.1, 1, n),
@@ -84,18 +86,12 @@ def test_numpy_and_the_simulators_learners_agree(kind, reduction, objective, cli
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
 def test_scores_are_those_of_the_simulators_learners(kind):
     model, layout, weights = a_model(kind)
-    events, settings = some_events(kind), ClientSettings(0.1)
-    learners = [f(layout, settings, model) for f in (_in_numpy, _as_simulated)]
-    found, expected = (learner.predict(weights, events.contexts).mean for learner in learners)
+    contexts = some_events(kind).contexts
+    found, expected = (
+        make_predictor(model, layout, light=light).predict(weights, contexts).mean
+        for light in (True, False)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-12, rtol=0)
-
-
-def _in_numpy(layout, settings, model):
-    return device_learner("linear", Trainable(model, layout), objectives.Regression(), settings)
-
-
-def _as_simulated(layout, settings, model):
-    return make_learner(model, layout, objectives.Regression(), settings)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
@@ -108,10 +104,11 @@ def test_every_step_follows_the_gradient_and_the_pull(kind, pull):
         ClientSettings(learning_rate=0.2, batch_size=4, epochs=2),
     )
     rows = np.zeros((11, WORDS))
-    if isinstance(events.contexts, Ragged):
-        rows[events.contexts.row_of_entry(), events.contexts.ids] = events.contexts.values
+    x = events.contexts.shared
+    if isinstance(x, Ragged):
+        rows[x.row_of_entry(), x.ids] = x.values
     else:
-        flat = events.contexts.reshape(11, -1).astype(np.float64)
+        flat = x.reshape(11, -1).astype(np.float64)
         rows = flat / np.linalg.norm(flat, axis=1, keepdims=True)
     start = layout.split(received)
     weight, bias = start["weight"].copy(), start["bias"].copy()

@@ -15,6 +15,7 @@ from device_builders import dense_model, text_model
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent, DeviceModel
 from fedbandit.deploy.device.model_files import ModelFiles
@@ -219,14 +220,13 @@ def test_other_models_act_with_the_functions_that_trained_them(tmp_path, name):
     weights = np.random.default_rng(0).normal(size=experiment.layout.size).astype(np.float32)
     with Agent(tmp_path) as agent:
         agent.install(DeviceModel.of_experiment(experiment, weights, 4))
-        actor = agent._actor()
+        used = agent._used()
         rows = np.arange(20)
-        expected = experiment.bandit.work.learner.predict(
+        expected = experiment.bandit.work.predictor.predict(
             weights, dataset.train.contexts(rows)
         ).mean
-        ours = np.stack(
-            [actor.predict(actor.encode(dataset.train.features[row])).mean for row in rows]
-        )
+        encoded = [used.encode(dataset.train.features[row]) for row in rows]
+        ours = np.concatenate([used.actor.predict(contexts).mean for contexts in encoded])
     np.testing.assert_allclose(
         ours, expected, atol=1e-5, rtol=1e-5
     )  # scores reach 40 here, in float32
@@ -240,12 +240,12 @@ def test_text_is_scored_bit_for_bit_like_in_the_simulation(tmp_path):
     weights = np.random.default_rng(0).normal(size=experiment.layout.size).astype(np.float32)
     with Agent(tmp_path) as agent:
         agent.install(DeviceModel.of_experiment(experiment, weights, 0))
-        actor, features = agent._actor(), dataset.train.features
+        used, features = agent._used(), dataset.train.features
         for row in range(len(features)):
             sentence = features.slice(row, row + 1)
-            ours = actor.predict(actor.encode((sentence.ids, sentence.values))).mean
+            ours = used.actor.predict(used.encode((sentence.ids, sentence.values))).mean
             assert np.array_equal(
-                ours, experiment.bandit.work.learner.predict(weights, sentence).mean[0]
+                ours, experiment.bandit.work.predictor.predict(weights, Contexts(sentence)).mean
             )
 
 

@@ -19,6 +19,7 @@ from network_builders import (
     with_update,
 )
 
+from fedbandit.acting import Actor
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.deploy import Agent
@@ -164,7 +165,7 @@ def direct_sums(agent, deployed, candidate, estimator, limit, most, newest):
     logged = agent.events()
     found = []
     for i in range(max(0, len(logged) - newest), len(logged)):
-        x = logged.events.contexts[i].astype(np.float64)
+        x = logged.events.contexts.shared[i].astype(np.float64)
         x = x / np.linalg.norm(x)
         possible = np.ones(K, bool) if logged.available is None else logged.available[i]
         scores = [x @ w[:-K].reshape(-1, K) + w[-K:] for w in (deployed, candidate)]
@@ -230,6 +231,15 @@ def test_a_devices_sums_are_those_of_its_log(tmp_path, estimator):
     ] == [30, 40, 40]
 
 
+class UnitLinear:
+    """Linear scores of contexts of length one, independent of the library's predictors."""
+
+    def predict(self, weights, contexts):
+        x = contexts.shared.astype(np.float64)
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+        return Prediction(x @ weights[:-K].reshape(-1, K) + weights[-K:])
+
+
 @pytest.mark.parametrize("estimator", ["ips", "dr"])
 def test_the_verdict_is_that_of_a_simulations_gate_on_the_same_events(tmp_path, estimator):
     deployment, network = world(tmp_path, given=gated({"estimator": estimator}, dtype="float64"))
@@ -240,14 +250,8 @@ def test_the_verdict_is_that_of_a_simulations_gate_on_the_same_events(tmp_path, 
     terms, weights = [], []
     for participant in network.participants.values():
         logged = participant.agent.events()
-        x = logged.events.contexts.astype(np.float64)
-        x /= np.linalg.norm(x, axis=1, keepdims=True)
-        old, new = (
-            Prediction(x @ w[:-K].reshape(-1, K) + w[-K:]) for w in (deployment.initial, candidate)
-        )
-        found = GainEstimator(estimator, LIMIT).terms(
-            logged.events, Softmax(BETA), old, Softmax(BETA), new
-        )
+        old, new = (Actor(UnitLinear(), w, Softmax(BETA)) for w in (deployment.initial, candidate))
+        found = GainEstimator(estimator, LIMIT).terms(logged.events, old, new)
         terms.append(found[0])
         weights.append(np.minimum(found[1], LIMIT))
     bounds = np.arange(13) * 30

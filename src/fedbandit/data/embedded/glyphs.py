@@ -1,4 +1,6 @@
-"""`glyphs`: 62 handwritten characters by synthetic writers, each with a style of their own, made from a seed."""
+"""`glyphs`: 62 handwritten characters by synthetic writers, each with a style, made
+from a seed.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +9,7 @@ import numba
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.embedded.glyph_shapes import MAX_STROKES, Shapes, load_shapes
@@ -19,7 +21,9 @@ SIDE = 28  # pixels
 
 @numba.njit(nogil=True, cache=True)
 def rasterise(points, strokes, half_width, softness, darkness, out):  # type: ignore[no-untyped-def]
-    """Fill `out`, uint8 [n, 28, 28], white paper 255; `points` float32 [n, strokes, points, 2] in pixels, x then y."""
+    """Fill `out`, uint8 [n, 28, 28], white paper 255; `points` float32 [n, strokes, points, 2] in
+    pixels, x then y.
+    """
     nearest = np.empty((SIDE, SIDE), np.float32)
     for image in range(len(points)):
         nearest[:] = 1e6
@@ -82,7 +86,7 @@ _WAVES = np.array(
 
 @dataclass(frozen=True)
 class Writer:
-    """What stays the same over all drawings of one writer."""
+    """The style of one writer: everything that all their drawings share."""
 
     form: np.ndarray  # int [62]: the usual form of each class
     slant: float
@@ -198,7 +202,9 @@ def _tilt(rng: np.random.Generator, writer: Writer, points: np.ndarray) -> np.nd
 def _fit_to_box(
     rng: np.random.Generator, writer: Writer, points: np.ndarray, used: np.ndarray
 ) -> np.ndarray:
-    """Centre the character and scale it to pixels by its longer side, as the published images are prepared."""
+    """Centre the character and scale it to pixels by its longer side, as the published images are
+    prepared.
+    """
     n = len(points)
     mask = used[:, :, None, None]
     low = np.where(mask, points, np.inf).min(axis=(1, 2))
@@ -247,11 +253,13 @@ def generate(
     mean_examples: float | None = None,
     test_fraction: float | None = None,
     like: str = "glyphs",
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Write the data set to the folder `out`: about `mean_examples` training images from each of `writers`.
+    """Write the data set to the folder `out`: about `mean_examples` training images from each of
+    `writers`.
 
-    `test_fraction` of each writer's images are held out. Where these are not given, `like` says what they are.
+    `test_fraction` of each writer's images are held out. Where these are not given, `like` says
+    what they are.
     """
     if like not in SHAPES:
         raise ConfigError(f"like: should be {' or '.join(SHAPES)}, not {like!r}")
@@ -296,7 +304,7 @@ def generate(
 
 
 def label_frequencies() -> np.ndarray:
-    """How often each of the 62 classes occurs: float64 [62]."""
+    """Frequency of each of the 62 classes: float64 [62]."""
     letters = [int(count) for count in f"{_UPPER_HUNDREDS} {_LOWER_HUNDREDS}".split()]
     counts = np.array([_DIGIT_HUNDREDS] * 10 + letters, np.float64)
     shares: np.ndarray = counts / counts.sum()

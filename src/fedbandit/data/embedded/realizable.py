@@ -1,16 +1,19 @@
-"""A world whose truth is known: mean rewards are exactly linear in the context, so that regret can be computed.
+"""A world whose truth is known: mean rewards are exactly linear in the context, so that regret can
+be computed.
 
-Every client has contexts of its own kind and all share one reward function, as the realisability assumption has it.
-The reward of every action is drawn once per example and kept as the example's labels.
+Every client has contexts of its own kind and all share one reward function, as the realisability
+assumption has it. The reward of every action is drawn once per example and kept as the example's
+labels.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.data.dataset import Contexts, FederatedDataset, Header, Split
+from fedbandit.data.dataset import FederatedDataset, Header, Split
 
 _STRENGTH = 0.45  # of the linear part: mean rewards lie in [0.05, 0.95]
 _HOME = (
@@ -28,7 +31,7 @@ class RealizableEnvironment:
 
     def mean_rewards(self, rows: np.ndarray) -> np.ndarray:
         """The expected reward of every action in rows of the training split: float64 [n, K]."""
-        means: np.ndarray = self.bias + features_of(self.dataset.train.contexts(rows)) @ self.weight
+        means: np.ndarray = self.bias + features_of(self.dataset.train.shared(rows)) @ self.weight
         return means
 
     def true_weights(self) -> np.ndarray:
@@ -70,7 +73,7 @@ def realizable(
     )
 
 
-def features_of(contexts: Contexts) -> np.ndarray:
+def features_of(contexts: Features) -> np.ndarray:
     """The contexts of a realisable environment as one array: float64 [n, features]."""
     assert isinstance(contexts, Ragged)
     assert contexts.values is not None

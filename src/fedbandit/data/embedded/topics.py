@@ -1,4 +1,5 @@
-"""`topics`: short texts with tags by synthetic users, each with preferences of their own, made from a seed.
+"""`topics`: short texts with tags by synthetic users, each with own preferences, made from
+a seed.
 
 The language is made up: tags in families, words, and how likely each word is where.
 """
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.loops import Loops
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits, generator, uniforms
 from fedbandit.data.writer import DatasetWriter
@@ -80,7 +81,9 @@ _CODAS = ("", "", "", "n", "r", "s", "t", "l", "m", "ck", "nd", "rt")
 
 @dataclass(frozen=True)
 class Language:
-    """Everything the sentences are drawn from. Word ids are sorted by expected frequency, most frequent first."""
+    """Everything the sentences are drawn from. Word ids are sorted by expected frequency, most
+    frequent first.
+    """
 
     vocabulary: list[str]
     tags: list[str]
@@ -104,7 +107,9 @@ def make_language(
     own: float,
     tag_skew: float,
 ) -> Language:
-    """The language of one seed; `topical` and `own` are the shares that decide how frequent each word is overall."""
+    """The language of one seed; `topical` and `own` are the shares that decide how frequent each
+    word is overall.
+    """
     rng = generator(seed, Purpose.DATA, 0)
     families = len(_FAMILIES)
     names = [(tag, family) for family, members in enumerate(_FAMILIES) for tag in members]
@@ -158,21 +163,27 @@ def zipf_mandelbrot(n: int, shift: float = 0.0, skew: float = 1.0) -> np.ndarray
 
 
 def cumulative(probabilities: np.ndarray) -> np.ndarray:
-    """Running sums whose last entry is exactly 1, so that a uniform draw below 1 always finds a place."""
+    """Running sums whose last entry is exactly 1, so that a uniform draw below 1 always finds a
+    place.
+    """
     sums = np.cumsum(probabilities)
     sums[-1] = 1.0
     return sums
 
 
 def _popularity_order(rng: np.random.Generator, names: list[tuple[str, int]]) -> np.ndarray:
-    """Families are led by a language and followed by its libraries: heads first, the rest shuffled behind them."""
+    """Families are led by a language and followed by its libraries: heads first, the rest shuffled
+    behind them.
+    """
     heads = [i for i, (tag, family) in enumerate(names) if tag == _FAMILIES[family][0]]
     rest = [i for i in range(len(names)) if i not in heads]
     return np.concatenate([rng.permutation(heads), rng.permutation(rest)])
 
 
 def _invent_words(count: int, taken: set[str]) -> list[str]:
-    """Readable words in a fixed order, shorter ones first, as frequent words are shorter in every language."""
+    """Readable words in a fixed order, shorter ones first, as frequent words are shorter in every
+    language.
+    """
     syllables = _syllables(
         np.random.Generator(np.random.Philox(key=1))
     )  # the same words for every seed
@@ -229,7 +240,9 @@ _drawing = Loops(
 
 
 def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragged, Ragged]:
-    """Sentences as L2-normalised word counts and their tags, user after user; `keys` are 64 random bits per user."""
+    """Sentences as L2-normalised word counts and their tags, user after user; `keys` are 64 random
+    bits per user.
+    """
     examples = int(sizes.sum())
     word_offsets, word_ids = (
         np.zeros(examples + 1, np.int64),
@@ -268,7 +281,9 @@ def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragge
 
 
 def _length_distribution() -> np.ndarray:
-    """Probabilities of 1, 2, … words: a normal bell on a logarithmic axis, cut off at the longest sentence."""
+    """Probabilities of 1, 2, … words: a normal bell on a logarithmic axis, cut off at the longest
+    sentence.
+    """
     lengths = np.arange(1, _MAX_LENGTH + 1)
     variance = np.log(1 + (_LENGTH_SPREAD / _MEAN_LENGTH) ** 2)
     centre = np.log(_MEAN_LENGTH) - variance / 2
@@ -279,7 +294,9 @@ def _length_distribution() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shape:
-    """How much users write, and how unequal tags are: `least` sentences and a log-normal number more, up to `most`."""
+    """Sizes of users and skew of tags: how much users write, and how unequal tags are: `least`
+    sentences and a log-normal number more, up to `most`.
+    """
 
     least: int
     median: float
@@ -315,12 +332,13 @@ def generate(
     test_fraction: float | None = None,
     like: str = "topics",
     block: int = 2048,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Write the data set to the folder `out`: `users` to train on and `test_fraction` as many more to test on.
+    """Write the data set to the folder `out`: `users` to train on and `test_fraction` as many more
+    to test on.
 
-    `like` names the shape of the population. Memory grows with `block`, the number of users drawn at a time, and with
-    a few bytes a user; the result does not depend on it.
+    `like` names the shape of the population. Memory grows with `block`, the number of users drawn
+    at a time, and with a few bytes a user; the result does not depend on it.
     """
     if like not in SHAPES:
         raise ConfigError(f"like: should be {' or '.join(SHAPES)}, not {like!r}")
@@ -375,7 +393,7 @@ def _draw(
 
 
 def _sizes(seed: int, users: np.ndarray, shape: Shape) -> np.ndarray:
-    """How many sentences each user writes: a few, with a long tail."""
+    """Sentences of each user, int64 [users]: a few, with a long tail."""
     u, v = (uniforms(seed, Purpose.DATA, _USER_SIZES, users, part) for part in (0, 1))
     normal = np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v)
     more = np.rint(shape.median * np.exp(shape.spread * normal))

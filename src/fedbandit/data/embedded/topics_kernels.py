@@ -31,7 +31,9 @@ def _find(sums, u):  # type: ignore[no-untyped-def]
 
 @numba.njit(nogil=True, cache=True)
 def _draw_tag(state, members, share, loyalty, counts):  # type: ignore[no-untyped-def]
-    """One of `members`: earlier choices add to its weight. Over many draws this is a Dirichlet preference."""
+    """One of `members`: earlier choices add to its weight. Over many draws this is a Dirichlet
+    preference.
+    """
     total, seen = 0.0, 0.0
     for tag in members:
         total += share[tag]

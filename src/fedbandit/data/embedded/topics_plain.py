@@ -88,7 +88,9 @@ def draw_users(  # type: ignore[no-untyped-def]
 
 
 class _Choice:
-    """Tags to draw from: earlier choices add to a tag's weight. Over many draws this is a Dirichlet preference."""
+    """Tags to draw from: earlier choices add to a tag's weight. Over many draws this is a Dirichlet
+    preference.
+    """
 
     def __init__(self, members: Iterable[int], share: np.ndarray, loyalty: float) -> None:
         self.members, self.loyalty = list(members), loyalty
@@ -110,7 +112,9 @@ class _Choice:
 
 
 def _uniforms(key: np.uint64) -> Iterator[list[float]]:
-    """The numbers in [0, 1) of the splitmix64 stream that begins at the key, some hundreds at a time."""
+    """The numbers in [0, 1) of the splitmix64 stream that begins at the key, some hundreds at a
+    time.
+    """
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
         steps = GOLDEN * np.arange(1, 513, dtype=np.uint64)
         while True:
@@ -120,6 +124,8 @@ def _uniforms(key: np.uint64) -> Iterator[list[float]]:
 
 
 def _sums(running: np.ndarray) -> list[float]:
-    """Running sums for `bisect_right`, which then finds the first that is above a number, or else the last place."""
+    """Running sums for `bisect_right`, which then finds the first that is above a number, or else
+    the last place.
+    """
     sums: list[float] = running[:-1].tolist()
     return sums

@@ -1,1 +1,3 @@
-"""Reading foreign file formats in bounded memory: tables, `.npz`, `tf.train.Example`, JSON, published archives."""
+"""Reading foreign file formats in bounded memory: tables, `.npz`, `tf.train.Example`, JSON,
+published archives.
+"""

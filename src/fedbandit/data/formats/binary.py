@@ -1,6 +1,8 @@
-"""Binary sources read strictly: `.npz` arrays without unpickling, `tf.train.Example` messages without TensorFlow.
+"""Binary sources read strictly: `.npz` arrays without unpickling, `tf.train.Example` messages
+without TensorFlow.
 
-Both know how much a file may ask for: generous for data that people have; more is an accident or an attack.
+Both know how much a file may ask for: generous for data that people have; more is an accident or an
+attack.
 """
 
 import math
@@ -8,14 +10,15 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tokenize import TokenError
+from typing import IO
 
 import numpy as np
-from numpy.lib import format as npy
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.parts import nearest
+from fedbandit.data.validation import NPY_ERRORS, read_npy_header
 
 MOST_ACTIONS = 1_000_000
 
@@ -43,22 +46,16 @@ def check_unpacked(
 _BLOCK_BYTES = 8 << 20
 
 
-_DAMAGE = (
-    *(
-        zipfile.BadZipFile,
-        zlib.error,
-        ValueError,
-        EOFError,
-        NotImplementedError,
-        KeyError,
-        RuntimeError,
-    ),
-    *(TypeError, SyntaxError, OverflowError, MemoryError, TokenError),
-)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, RuntimeError, *NPY_ERRORS)
 
 
 class Npz:
-    """An open `.npz` file; a context manager."""
+    """An open `.npz` file whose arrays are read block by block, and never unpickled; a context
+    manager.
+
+    Names are without `.npy`. An array that is stored by columns is turned by way of a nameless
+    file, so that memory stays that of one block.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -107,12 +104,14 @@ class Npz:
     def _turned(
         self,
         name: str,
-        file: zipfile.ZipExtFile,
+        file: IO[bytes],
         shape: tuple[int, ...],
         dtype: np.dtype,
         step: int,
     ) -> Iterator[np.ndarray]:
-        """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of memory."""
+        """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of
+        memory.
+        """
         with tempfile.TemporaryFile() as copy:
             left = dtype.itemsize * math.prod(shape)
             while left:
@@ -121,11 +120,11 @@ class Npz:
                 left -= len(data)
             copy.flush()
             for start in range(0, shape[0], step):
-                # Mapped anew for every block, so that pages which were read stop counting as this process's memory.
+                # Mapped again for every block, so that pages which were read stop counting as this process's memory.
                 columns = np.memmap(copy, dtype, "r", shape=shape, order="F")
                 yield np.ascontiguousarray(columns[start : start + step])
 
-    def _read(self, name: str, file: zipfile.ZipExtFile, size: int) -> bytes:
+    def _read(self, name: str, file: IO[bytes], size: int) -> bytes:
         try:
             data = file.read(size)
         except _DAMAGE as error:
@@ -134,68 +133,53 @@ class Npz:
             raise DataError(f"{self.path}: {name} is truncated")
         return data
 
-    def _member(self, name: str) -> "_Member":
+    @contextmanager
+    def _member(self, name: str) -> Iterator[tuple[tuple[int, ...], np.dtype, IO[bytes], bool]]:
+        """An array opened just behind its header: its shape and type, the file, and whether it is
+        stored by columns.
+        """
         if name not in self.names:
             raise DataError(f"{self.path}: no array {name!r}{nearest(name, self.names)}")
-        return _Member(self.path, self._zip, name)
-
-
-class _Member:
-    """One array, opened just behind its header."""
-
-    def __init__(self, path: Path, archive: zipfile.ZipFile, name: str) -> None:
-        self._path, self._archive, self._name = path, archive, name
-
-    def __enter__(self) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
-        inside = f"{self._name}.npy"
+        member = self._zip.getinfo(f"{name}.npy")
         try:
-            self._file: zipfile.ZipExtFile = self._archive.open(inside)  # type: ignore[assignment]
+            file = self._zip.open(member)
         except _DAMAGE as error:
-            raise DataError(f"{self._path}: {self._name} is damaged: {error}") from None
-        try:
-            return self._header(self._archive.getinfo(inside))
-        except BaseException:
-            self._file.close()
-            raise
+            raise DataError(f"{self.path}: {name} is damaged: {error}") from None
+        with file:
+            shape, dtype, fortran = _header(f"{self.path}: {name}", file, member)
+            yield shape, dtype, file, fortran
 
-    def _header(
-        self, member: zipfile.ZipInfo
-    ) -> tuple[tuple[int, ...], np.dtype, zipfile.ZipExtFile, bool]:
-        where = f"{self._path}: {self._name}"
-        check_unpacked(
-            where,
-            member.file_size,
-            member.compress_size,
-            "if it is right, save it by np.savez, unpacked",
+
+def _header(
+    where: str, file: IO[bytes], member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape, type and order of the array that begins here; whatever is not plain numbers or names
+    is refused.
+    """
+    check_unpacked(
+        where,
+        member.file_size,
+        member.compress_size,
+        "if it is right, save it by np.savez, unpacked",
+    )
+    try:
+        shape, fortran, dtype = read_npy_header(file)
+    except _DAMAGE as error:  # of the array's header, or of the archive around it
+        raise DataError(f"{where} is damaged: {str(error) or type(error).__name__}") from None
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
+    if not dtype.itemsize or dtype.kind == "V":
+        raise DataError(f"{where} holds {dtype}, neither numbers nor names")
+    if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
+        raise DataError(
+            f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
         )
-        try:
-            version = npy.read_magic(self._file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(self._file)
-        except _DAMAGE as error:
-            said = str(error).partition("\n")[0]
-            raise DataError(f"{where} is damaged: {said or type(error).__name__}") from None
-        if dtype.hasobject:
-            raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
-        if not dtype.itemsize or dtype.kind == "V":
-            raise DataError(f"{where} holds {dtype}, neither numbers nor names")
-        if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
-            raise DataError(
-                f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
-            )
-        size, there = math.prod(shape) * dtype.itemsize, member.file_size - self._file.tell()
-        if min(shape, default=0) < 0 or size > there:
-            raise DataError(
-                f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes"
-            )
-        if size < there or (shape and not size and shape[0]):
-            raise DataError(
-                f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes"
-            )
-        return shape, dtype, self._file, fortran and len(shape) > 1
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
+    size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+    if min(shape, default=0) < 0 or size > there:
+        raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
+    if size < there or (shape and not size and shape[0]):
+        raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
+    return shape, dtype, fortran and len(shape) > 1
 
 
 Feature = list[bytes] | np.ndarray
@@ -215,7 +199,9 @@ class NotAnExample(ValueError):
 
 
 def parse_example(data: bytes, wanted: Collection[str] | None = None) -> dict[str, Feature]:
-    """The features of one serialized Example by name, all or only those wanted; raises `NotAnExample`."""
+    """The features of one serialized Example by name, all or only those wanted; raises
+    `NotAnExample`.
+    """
     features: dict[str, Feature] = {}
     for number, wire, start, end in _fields(data, 0, len(data)):
         if number == 1 and wire == _BYTES:
@@ -294,7 +280,9 @@ def _int64_list(data: bytes, start: int, end: int) -> np.ndarray:
 
 
 def _fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message in `data[start:end]`: number, wire type, and where the value begins and ends."""
+    """The fields of a message in `data[start:end]`: number, wire type, and where the value begins
+    and ends.
+    """
     position = start
     while position < end:
         tag = data[position]

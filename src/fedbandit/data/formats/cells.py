@@ -1,6 +1,7 @@
-"""Cells of a table's columns as numbers, dates, flags and names, however they are written; a column at a time.
+"""Cells of a table's columns as numbers, dates, flags and names, however they are written.
 
-What a cell means is decided elsewhere. All functions take Arrow arrays as `plain` makes them.
+A column at a time, by Arrow's vectorised functions. What a cell means is decided elsewhere
+(`importers/profile.py`). All functions take Arrow arrays as `plain` makes them.
 """
 
 from collections.abc import Collection
@@ -60,7 +61,9 @@ DATES = {
 
 
 def plain(array: Any) -> Any:
-    """An Arrow array of one of few types: string, float64, bool, timestamp[us] or list; `DataError` for bytes."""
+    """An Arrow array of one of few types: string, float64, bool, timestamp[us] or list; `DataError`
+    for bytes.
+    """
     kind = array.type
     if pa.types.is_dictionary(kind):
         return plain(array.dictionary_decode())
@@ -83,7 +86,9 @@ def plain(array: Any) -> Any:
 
 
 def without(array: Any, words: Collection[str]) -> Any:
-    """The array with nothing where a cell is one of these words, or a number that one of them names."""
+    """The array with nothing where a cell is one of these words, or a number that one of them
+    names.
+    """
     if not words or pa.types.is_nested(array.type):
         return array
     if pa.types.is_string(array.type):
@@ -135,7 +140,11 @@ def present(array: Any, missing: Collection[str]) -> np.ndarray:
 
 
 def numbers(array: Any, written: str = "1234.5") -> np.ndarray:
-    """Cells as float64 [n]; NaN where a cell is missing, no number or beyond any measurement."""
+    """Cells as float64 [n]; NaN where a cell is missing, no number or beyond any measurement.
+
+    `written` is one of `NUMBERS`. Currency signs, percent signs and spaces between thousands are
+    left out; `08` is no number but a code.
+    """
     if pa.types.is_string(array.type):
         cells = pc.replace_substring_regex(array, r"^[\s$€£¥]+|[\s$€£¥%]+$", "")
         cells = pc.replace_substring_regex(cells, "[ '’\u00a0\u202f](\\d{3})", r"\1")
@@ -163,7 +172,12 @@ def flags(array: Any) -> np.ndarray:
 
 
 def dates(array: Any, written: str = "year-month-day") -> np.ndarray:
-    """Cells in seconds since 1970 by the clock on the wall, float64 [n]; NaN where a cell is missing or no date."""
+    """Cells in seconds since 1970 by the clock on the wall, float64 [n]; NaN where a cell is no
+    date.
+
+    `written` is one of `DATES`: the order of year, month and day. A time of day may follow, and a
+    zone, which is not looked at: what counts is the hour at the place.
+    """
     if pa.types.is_timestamp(array.type):
         stamps = array.to_numpy(zero_copy_only=False).astype("datetime64[us]")
         seconds = stamps.astype(np.int64) / 1e6

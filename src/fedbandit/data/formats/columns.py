@@ -1,6 +1,9 @@
-"""Chosen columns of a table as a stream of batches: of a CSV or Parquet file, or of a frame in memory.
+"""Chosen columns of a table as a stream of batches: of a CSV or Parquet file, or of a frame in
+memory.
 
-Missing columns are named before any work. Knows nothing of what the columns mean.
+`Table` opens any of them; `batches` can be called any number of times, since imports read twice.
+Missing columns are named before any work, with the nearest names. Knows nothing of what the columns
+mean.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ import pyarrow.parquet
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import nearest
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.data.formats import cells
 from fedbandit.data.formats.dialect import check_text, find_dialect
 
@@ -29,7 +32,12 @@ _INDEX = "__index_level_"  # what pandas calls an index without a name, which sa
 
 
 class Source(Protocol):
-    """Where rows come from, any number of times."""
+    """Where rows come from, any number of times: `Csv`, `Parquet`, `Frame`, or a log in another
+    layout.
+
+    `names` are its columns, `size` is in units of `unit` (None: not known), and `records` streams
+    some of the columns.
+    """
 
     label: str  # what messages call it
     file: str  # its name without the folder
@@ -40,7 +48,9 @@ class Source(Protocol):
     def size(self) -> float | None: ...
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
-        """Record batches with at least these columns, and how far each comes in the units of `size`."""
+        """Record batches with at least these columns, and how far each comes in the units of
+        `size`.
+        """
         ...
 
     def describe(self) -> str: ...
@@ -48,7 +58,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class TableBatch:
-    """Some consecutive rows of a table; `first` is the number of the first one, as a person counts them."""
+    """Some consecutive rows of a table; `first` is the number of the first one, as a person counts
+    them.
+
+    Columns are Arrow arrays. Messages name the column by its place and the row by its number, so
+    that a person finds the cell.
+    """
 
     table: "Table"
     first: int
@@ -95,7 +110,9 @@ class TableBatch:
         ]
 
     def exact(self, name: str, written: str = "1234.5") -> np.ndarray:
-        """A column of numbers without gaps, float64 [rows]; what is missing or no number is named by its row."""
+        """A column of numbers without gaps, float64 [rows]; what is missing or no number is named
+        by its row.
+        """
         array = self.array(name)
         try:
             found = cells.numbers(array, written)
@@ -105,7 +122,9 @@ class TableBatch:
         return found
 
     def check_finite(self, name: str, found: np.ndarray) -> None:
-        """Raise `DataError` with the row of the first number that is missing, or that float32 cannot hold."""
+        """Raise `DataError` with the row of the first number that is missing, or that float32
+        cannot hold.
+        """
         with np.errstate(over="ignore"):
             bad = np.flatnonzero(~np.isfinite(found.astype(np.float32)))
         if len(bad):
@@ -124,7 +143,18 @@ class TableBatch:
 
 
 class Table:
-    """A file or a frame whose chosen columns can be streamed any number of times."""
+    """A file or a frame whose chosen columns can be streamed any number of times.
+
+    Names are stripped, and those that are empty become `column 3`; two of the same name are
+    refused. `missing` are words that mean "no value" beside the usual ones.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> from fedbandit.core.progress import SILENT
+        >>> table = Table(pa.table({"user": ["a", "b"], "x": [1.0, 2.0]}))
+        >>> [batch.names("user") for batch in table.batches(["user"], progress=SILENT, what="")]
+        [['a', 'b']]
+    """
 
     def __init__(
         self,
@@ -169,7 +199,9 @@ class Table:
                 raise DataError(f"{self.label}: no column {name!r}{nearest(name, self.names)}")
 
     def matching(self, patterns: Iterable[str]) -> list[str]:
-        """The columns named, separated by commas, or matched by a pattern such as `x_*`; in the table's order."""
+        """The columns named, separated by commas, or matched by a pattern such as `x_*`; in the
+        table's order.
+        """
         chosen: set[str] = set()
         for entry in patterns:
             parts = [entry] if entry in self.names else [part.strip() for part in entry.split(",")]
@@ -183,7 +215,12 @@ class Table:
         return [name for name in self.names if name in chosen]
 
     def batches(
-        self, names: Iterable[str], more: Iterable[str] = (), *, progress: Progress, what: str
+        self,
+        names: Iterable[str],
+        more: Iterable[str] = (),
+        *,
+        progress: ProgressReporter,
+        what: str,
     ) -> Iterator[TableBatch]:
         """Stream the named columns; cells of CSV files are text."""
         chosen = list(dict.fromkeys([*names, *more]))
@@ -229,9 +266,11 @@ class Csv:
             self.names: list[str] = reader.schema.names
 
     def size(self) -> float:
+        """The bytes of the file."""
         return self.path.stat().st_size
 
     def describe(self) -> str:
+        """Encoding and delimiter, in words."""
         return self.dialect.describe()
 
     def _open(self, names: Sequence[str] | None, source: Any) -> Any:
@@ -247,6 +286,7 @@ class Csv:
         )
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
+        """Record batches of text cells, and the bytes that each took of the file."""
         with pa.OSFile(str(self.path)) as file, self._open(names, file) as reader:
             position = 0
             for record in reader:
@@ -265,12 +305,15 @@ class Parquet:
         self.names: list[str] = pa.parquet.read_schema(path).names
 
     def size(self) -> float:
+        """The number of rows."""
         return int(pa.parquet.read_metadata(self.path).num_rows)
 
     def describe(self) -> str:
+        """The name of the format."""
         return "Parquet"
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
+        """Record batches of the columns, and the number of rows of each."""
         with pa.parquet.ParquetFile(self.path) as file:
             for record in file.iter_batches(
                 batch_size=_ROWS, columns=list(names), use_threads=False
@@ -302,15 +345,18 @@ class Frame:
             self.names = [name for name in names if not name.startswith(_INDEX)]
 
     def size(self) -> float | None:
+        """The number of rows, where the frame knows it."""
         return len(self._frame) if hasattr(self._frame, "__len__") else None
 
     def describe(self) -> str:
+        """The library and the type of the frame."""
         return f"{type(self._frame).__module__.partition('.')[0]} {type(self._frame).__name__}"
 
     def _reader(self) -> Any:
         return pa.RecordBatchReader.from_stream(self._frame)
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
+        """Record batches of the columns, and the number of rows of each."""
         for table in self._tables():
             for record in table.select(list(names)).to_batches(max_chunksize=_ROWS):
                 yield record, record.num_rows

@@ -1,7 +1,7 @@
 """Decisions as Vowpal Wabbit's services log them: DSJSON, one JSON object a line, read as a table.
 
-A row has a column for each feature of the context (`User.age`), and four that say what was done. Lines are checked one
-by one: they are a stranger's.
+A row has a column for each feature of the context (`User.age`), and four that say what was done.
+Lines are checked one by one: they are a stranger's.
 """
 
 import json
@@ -29,7 +29,12 @@ _DEEPEST = 5
 
 
 class DsJson:
-    """A source of rows; `action_name` is the feature of an action that names it."""
+    """A source of rows: a file of decisions in Vowpal Wabbit's DSJSON, one JSON object a line.
+
+    Features of the shared context become columns, by their path. Rewards are costs with the other
+    sign. Lines without a cost, and those marked not to be learned from, are skipped and counted.
+    `action_name` is the feature of an action that names it; without it the tag, id or name does.
+    """
 
     unit, first = "B", 1
 
@@ -54,9 +59,11 @@ class DsJson:
         self.names = [*self._texts, *_OWN]
 
     def size(self) -> float:
+        """The bytes of the file."""
         return self.path.stat().st_size
 
     def describe(self) -> str:
+        """The format, and how many lines are left out."""
         left = (
             f"; {self.skipped:,} lines without a decision to learn from are left out"
             if self.skipped
@@ -65,6 +72,7 @@ class DsJson:
         return f"DSJSON{left}"
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
+        """Record batches with these columns, and the bytes of their lines."""
         rows: list[dict[str, Any]] = []
         read, most = 0, max(1, min(_ROWS, _CELLS // len(self.names)))
         for event, length in self._events():
@@ -226,7 +234,9 @@ def _as_text(value: Any) -> str | None:
 def _flat(
     nested: Mapping[str, Any], where: str, before: str = "", depth: int = _DEEPEST
 ) -> dict[str, Any]:
-    """Features by their path: numbers as floats, truths and texts as texts; a list of texts is one text."""
+    """Features by their path: numbers as floats, truths and texts as texts; a list of texts is one
+    text.
+    """
     if not depth:
         raise DataError(f"{where}: features are nested more than {_DEEPEST} deep")
     found: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.formats.binary import check_unpacked
 from fedbandit.data.writer import claim
 
@@ -24,9 +24,13 @@ _TIMEOUT = 30.0  # seconds without a byte
 
 
 def download(
-    url: str, target: Path, *, sha256: str | None = None, progress: Progress = SILENT
+    url: str, target: Path, *, sha256: str | None = None, progress: ProgressReporter = SILENT
 ) -> Path:
-    """Fetch `url` to `target`; checked against `sha256` and whatever checksum the server publishes."""
+    """Fetch `url` to `target`, and return it; an interrupted download is resumed.
+
+    The file is checked against `sha256` and whatever checksum the server publishes before it gets
+    its name; one that does not match is thrown away.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.download")
     checksums = {} if sha256 is None else {"sha256": sha256}
@@ -43,7 +47,7 @@ def download(
     return target
 
 
-def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
+def _transfer(url: str, partial: Path, progress: ProgressReporter) -> dict[str, str]:
     """Bring `partial` to full length; returns the checksums that the server publishes for the file."""
     have = partial.stat().st_size if partial.exists() else 0
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -73,7 +77,12 @@ def _transfer(url: str, partial: Path, progress: Progress) -> dict[str, str]:
 
 
 def _receive(
-    response: Any, partial: Path, start: int, total: int | None, url: str, progress: Progress
+    response: Any,
+    partial: Path,
+    start: int,
+    total: int | None,
+    url: str,
+    progress: ProgressReporter,
 ) -> None:
     done, broken = start, False
     with (
@@ -109,7 +118,9 @@ def _total(headers: Message) -> int | None:
 
 
 def _published_checksums(headers: Message) -> dict[str, str]:
-    """Google Cloud Storage publishes `x-goog-hash: crc32c=...,md5=...` (base64) with the files it serves."""
+    """Google Cloud Storage publishes `x-goog-hash: crc32c=...,md5=...` (base64) with the files it
+    serves.
+    """
     for header in headers.get_all("x-goog-hash") or []:
         for part in header.split(","):
             name, _, value = part.strip().partition("=")
@@ -123,7 +134,9 @@ _UNPACKING_MEMORY = 1 << 29  # bytes; a file names the dictionary it wants, publ
 
 
 def clear_unpacked(out: Path) -> None:
-    """Remove what a killed import of this target left; refused while another one is working with it."""
+    """Remove what a killed import of this target left; refused while another one is working with
+    it.
+    """
     copy = _unpacked_name(out)
     if copy.exists():
         lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
@@ -137,8 +150,10 @@ def _unpacked_name(out: Path) -> Path:
 
 
 @contextmanager
-def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
-    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the `with` block."""
+def unpacked(path: Path, out: Path, progress: ProgressReporter) -> Iterator[Path]:
+    """The file itself, or for a `.lzma` or `.xz` file an unpacked copy that lives as long as the
+    `with` block.
+    """
     if path.suffix not in (".lzma", ".xz"):
         yield path
         return
@@ -161,7 +176,7 @@ def unpacked(path: Path, out: Path, progress: Progress) -> Iterator[Path]:
                 parent.rmdir()
 
 
-def _unpack(path: Path, copy: Path, progress: Progress) -> None:
+def _unpack(path: Path, copy: Path, progress: ProgressReporter) -> None:
     decompressor = lzma.LZMADecompressor(memlimit=_UNPACKING_MEMORY)
     with (
         open(path, "rb") as packed,

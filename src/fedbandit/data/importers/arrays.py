@@ -1,4 +1,5 @@
-"""Arrays in a `.npz` file: features or images, one label per row (or a 0/1 matrix), one client per row.
+"""Arrays in a `.npz` file: features or images, one label per row (or a 0/1 matrix), one client per
+row.
 
 Features are read a block at a time; labels and clients are held in memory.
 """
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.formats.binary import MOST_ACTIONS, Npz
 from fedbandit.data.importers.common import HoldOut, add_rows, check_counts
@@ -48,7 +49,7 @@ class _Labels:
 
 
 def import_arrays(
-    path: Path | str, out: Path | str, options: ArrayOptions, progress: Progress = SILENT
+    path: Path | str, out: Path | str, options: ArrayOptions, progress: ProgressReporter = SILENT
 ) -> Path:
     """Import a `.npz` file; `uint8` features are pixels, stored as they are and read as value/255."""
     check_target(out)

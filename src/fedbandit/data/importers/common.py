@@ -1,4 +1,9 @@
-"""What importers share: holding out, adding rows, counting what is dropped, checking options, cleaning up."""
+"""Parts that importers share: holding rows out, adding them, counting what is dropped, cleaning up.
+
+An importer reads some source in batches and hands rows to a `DatasetWriter` by `add_rows`. Which
+rows are held out depends on the client's id alone, so that importing a grown file again keeps every
+client on its side.
+"""
 
 import errno
 import signal
@@ -23,7 +28,12 @@ _SEED = 0  # part of the format: another seed would be another split
 
 
 class HoldOut:
-    """Decides row by row; remembers how many rows of each client it has seen."""
+    """Decides row by row what is held out for testing.
+
+    With `by_client` whole clients are: a model is then tested on people it has never seen.
+    Otherwise a part of each client's rows, never its first one. The draw is a hash of the client's
+    id (and of the row's place among the client's rows), not of the order in which rows come.
+    """
 
     def __init__(self, fraction: float, *, by_client: bool) -> None:
         if not 0 <= fraction < 1:
@@ -44,7 +54,7 @@ class HoldOut:
         for row, client in enumerate(clients):
             positions[row] = seen.get(client, 0)
             seen[client] = positions[row] + 1
-        # A client's first example always trains, so that nobody is left with test examples only.
+        # A client's first example always trains, so that no client has test examples only.
         return (uniforms(_SEED, Purpose.SPLIT, keys, positions) < self._fraction) & (positions > 0)
 
     def _key(self, client: str) -> int:
@@ -74,13 +84,16 @@ def add_rows(
 
 
 def take_log(log: Log, rows: np.ndarray) -> Log:
-    """The feedback of the given rows."""
+    """The feedback of the given rows, int64 [n]: actions, rewards, propensities and sets."""
     available = None if log.available is None else log.available.take(rows)
     return Log(log.actions[rows], log.rewards[rows], log.propensities[rows], available)
 
 
 class Dropped:
-    """Chooses the rows to keep and remembers what was not kept."""
+    """Chooses the rows to keep, and remembers how many were not kept and why.
+
+    `report` goes into the header's `source`, from where `data info` prints it.
+    """
 
     def __init__(self, clients: Iterable[str] = ()) -> None:
         self._seen = set(clients)  # a source may list clients that have no rows at all
@@ -121,7 +134,9 @@ class Dropped:
 
 
 def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
-    """Refuse an empty vocabulary, fewer actions than there is a choice between, and more than any data set has."""
+    """Refuse an empty vocabulary, fewer actions than there is a choice between, and more than any
+    data set has.
+    """
     for name, number, least in (("vocabulary", vocabulary, 1), ("actions", actions, 2)):
         if number is not None and number < least:
             raise ConfigError(f"{name}: must be at least {least}, got {number}")
@@ -140,7 +155,12 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def importing(out: Path | str) -> Iterator[None]:
-    """Check the target before any work; SIGTERM and SIGHUP clean up like Ctrl-C; OS errors become one line."""
+    """Surrounds an import: checks the target before any work, and leaves nothing behind if it
+    fails.
+
+    SIGTERM and SIGHUP clean up as Ctrl-C does. Errors of the system become one line that names the
+    data set, not the staging folder; on a full disk it says so.
+    """
     out = check_target(out)
     clear_unpacked(out)  # the writer clears its own leftovers
     with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):
@@ -148,7 +168,7 @@ def importing(out: Path | str) -> Iterator[None]:
             yield
         except OSError as error:
             named = str(error.filename or "")
-            # What is written on the way is the data set to whoever reads the message.
+            # What is written on the way is the data set to the reader of the message.
             staged = any(part.startswith(f".{out.name}.") for part in Path(named).parts)
             where = f"{named}: " if named and not staged else f"{out}: "
             if error.errno in _FULL:

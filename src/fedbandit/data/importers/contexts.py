@@ -1,6 +1,8 @@
-"""From the columns of a table to contexts: which columns, what each becomes, and the words of those that are text.
+"""From the columns of a table to contexts: which columns, what each becomes, and the words of text.
 
-What tables with labels and logs share. One pass decides; a second one counts words where text was found by the first.
+Tables with labels and logs share it. One pass over the table looks at the cells and decides
+(`Survey`); where text was found on the way, a second one counts its words. The decision is a
+`ContextPlan`, which encodes batches here and leaves an `Encoder` for devices.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import Progress
+from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.formats.columns import Table, TableBatch
 from fedbandit.data.importers.common import check_counts
-from fedbandit.data.importers.profile import Profile, Reading, Wish
+from fedbandit.data.importers.profile import ColumnOverride, ColumnReading, Profile
 from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
 
 _MOST_FEATURES = 10_000_000
@@ -27,7 +29,13 @@ Rows = Callable[[TableBatch], np.ndarray | None]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions:
-    """Which columns decide, and what is made of them; the names are those of the command line's options."""
+    """Which columns decide, and what is made of them; the names are those of the command line's
+    options.
+
+    Without `text` and `features` every column that has no other role is looked at. With `like`
+    another data set decides: its words, columns, scaling and actions are used, so that a model
+    trained on one can be evaluated on the other.
+    """
 
     text: Sequence[str] = ()
     features: Sequence[str] = ()  # numbers; alone they become a dense array
@@ -56,7 +64,7 @@ class ColumnOptions:
             name, _, kind = one.rpartition("=")
             if not name:
                 raise ConfigError(f"as: expected COLUMN=KIND, got {one!r}")
-            Wish.parse(kind)
+            ColumnOverride.parse(kind)
         if self.like is not None and (self.features or self.treat):
             raise ConfigError(
                 "like: the other data set decides the columns; leave out features and as"
@@ -68,15 +76,21 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What becomes of the columns: how each is read here, and how it is encoded here and everywhere."""
+class ContextPlan:
+    """A decision about all columns: how each is read here, and how it is encoded here and
+    everywhere.
 
-    readings: tuple[Reading, ...]
+    `readings` knows this file (how numbers and dates are written in it); `encoder` knows none, and
+    is stored in the data set's header and in model files. Text alone needs no encoder.
+    """
+
+    readings: tuple[ColumnReading, ...]
     words: tuple[str, ...]
     encoder: Encoder | None  # None: text alone
 
     @property
     def kind(self) -> Literal["dense", "sparse"]:
+        """Whether contexts are dense arrays or sparse rows."""
         return "dense" if self.encoder is not None and self.encoder.dense else "sparse"
 
     @property
@@ -95,7 +109,7 @@ class Plan:
         return [reading.name for reading in self.readings if reading.kind != "ignore"]
 
     def header(self) -> dict[str, Any]:
-        """What the writer of a data set has to know of it."""
+        """Kind, shape, vocabulary and encoder, for a `DatasetWriter`."""
         return {
             "kind": self.kind,
             "shape": (self.width,),
@@ -104,7 +118,11 @@ class Plan:
         }
 
     def encoding(self) -> Callable[[TableBatch, np.ndarray], np.ndarray | Ragged]:
-        """Makes the contexts of some rows of a batch."""
+        """A function that makes the contexts of some rows of a batch: float32 [n, width] or sparse
+        rows.
+
+        Words are normalised to length 1 row by row; other columns are weighed by the encoder.
+        """
         bag = BagOfWords(self.words)
         text, encoder = self.text, self.encoder
 
@@ -168,7 +186,10 @@ class Plan:
 
 
 class Survey:
-    """Looks at the columns in one pass over a table, and then decides."""
+    """Looks at the columns in one pass over a table (`add`, batch by batch), and then decides.
+
+    Only counts and moments are kept, never cells. `names` are the columns that it has to see.
+    """
 
     def __init__(self, table: Table, options: ColumnOptions, roles: Iterable[str]) -> None:
         self._table, self._options = table, options
@@ -184,7 +205,7 @@ class Survey:
         known = [
             name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"
         ]
-        # Words are counted at once where nobody has to find out first what is text.
+        # Words are counted in the first pass where options say what is text.
         self._text = (
             known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
         )
@@ -209,9 +230,14 @@ class Survey:
             _count(self._words, batch.joined(self._text), rows)
 
     def decide(
-        self, progress: Progress, extra: Sequence[str] = (), rows: Rows = lambda batch: None
-    ) -> Plan:
-        """What the columns become; reads the table again where it has found text."""
+        self, progress: ProgressReporter, extra: Sequence[str] = (), rows: Rows = lambda batch: None
+    ) -> ContextPlan:
+        """The plan for all columns; reads the table again where it has found text.
+
+        `extra` are further columns that `rows` needs to say which rows of a batch count: bool
+        [rows], None for all. `DataError` where no column is left to decide from, with the reason
+        for each.
+        """
         if self.like is not None:
             return self._decided_by(self.like)
         readings = tuple(self._reading(name) for name in self._wishes)
@@ -247,11 +273,11 @@ class Survey:
                 raise DataError(
                     f"{self._table.label}: {encoder.width:,} features; {_MOST_FEATURES:,} are the most"
                 )
-        return Plan(readings, words, encoder)
+        return ContextPlan(readings, words, encoder)
 
-    def _reading(self, name: str) -> Reading:
+    def _reading(self, name: str) -> ColumnReading:
         if name not in self._profiles:
-            return Reading(name, "text")
+            return ColumnReading(name, "text")
         try:
             return self._profiles[name].decide(
                 categories=self._options.categories, scale=self._options.scale
@@ -259,12 +285,12 @@ class Survey:
         except DataError as error:
             raise DataError(f"{self._table.column(name)}: {error}") from None
 
-    def _read_wishes(self, roles: Iterable[str]) -> dict[str, Wish | None]:
+    def _read_wishes(self, roles: Iterable[str]) -> dict[str, ColumnOverride | None]:
         """The columns that decide, in the table's order, and what the options say about each."""
         table, options, taken = self._table, self._options, set(roles)
-        wishes: dict[str, Wish | None] = {}
+        wishes: dict[str, ColumnOverride | None] = {}
         for name in table.matching(options.features):
-            wishes[name] = Wish("number")
+            wishes[name] = ColumnOverride("number")
         text = list(options.text)
         if self.like is not None and not text:
             encoder = self.like.header.encoder
@@ -272,14 +298,14 @@ class Survey:
                 list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))
             )
         table.require(text)
-        wishes |= {name: Wish("text") for name in text}
+        wishes |= {name: ColumnOverride("text") for name in text}
         if self.like is not None and self.like.header.encoder is not None:
             names = [column.name for column in self.like.header.encoder.columns]
             table.require(names)
             return {**wishes, **dict.fromkeys(names)}
         for one in options.treat:
             pattern, _, kind = one.rpartition("=")
-            wishes |= {name: Wish.parse(kind) for name in table.matching([pattern])}
+            wishes |= {name: ColumnOverride.parse(kind) for name in table.matching([pattern])}
         if not options.text and not options.features and self.like is None:
             wishes |= {
                 name: None for name in table.names if name not in wishes and name not in taken
@@ -301,15 +327,15 @@ class Survey:
                 f"like: {like.header.name} has no columns of a table, nor text; name what is text"
             )
 
-    def _decided_by(self, like: FederatedDataset) -> Plan:
+    def _decided_by(self, like: FederatedDataset) -> ContextPlan:
         encoder = like.header.encoder
         text = encoder.text if encoder is not None else tuple(self._wishes)
-        readings = [Reading(name, "text") for name in text]
+        readings = [ColumnReading(name, "text") for name in text]
         for column in encoder.columns if encoder is not None else ():
             readings.append(self._profiles[column.name].read_as(column))
         words = tuple(like.vocabulary()) if text else ()
         order = {name: place for place, name in enumerate(self._table.names)}
-        return Plan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
+        return ContextPlan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
 
 
 def _like(source: Path | str) -> FederatedDataset:
@@ -324,9 +350,14 @@ def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -
 
 
 def summary(
-    table: Table, roles: Sequence[tuple[str, str]], plan: Plan, facts: Sequence[str]
+    table: Table, roles: Sequence[tuple[str, str]], plan: ContextPlan, facts: Sequence[str]
 ) -> str:
-    """What was found and decided, as a table for people; `roles` says what the other columns are."""
+    """A table for people: for each column what it becomes, its number of features, and what is
+    missing.
+
+    `roles` has the columns that are no part of a context, such as the client and the labels;
+    `facts` are further lines below.
+    """
     rows = [(name, what, "", "") for name, what in roles] + plan.rows()
     order = {name: place for place, name in enumerate(table.names)}
     rows.sort(key=lambda row: order.get(row[0], len(order)))

@@ -1,4 +1,6 @@
-"""Logs in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset; read as tables of decisions."""
+"""Logs in the layouts of others: Vowpal Wabbit's DSJSON, and the Open Bandit Dataset; read as
+tables of decisions.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -7,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.formats import dsjson
 from fedbandit.data.formats.columns import Csv, Table
 from fedbandit.data.importers.contexts import ColumnOptions
@@ -21,7 +23,7 @@ def import_dsjson(
     path: Path | str,
     out: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
     action_name: str | None = None,
 ) -> Path:
@@ -32,17 +34,21 @@ def import_dsjson(
 def preview_dsjson(
     path: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     action_name: str | None = None,
 ) -> str:
-    """What `import_dsjson` would make of a file, in words."""
+    """A preview of `import_dsjson` in words; nothing is written."""
     return preview_logged(_Decisions(Path(path), action_name), options, progress)
 
 
 def dsjson_options(
     client: str, columns: ColumnOptions, test_fraction: float = 0.1
 ) -> LoggedOptions:
-    """The options of a log in DSJSON: `client` is the feature that says whose decision it was, such as User.id."""
+    """The options of a log in DSJSON: `client` is the feature that says whose decision it was.
+
+    Features are named by their path in the JSON, such as `User.id`. The event's id says nothing and
+    is left out unless it is the client.
+    """
     roles: dict[str, Any] = {
         "client": client, "action": dsjson.ACTION, "reward": dsjson.REWARD, "propensity": dsjson.PROPENSITY,
         "available": dsjson.AVAILABLE,
@@ -54,7 +60,7 @@ def dsjson_options(
 
 
 class _Decisions(dsjson.DsJson):
-    """DSJSON whose events may come without an id, which nobody needs."""
+    """DSJSON whose events may come without an id, which contexts do not need."""
 
     def __init__(self, path: Path, action_name: str | None = None) -> None:
         super().__init__(path, action_name)
@@ -67,7 +73,7 @@ def import_open_bandit(
     path: Path | str,
     out: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Import the file of one campaign in the layout of the Open Bandit Dataset, or its folder."""
@@ -75,18 +81,20 @@ def import_open_bandit(
 
 
 def preview_open_bandit(
-    path: Path | str, options: LoggedOptions, progress: Progress = SILENT
+    path: Path | str, options: LoggedOptions, progress: ProgressReporter = SILENT
 ) -> str:
-    """What `import_open_bandit` would make of a file, in words."""
+    """A preview of `import_open_bandit` in words; nothing is written."""
     return preview_logged(OpenBandit(Path(path)), options, progress)
 
 
 def open_bandit_options(
     path: Path | str, columns: ColumnOptions, client: str | None = None, test_fraction: float = 0.1
 ) -> LoggedOptions:
-    """The options of a log in Open Bandit's layout: contexts are the user features and the position.
+    """The options of a log in Open Bandit's layout: contexts are the user features and the
+    position.
 
-    Without a client column, users with the same features are one client: the published files know no more of them.
+    Without a client column, users with the same features are one client: the published files know
+    no more of them.
     """
     table = Table(OpenBandit(Path(path)))
     given = dict(vars(columns))
@@ -119,7 +127,11 @@ def _plain(name: str) -> str:
 
 
 class OpenBandit:
-    """A campaign's file with a column for the client, and the items' names where `item_context.csv` has them."""
+    """A source of rows: a campaign's file of the Open Bandit Dataset with a column for the client.
+
+    The published files name no users; those with the same features are one client. Items have the
+    names of `item_context.csv` where that lies beside it.
+    """
 
     unit, first = "B", 2
 
@@ -150,12 +162,15 @@ class OpenBandit:
         self._items = _items(path.with_name("item_context.csv"))
 
     def size(self) -> float:
+        """The bytes of the file, for progress."""
         return self._csv.size()
 
     def describe(self) -> str:
+        """The layout and how the file is written, in words."""
         return f"Open Bandit's layout; {self._csv.describe()}"
 
     def records(self, names: Sequence[str]) -> Iterator[tuple[Any, float]]:
+        """Record batches with these columns, made ones among them, and the bytes of each."""
         made = not self._own_client and _CLIENT in names
         read = [name for name in names if name != _CLIENT or not made]
         for record, amount in self._csv.records(

@@ -9,7 +9,7 @@ import ijson
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.formats.fetching import unpacked
 from fedbandit.data.importers.common import HoldOut
@@ -25,7 +25,9 @@ class NotBytes(Exception):
 
 
 def as_bytes(pixels: np.ndarray) -> np.ndarray:
-    """Float pixels as uint8 with scale 1/255; raises `NotBytes` unless every one is exactly representable."""
+    """Float pixels as uint8 with scale 1/255; raises `NotBytes` unless every one is exactly
+    representable.
+    """
     levels = np.rint(pixels * np.float32(255))
     with np.errstate(invalid="ignore"):
         inside = (levels >= 0) & (levels <= 255)
@@ -53,7 +55,9 @@ def write_images(
     read: Callable[[dict[str, Any]], Iterator[Image]],
     source: dict[str, Any],
 ) -> Path:
-    """Write all images that `read(source)` yields; it is called a second time if they turn out not to be bytes."""
+    """Write all images that `read(source)` yields; it is called a second time if they turn out not
+    to be bytes.
+    """
     try:
         return _write(out, actions, read, dict(source), bytewise=True)
     except NotBytes:
@@ -98,7 +102,10 @@ def _write(
 
 
 def import_emnist(
-    path: Path | str, out: Path | str, digits_only: bool = False, progress: Progress = SILENT
+    path: Path | str,
+    out: Path | str,
+    digits_only: bool = False,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
     path, out = Path(path), check_target(out)
@@ -118,7 +125,7 @@ def _images(
     variant: str,
     classes: int,
     source: dict[str, Any],
-    progress: Progress,
+    progress: ProgressReporter,
 ) -> Iterator[Image]:
     names = {f"{variant}_train": "train", f"{variant}_test": "test"}
     promised = {name: published.clients(name) for name in names}
@@ -155,7 +162,10 @@ User = tuple[str, np.ndarray, np.ndarray]
 
 
 def import_leaf(
-    path: Path | str, out: Path | str, test_fraction: float = 0.1, progress: Progress = SILENT
+    path: Path | str,
+    out: Path | str,
+    test_fraction: float = 0.1,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import LEAF's FEMNIST; without a `test` folder, examples are held out within each writer."""
     path = Path(path)
@@ -220,7 +230,9 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
 
 
 def _array(file: BinaryIO, key: str) -> list[Any]:
-    """A small array of the outermost object; LEAF writes these before the images, so little is read."""
+    """A small array of the outermost object; LEAF writes these before the images, so little is
+    read.
+    """
     file.seek(0)
     found: Any = next(ijson.items(file, key), [])
     if not isinstance(found, list):

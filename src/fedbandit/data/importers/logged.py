@@ -1,4 +1,5 @@
-"""Logged bandit feedback a user has: client, context, action, reward, propensity, and which actions were available.
+"""Logged bandit feedback a user has: client, context, action, reward, propensity, and which actions
+were available.
 
 Rewards must be finite and propensities in (0, 1]: off-policy evaluation divides by them.
 """
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
 from fedbandit.data.formats.columns import Table, TableBatch
@@ -24,8 +25,8 @@ from fedbandit.data.importers.common import (
     check_separator,
     take_log,
 )
-from fedbandit.data.importers.contexts import ColumnOptions, Plan, Survey, summary
-from fedbandit.data.importers.profile import Profile, Reading, Wish
+from fedbandit.data.importers.contexts import ColumnOptions, ContextPlan, Survey, summary
+from fedbandit.data.importers.profile import ColumnOverride, ColumnReading, Profile
 from fedbandit.data.text import in_natural_order, split_labels
 from fedbandit.data.writer import DatasetWriter, check_target
 
@@ -34,7 +35,11 @@ _MANY = 20  # clients from which whole clients are held out; of fewer, a part of
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedOptions(ColumnOptions):
-    """Which columns mean what; the names are those of the command line's options."""
+    """Which columns of a log mean what; the names are those of the command line's options.
+
+    `available` lists the actions that could be taken at each row, in a list or in a cell with a
+    separator; an empty cell means all.
+    """
 
     client: str
     action: str
@@ -64,10 +69,16 @@ def import_logged(
     source: Any,
     out: Path | str,
     options: LoggedOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame of logged decisions; of many clients whole ones are held out."""
+    """Import a CSV or Parquet file or a frame of logged decisions, and return the folder of the
+    data set.
+
+    From 20 clients on whole clients are held out; of fewer, a part of each one's rows. An action
+    that is not known, a reward that is not finite or a propensity outside (0, 1] is refused with
+    its row.
+    """
     check_target(out)
     found = _Found.of(source, options, progress)
     say(found.summary(options))
@@ -102,8 +113,8 @@ def import_logged(
         return writer.finish()
 
 
-def preview_logged(source: Any, options: LoggedOptions, progress: Progress = SILENT) -> str:
-    """What `import_logged` would make of a file or a frame, in words; nothing is written."""
+def preview_logged(source: Any, options: LoggedOptions, progress: ProgressReporter = SILENT) -> str:
+    """A preview of `import_logged` in words; nothing is written."""
     return _Found.of(source, options, progress).summary(options)
 
 
@@ -112,21 +123,23 @@ class _Found:
     """All that the first passes have found."""
 
     table: Table
-    plan: Plan
+    plan: ContextPlan
     actions: list[str]
     codes: dict[str, int]
-    reward: Reading
-    propensity: Reading
+    reward: ColumnReading
+    propensity: ColumnReading
     clients: int
     rows: int
     like: str = ""
 
     @classmethod
-    def of(cls, source: Any, options: LoggedOptions, progress: Progress) -> "_Found":
+    def of(cls, source: Any, options: LoggedOptions, progress: ProgressReporter) -> "_Found":
         table = options.table(source)
         table.require(options.roles)
         survey = Survey(table, options, options.roles)
-        profiles = [Profile(name, Wish("raw")) for name in (options.reward, options.propensity)]
+        profiles = [
+            Profile(name, ColumnOverride("raw")) for name in (options.reward, options.propensity)
+        ]
         names: set[str] = set()
         clients: set[str] = set()
         rows = 0
@@ -159,7 +172,7 @@ class _Found:
         )
 
     def summary(self, options: LoggedOptions) -> str:
-        """What was found and decided, for people."""
+        """The columns and what becomes of each, as text."""
         roles = [
             (options.client, f"the client: {self.clients:,} of them"),
             (options.action, f"the action that was taken: {len(self.actions):,} of them"),
@@ -224,7 +237,7 @@ def _sets(batch: TableBatch, options: LoggedOptions) -> list[list[str]]:
     return [split_labels(cell, options.separator) for cell in batch.names(options.available)]
 
 
-def _reading(profile: Profile, table: Table) -> Reading:
+def _reading(profile: Profile, table: Table) -> ColumnReading:
     """Numbers, or what is true and false."""
     try:
         return profile.decide(categories=2, scale="none")
@@ -235,7 +248,7 @@ def _reading(profile: Profile, table: Table) -> Reading:
         return flags
 
 
-def _numbers(batch: TableBatch, reading: Reading) -> np.ndarray:
+def _numbers(batch: TableBatch, reading: ColumnReading) -> np.ndarray:
     """A column without gaps: float64 [rows]."""
     found = reading.cells(batch)
     assert isinstance(found, np.ndarray)

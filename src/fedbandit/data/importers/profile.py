@@ -1,6 +1,8 @@
-"""What each column of a table is: decided from its cells in one pass, unless an option says it.
+"""Kinds of the columns of a table: decided from its cells in one pass, unless an option says it.
 
-Keeps counts and moments, never cells. Knows nothing of clients, labels or data sets.
+A column is tried as flags, dates in three orders, numbers in three notations, categories and text;
+the first that nearly all cells fit wins. Keeps counts and moments, never cells. Knows nothing of
+clients, labels or data sets.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +19,9 @@ from fedbandit.data.formats import cells
 from fedbandit.data.formats.columns import TableBatch
 from fedbandit.data.text import FrequencyCounter, in_natural_order
 
-_MOST = 0.95  # of a column's cells: so many must be numbers or dates; the others count as missing
+_MOST = (
+    0.95  # of a column's cells: this share must be numbers or dates; the others count as missing
+)
 _MOST_DISTINCT = 20_000
 _TRIES = 1000  # cells after which a column that holds few numbers is not read as numbers any more
 _SKEWED = 3.0  # skewness from which numbers that are never negative are scaled by their logarithm
@@ -32,15 +36,19 @@ KINDS = ("text", "number", "log", "raw", "category", "hashed", "date", "flag", "
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What an option says about a column: `COLUMN=KIND` or `COLUMN=KIND:DETAIL`."""
+class ColumnOverride:
+    """An option's word about a column, in place of what would be found: `COLUMN=KIND[:DETAIL]`.
+
+    KIND is one of `KINDS`; DETAIL is a number of buckets (`hashed:256`), an order of dates
+    (`date:dmy`) or a notation of numbers (`number:comma`).
+    """
 
     kind: str
     buckets: int | None = None
     written: str | None = None
 
     @classmethod
-    def parse(cls, given: str) -> "Wish":
+    def parse(cls, given: str) -> "ColumnOverride":
         """From KIND or KIND:DETAIL; `ConfigError` says what is possible."""
         kind, _, detail = given.partition(":")
         if kind not in KINDS:
@@ -61,8 +69,13 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How a column of this very file is read, and what it becomes."""
+class ColumnReading:
+    """The reading of a column of this very file, and the column that it becomes.
+
+    `column` is the part that other files share: kind, scaling, categories. `written` is of this
+    file alone. Cells that are no number or date, though most are, count as missing and are
+    reported.
+    """
 
     name: str
     kind: str  # text, ignore, or the kind of the column
@@ -89,7 +102,11 @@ class Reading:
 
 @dataclass
 class _Moments:
-    """Mean, spread and skewness of numbers that come in blocks."""
+    """Mean, spread and skewness of numbers that come in blocks.
+
+    Blocks are merged by the formulas of Chan et al. and Pébay for central moments, which lose no
+    digits where sums of powers would.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -99,6 +116,7 @@ class _Moments:
     high: float = -np.inf
 
     def add(self, block: np.ndarray) -> None:
+        """Merge a block of numbers, float64 [n]."""
         if not len(block):
             return
         a, b, mean = self.count, len(block), float(block.mean())
@@ -117,10 +135,12 @@ class _Moments:
 
     @property
     def deviation(self) -> float:
+        """The standard deviation over all numbers so far; 0 without any."""
         return sqrt(self.second / self.count) if self.count else 0.0
 
     @property
     def skewness(self) -> float:
+        """The third standardised moment; 0 where all numbers are the same."""
         return self.third / self.count / self.deviation**3 if self.deviation > 0 else 0.0
 
 
@@ -130,15 +150,21 @@ class _Numbers:
     logs: _Moments = field(default_factory=_Moments)
 
     def add(self, found: np.ndarray) -> None:
+        """Merge a block into the moments of the numbers and of their logarithms; NaN is left out."""
         found = found[~np.isnan(found)]
         self.plain.add(found)
         self.logs.add(np.log1p(np.maximum(found, 0.0)))
 
 
 class Profile:
-    """What has been seen of one column."""
+    """Counts and moments of one column so far; `decide` says what it is.
 
-    def __init__(self, name: str, wish: Wish | None = None) -> None:
+    At most 20,000 distinct values are counted, and a notation that fits few of the first thousand
+    cells is not tried any more: a column costs the same whether the file has a thousand rows or a
+    billion.
+    """
+
+    def __init__(self, name: str, wish: ColumnOverride | None = None) -> None:
         self.name, self.wish = name, wish
         self.rows = self._before = self.named = self.present = self._words = self._flags = 0
         self._type = ""
@@ -221,16 +247,21 @@ class Profile:
         )
         self._last = float(found[-1])
 
-    def decide(self, *, categories: int, scale: str) -> Reading:
-        """What the column is, by its cells or by the wish about it."""
+    def decide(self, *, categories: int, scale: str) -> ColumnReading:
+        """The reading of the column, by its cells or by the override.
+
+        Values of a category beyond `categories` are hashed; `scale` is `standard` (mean 0,
+        deviation 1, and the logarithm of numbers that are very skewed) or `none`. `DataError` where
+        an override asks for something that most cells are not.
+        """
         kind = self.wish.kind if self.wish is not None else self._kind(categories)
         if kind.startswith("ignore"):
-            return Reading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")
+            return ColumnReading(self.name, "ignore", note=kind.partition(":")[2] or "as asked")
         if self._type == "list" or not self.present:
             what = "holds lists" if self._type == "list" else "is empty"
             raise DataError(f"{what}, and cannot be read as {kind}")
         if kind == "text":
-            return Reading(self.name, "text", missing=self.rows - self.named)
+            return ColumnReading(self.name, "text", missing=self.rows - self.named)
         if kind in ("number", "log", "raw"):
             return self._number(kind, scale)
         if kind == "date":
@@ -242,7 +273,7 @@ class Profile:
             return self._read("flag", wrong)
         return self._category(kind, categories)
 
-    def decide_flags(self) -> Reading | None:
+    def decide_flags(self) -> ColumnReading | None:
         """The column as true and false, if that is what all its cells are."""
         return self._read("flag", 0) if self._flags == self.present > 0 else None
 
@@ -275,7 +306,7 @@ class Profile:
             return "ignore:a different value in nearly every row"
         return "category" if distinct <= categories else "hashed"
 
-    def _number(self, kind: str, scale: str) -> Reading:
+    def _number(self, kind: str, scale: str) -> ColumnReading:
         written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
         numbers = self._numbers[written]
         self._enough(numbers.plain.count, "numbers")
@@ -287,7 +318,7 @@ class Profile:
         if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
             if self.wish is None:
                 same = self.present == self.rows
-                return Reading(
+                return ColumnReading(
                     self.name,
                     "ignore",
                     note="always the same" if same else "always the same or missing",
@@ -305,8 +336,8 @@ class Profile:
             deviation=deviation,
         )
 
-    def _date(self) -> Reading:
-        # Of 03/04/2024 alone nobody knows; with slashes the month comes first, as where most such files come from.
+    def _date(self) -> ColumnReading:
+        # 03/04/2024 alone is ambiguous; with slashes the month comes first, as where most such files come from.
         order = [
             "year-month-day",
             *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),
@@ -331,26 +362,26 @@ class Profile:
             return self.wish.written
         return max(ways, key=count)  # of equals the first
 
-    def _category(self, kind: str, categories: int) -> Reading:
+    def _category(self, kind: str, categories: int) -> ColumnReading:
         missing = self.rows - self.named
         if kind == "hashed":
             least, most = _BUCKETS
             enough = 1 << max(self._distinct.distinct - 1, 1).bit_length()
             buckets = (self.wish.buckets if self.wish else None) or min(max(enough, least), most)
-            return Reading(
+            return ColumnReading(
                 self.name, "hashed", Column(name=self.name, kind="hashed", missing=missing > 0, buckets=buckets),
                 missing=missing,
             )  # fmt: skip
         values = in_natural_order(self._distinct.top(categories))
         column = Column(name=self.name, kind="category", missing=missing > 0, values=tuple(values))
-        return Reading(self.name, "category", column, missing=missing)
+        return ColumnReading(self.name, "category", column, missing=missing)
 
-    def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> Reading:
+    def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> ColumnReading:
         missing = self.rows - self.present
         column = Column(name=self.name, kind=kind, missing=missing + wrong > 0, **how)
-        return Reading(self.name, kind, column, written, missing=missing, wrong=wrong)
+        return ColumnReading(self.name, kind, column, written, missing=missing, wrong=wrong)
 
-    def read_as(self, column: Column) -> Reading:
+    def read_as(self, column: Column) -> ColumnReading:
         """The reading of this file's column for a column that another table decided."""
         if column.kind == "number":
             written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
@@ -365,6 +396,6 @@ class Profile:
         else:
             written, found = "", self._flags if column.kind == "flag" else self.named
         there = self.named if column.kind in ("category", "hashed") else self.present
-        return Reading(
+        return ColumnReading(
             self.name, column.kind, column, written, missing=self.rows - there, wrong=there - found
         )

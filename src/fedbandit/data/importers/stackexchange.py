@@ -1,4 +1,5 @@
-"""Any Stack Exchange site from the `Posts.xml` of its public dump: questions with an owner, by user.
+"""Any Stack Exchange site from the `Posts.xml` of its public dump: questions with an owner, by
+user.
 
 Read twice as a stream: once to count words and tags, once to write. Clients are held out whole.
 """
@@ -13,7 +14,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Advance, Progress
+from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts
 from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
@@ -53,9 +54,11 @@ def import_stackexchange(
     path: Path | str,
     out: Path | str,
     options: StackExchangeOptions | None = None,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
-    """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent words and tags."""
+    """Import `Posts.xml`, or the folder that holds it; vocabulary and actions are its most frequent
+    words and tags.
+    """
     path, options = Path(path), options or StackExchangeOptions()
     check_target(out)
     path = path / "Posts.xml" if path.is_dir() else path
@@ -95,8 +98,8 @@ def import_stackexchange(
         return writer.finish()
 
 
-def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Question]:
-    """Stream the questions of a dump; what has been read is forgotten at once."""
+def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterator[Question]:
+    """Stream the questions of a dump; only one question is in memory."""
     rows = 0
     with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:
         try:
@@ -111,7 +114,9 @@ def read_questions(path: Path, progress: Progress, what: str) -> Iterator[Questi
 
 
 def _elements(path: Path, file: BinaryIO, advance: Advance) -> Iterator[dict[str, str]]:
-    """The attributes of every post; other elements are passed over, as long as they are few and small."""
+    """The attributes of every post; other elements are passed over, as long as they are few and
+    small.
+    """
     parser: Any = ElementTree.XMLPullParser(
         ("start", "end")
     )  # its stubs know no elements for these two events

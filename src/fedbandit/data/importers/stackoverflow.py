@@ -1,10 +1,11 @@
-"""Stack Overflow by user, from the published `stackoverflow.sqlite(.lzma)` with its word and tag counts.
+"""Stack Overflow by user, from the published `stackoverflow.sqlite(.lzma)` with its word and tag
+counts.
 
-One example is one sentence: the words of title and sentence, and the post's tags. The `heldout` split is left out.
+One example is one sentence: the words of title and sentence, and the post's tags. The `heldout`
+split is left out.
 """
 
 import json
-import os
 import sqlite3
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
@@ -15,7 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.files import write_bytes
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import cache_folder
 from fedbandit.data.formats.binary import Feature, NotAnExample, parse_example
 from fedbandit.data.formats.fetching import download, unpacked
@@ -37,8 +39,10 @@ def _downloads() -> Path:
     return cache_folder() / "downloads"
 
 
-def find_database(path: Path | None, name: str, progress: Progress) -> Path:
-    """The SQLite file `name`, packed or not: the path itself, or found in that folder, or downloaded into it."""
+def find_database(path: Path | None, name: str, progress: ProgressReporter) -> Path:
+    """The SQLite file `name`, packed or not: the path itself, or found in that folder, or
+    downloaded into it.
+    """
     if path is not None and path.is_file():
         return path
     folder = _downloads() if path is None else path
@@ -50,8 +54,10 @@ def find_database(path: Path | None, name: str, progress: Progress) -> Path:
     return download(f"{BASE_URL}{name}.lzma", folder / f"{name}.lzma", progress=progress)
 
 
-def find_counts(given: Path | None, name: str, database: Path, progress: Progress) -> Path:
-    """A file of counts: the one given, or found beside the database or in the cache, or downloaded into the cache."""
+def find_counts(given: Path | None, name: str, database: Path, progress: ProgressReporter) -> Path:
+    """A file of counts: the one given, or found beside the database or in the cache, or downloaded
+    into the cache.
+    """
     if given is not None:
         if not given.is_file():
             raise DataError(f"{given}: no such file")
@@ -70,7 +76,6 @@ def find_counts(given: Path | None, name: str, database: Path, progress: Progres
 def _extract(archive: Path, name: str) -> Path:
     """Take one file out of an archive, by its own name only: paths in archives are not trusted."""
     target = archive.with_name(name)
-    unfinished = archive.with_name(f".{name}.partial")
     try:
         with tarfile.open(archive, "r:bz2") as tar:
             member = next(
@@ -79,11 +84,9 @@ def _extract(archive: Path, name: str) -> Path:
             source = tar.extractfile(member) if member is not None else None
             if source is None:
                 raise DataError(f"{archive}: holds no file {name}")
-            unfinished.write_bytes(source.read())
+            write_bytes(target, source.read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        unfinished.unlink(missing_ok=True)
         raise DataError(f"{archive}: cannot be unpacked: {error}") from None
-    os.replace(unfinished, target)
     archive.unlink()
     return target
 
@@ -126,7 +129,7 @@ class PublishedSqlite:
         self._database.close()
 
     def clients(self, split: str) -> dict[str, int]:
-        """How many examples the metadata promises for each client of a split."""
+        """The number of examples that the metadata promises for each client of a split."""
         query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
         promised: dict[str, int] = {}
         for client, count in self._execute(query, (split,)):
@@ -149,9 +152,15 @@ class PublishedSqlite:
         return promised
 
     def rows(
-        self, splits: Mapping[str, int], wanted: Collection[str], progress: Progress, what: str
+        self,
+        splits: Mapping[str, int],
+        wanted: Collection[str],
+        progress: ProgressReporter,
+        what: str,
     ) -> Iterator[Row]:
-        """The wanted features of every example; `splits` maps splits to their promised number of examples."""
+        """The wanted features of every example; `splits` maps splits to their promised number of
+        examples.
+        """
         # NOT INDEXED: one sequential scan; following an index would jump through a file of many gigabytes.
         query = (
             "SELECT rowid, split_name, client_id, serialized_example_proto FROM examples NOT INDEXED "
@@ -221,7 +230,9 @@ class PublishedSqlite:
 
 
 def _check_header(path: Path) -> None:
-    """SQLite notices a cut-off file only when it reads the missing page; the header shows it at once."""
+    """SQLite notices a cut-off file only when it reads the missing page; the header shows it at
+    once.
+    """
     try:
         with open(path, "rb") as file:
             header = file.read(100)
@@ -277,7 +288,7 @@ def import_stackoverflow(
     words: Path | str,
     tags: Path | str,
     options: StackOverflowOptions | None = None,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
 ) -> Path:
     """Import the published SQLite file, packed or not; keeps its training and test split."""
     path, out, options = Path(path), check_target(out), options or StackOverflowOptions()
@@ -319,7 +330,7 @@ def import_stackoverflow(
 
 
 def _sentences(
-    published: PublishedSqlite, totals: dict[str, int], progress: Progress
+    published: PublishedSqlite, totals: dict[str, int], progress: ProgressReporter
 ) -> Iterator[Sentence]:
     for split, client, row, features in published.rows(
         totals, _FEATURES, progress, "Writing sentences"
@@ -353,7 +364,9 @@ def read_word_counts(path: Path, limit: int) -> list[str]:
 
 
 def read_tag_counts(path: Path, limit: int) -> dict[str, int]:
-    """The `limit` most frequent tags with their counts, most frequent first; ties keep the file's order."""
+    """The `limit` most frequent tags with their counts, most frequent first; ties keep the file's
+    order.
+    """
     try:
         counts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,7 +1,8 @@
-"""Any table a user has: a client id, columns to decide from, and labels, from CSV, Parquet or a frame.
+"""Any table a user has: a client id, columns to decide from, and labels, from CSV, Parquet or a
+frame.
 
-Read twice: once to find what the columns are and to count words and labels, once to write. Where text is found on the
-way, words take a pass of their own. Only counts and one batch are in memory.
+Read twice: once to find what the columns are and to count words and labels, once to write. Where
+text is found on the way, words take a third pass. Only counts and one batch are in memory.
 """
 
 from collections import Counter
@@ -14,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, Progress
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.formats import cells
 from fedbandit.data.formats.columns import Table, TableBatch
 from fedbandit.data.importers.common import (
@@ -24,7 +25,7 @@ from fedbandit.data.importers.common import (
     check_counts,
     check_separator,
 )
-from fedbandit.data.importers.contexts import ColumnOptions, Plan, Survey, summary
+from fedbandit.data.importers.contexts import ColumnOptions, ContextPlan, Survey, summary
 from fedbandit.data.text import (
     FrequencyCounter,
     LabelEncoder,
@@ -41,7 +42,11 @@ _WHOLE = "none"  # in place of a separator: a cell is one label
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions(ColumnOptions):
-    """Which columns mean what; the names are those of the command line's options."""
+    """Which columns of a table mean what; the names are those of the command line's options.
+
+    `labels` names one column, whose cells may hold several labels, or several: further labels, or
+    marks (true where the label of the column's name applies).
+    """
 
     client: str
     labels: str | Sequence[str]
@@ -64,10 +69,15 @@ def import_table(
     source: Any,
     out: Path | str,
     options: TableOptions,
-    progress: Progress = SILENT,
+    progress: ProgressReporter = SILENT,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Import a CSV or Parquet file or a frame; vocabulary and actions are its most frequent words and labels."""
+    """Import a CSV or Parquet file or a frame, and return the folder of the data set.
+
+    Vocabulary and actions are its most frequent words and labels. `say` is told, before anything is
+    written, what was made of every column. Rows without a client, and those without any action
+    unless they are to be kept, are dropped and counted.
+    """
     check_target(out)
     found = _Found.of(source, options, progress)
     say(found.summary(options))
@@ -104,8 +114,8 @@ def import_table(
         return writer.finish()
 
 
-def preview_table(source: Any, options: TableOptions, progress: Progress = SILENT) -> str:
-    """What `import_table` would make of a file or a frame, in words; nothing is written."""
+def preview_table(source: Any, options: TableOptions, progress: ProgressReporter = SILENT) -> str:
+    """A preview of `import_table` in words; nothing is written."""
     return _Found.of(source, options, progress).summary(options)
 
 
@@ -114,7 +124,7 @@ class _Found:
     """All that the first passes have found."""
 
     table: Table
-    plan: Plan
+    plan: ContextPlan
     labels: "_Labels"
     actions: list[str]
     clients: int
@@ -126,7 +136,7 @@ class _Found:
         return self.labels.roles
 
     @classmethod
-    def of(cls, source: Any, options: TableOptions, progress: Progress) -> "_Found":
+    def of(cls, source: Any, options: TableOptions, progress: ProgressReporter) -> "_Found":
         """With a split column only training rows count; without one all of them do."""
         table = options.table(source)
         columns = table.matching(
@@ -168,7 +178,7 @@ class _Found:
         return cls(table, plan, labels, actions, len(clients - {""}), rows, labels.empty)
 
     def summary(self, options: TableOptions) -> str:
-        """What was found and decided, for people."""
+        """The columns and what becomes of each, as text."""
         roles = [(options.client, f"the client: {self.clients:,} of them")]
         several = ", several in a row" if self.labels.several else ""
         how = f", separated by {self.labels.separator!r}" if self.labels.splits else ""
@@ -186,7 +196,9 @@ class _Found:
 
 
 class _Labels:
-    """The labels of rows: in one column, with or without a separator, in several, or marked in several."""
+    """The labels of rows: in one column, with or without a separator, in several, or marked in
+    several.
+    """
 
     def __init__(self, columns: list[str], roles: list[str], separator: str | None) -> None:
         self.columns, self.roles = columns, roles
@@ -250,7 +262,9 @@ class _Labels:
         return self._counts[self.separator].top()
 
     def _divides(self, separator: str) -> bool:
-        """Whether it separates labels: a bar always does, the others where the parts occur elsewhere, too."""
+        """Whether it separates labels: a bar always does, the others where the parts occur
+        elsewhere, too.
+        """
         if not self._split[separator]:
             return False
         return separator == "|" or self._counts[separator].distinct <= self._counts[_WHOLE].distinct

@@ -11,14 +11,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.plain import draw_actions
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.deploy.device.acting import Actor, make_rule, working_actor
 from fedbandit.deploy.device.card import make_private_folder
 from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
 from fedbandit.deploy.device.model_files import DeviceModel, ModelFiles
+from fedbandit.deploy.device.model_in_use import ModelInUse, make_rule, open_model
 from fedbandit.policies import Policy
 
 
@@ -125,7 +124,7 @@ class Agent:
         self._log = EventLog(path, retention, timeout=timeout, power_safe=power_safe, clocks=clocks)
         self._policy, self._trusted, self._uniform = policy, frozenset(trusted), uniform
         self._raises = on_log_failure == "raise"
-        self._in_use: tuple[tuple[int, int] | None, Actor] | None = None
+        self._in_use: tuple[tuple[int, int] | None, ModelInUse] | None = None
         try:
             self._log.totals()  # a damaged log is refused here, not at some decision later
         except LogUnavailable as problem:
@@ -151,18 +150,17 @@ class Agent:
 
         `available` restricts the choice: numbers or names of actions, or one True or False for each.
         """
-        actor = self._actor()
-        encoded, mask = actor.encode(context), actor.available(available)
-        probabilities = actor.probabilities(encoded, mask)
-        actions, drawn = draw_actions(probabilities[None], np.array([self._uniform()]))
-        action, propensity = int(actions[0]), float(drawn[0])
+        used = self._used()
+        encoded, mask = used.encode(context), used.available(available)
+        chosen = used.actor.choose(encoded, np.array([self._uniform()]), mask)
+        action, propensity = int(chosen.actions[0]), float(chosen.propensities[0])
         event_id, problem = None, None
         try:
-            event_id = self._log.append(record(actor.model, encoded, action, propensity, mask))
+            event_id = self._log.append(record(used.model, encoded, action, propensity, mask))
         except (LogUnavailable, DataError) as failure:
             problem = self._not_logged(failure)
         return Decision(
-            action, actor.model.actions[action], propensity, actor.model.version, event_id, problem
+            action, used.model.actions[action], propensity, used.model.version, event_id, problem
         )
 
     def reward(self, event_id: str | None, value: float) -> Outcome:
@@ -180,7 +178,7 @@ class Agent:
         if isinstance(model, DeviceModel):
             model = model.to_bytes()
         payload = model if isinstance(model, bytes) else Path(model).read_bytes()
-        working_actor(
+        open_model(
             DeviceModel.from_bytes(payload), self._policy, self._trusted
         )  # refused before it is in use
         return self._models.install(payload, older=older)
@@ -192,17 +190,17 @@ class Agent:
     @property
     def model_version(self) -> int | None:
         """The version in use; None before the first."""
-        return None if self._models.current() is None else self._actor().model.version
+        return None if self._models.current() is None else self._used().model.version
 
     @property
     def model(self) -> DeviceModel:
         """The model in use."""
-        return self._actor().model
+        return self._used().model
 
     @property
     def policy(self) -> Policy:
         """The policy that explores with it."""
-        return self._actor().policy
+        return self._used().actor.rule
 
     def rule_of(self, described: Mapping[str, Any]) -> Policy:
         """The rule that would explore with another model, which names it: the app's own, if it has one."""
@@ -214,7 +212,7 @@ class Agent:
         Events settled after `counted` (the highest `settled` of an earlier snapshot) are marked as fresh.
         """
         rows = self._log.read()
-        return logged_events(rows, self._actor().model, counted, self._log.totals().logged)
+        return logged_events(rows, self._used().model, counted, self._log.totals().logged)
 
     def totals(self) -> Totals:
         """Events logged, rewards matched, and what the log holds now."""
@@ -224,25 +222,25 @@ class Agent:
         """The rules by which events live."""
         return self._log.retention()
 
-    def _actor(self) -> Actor:
+    def _used(self) -> ModelInUse:
         """The model in use, loaded again when another was installed, be it by another process."""
         stamp, in_use = self._models.stamp(), self._in_use
         if in_use is not None and in_use[0] == stamp:
             return in_use[1]
         try:
-            actor = working_actor(self._models.load_current(), self._policy, self._trusted)
+            used = open_model(self._models.load_current(), self._policy, self._trusted)
         except (DataError, OSError) as problem:
-            actor = self._previous(problem) if in_use is None else in_use[1]
+            used = self._previous(problem) if in_use is None else in_use[1]
             _logger.warning(
-                "acting with model %d: %s", actor.model.version, problem
+                "acting with model %d: %s", used.model.version, problem
             )  # once: until the next install
-        self._in_use = (stamp, actor)
-        return actor
+        self._in_use = (stamp, used)
+        return used
 
-    def _previous(self, problem: DataError | OSError) -> Actor:
+    def _previous(self, problem: DataError | OSError) -> ModelInUse:
         """The model before the one in use, which cannot be used for that reason."""
         try:
-            return working_actor(self._models.load_previous(), self._policy, self._trusted)
+            return open_model(self._models.load_previous(), self._policy, self._trusted)
         except DataError:
             raise problem from None
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts, Features
 from fedbandit.core.ragged import Ragged
-from fedbandit.deploy.device.acting import Context
 from fedbandit.deploy.device.log import LogRow, Record
 from fedbandit.deploy.device.model_files import DeviceModel
 
@@ -45,20 +45,22 @@ class Logged:
 
 def record(
     model: DeviceModel,
-    context: Context,
+    context: Contexts,
     action: int,
     propensity: float,
     available: np.ndarray | None,
 ) -> Record:
-    """A decision as bytes; the numbers in the byte order of every machine that this runs on."""
+    """A decision about one context as bytes, in the byte order of every machine that this runs on."""
+    shared = context.shared
+    values = np.asarray(shared.values if isinstance(shared, Ragged) else shared[0])
     return Record(
         version=model.version,
         space=model.space,
         action=action,
         propensity=propensity,
         available=None if available is None else np.packbits(available).tobytes(),
-        ids=None if context.ids is None else context.ids.astype("<i4").tobytes(),
-        values=context.values.astype("<f4").tobytes(),
+        ids=shared.ids.astype("<i4").tobytes() if isinstance(shared, Ragged) else None,
+        values=values.astype("<f4").tobytes(),
     )
 
 
@@ -75,16 +77,16 @@ def logged_events(
     sound, damaged = _sound(fitting, model, last)
     settled = np.array([row.settled for row in sound], np.int64)
     values = _joined([row.values for row in sound], "<f4").astype(np.float32)
-    contexts: np.ndarray | Ragged
+    shared: Features
     if model.kind == "sparse":
         lengths = [len(row.values) // 4 for row in sound]
         ids = _joined([row.ids or b"" for row in sound], "<i4").astype(np.int32)
-        contexts = Ragged(np.cumsum([0, *lengths]).astype(np.int64), ids, values)
+        shared = Ragged(np.cumsum([0, *lengths]).astype(np.int64), ids, values)
     else:
-        contexts = values.reshape(len(sound), *model.shape)
+        shared = values.reshape(len(sound), *model.shape)
     events = Events(
         bounds=np.array([0, len(sound)], np.int64),
-        contexts=contexts,
+        contexts=Contexts(shared),
         actions=np.array([row.action for row in sound], np.int64),
         rewards=np.array([row.reward for row in sound], np.float32),
         propensities=np.array([row.propensity for row in sound], np.float64),

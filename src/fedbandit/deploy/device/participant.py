@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from fedbandit import algorithms, models, objectives
+from fedbandit.acting import Actor, NotFinite, Predictor
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.parts import construct, resolve
-from fedbandit.core.prediction import Prediction
 from fedbandit.core.randomness import Purpose, poisson, uniforms
-from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.card import Card, alone_with, is_token, read_card, write_card
 from fedbandit.deploy.device.instructions import (
@@ -46,9 +45,7 @@ from fedbandit.federated.learners.base import ClientSettings, Learner
 from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import Pipeline, why_not
 from fedbandit.models import DataSpec, Freezing
-from fedbandit.policies import Policy
 
-Predict = Callable[[np.ndarray, Contexts], Prediction]
 """Flat weights and contexts to what the model says about them."""
 _LARGEST_LIMIT = 1e150  # what still has a square
 
@@ -77,20 +74,16 @@ def estimator_of(terms: Mapping[str, Any], bounds: ReportBounds) -> GainEstimato
 
 def gain_sums(
     logged: Logged,
-    predict: Predict,
-    deployed: tuple[Policy, np.ndarray],
-    candidate: tuple[Policy, np.ndarray],
+    deployed: Actor,
+    candidate: Actor,
     estimator: GainEstimator,
     bounds: ReportBounds,
 ) -> GainSums:
-    """The sums over the newest events, at most `bounds.events` of them; models come as rule and weights."""
-    (old_rule, before), (new_rule, after) = deployed, candidate
-    old, new = (predict(weights, logged.events.contexts) for weights in (before, after))
-    if not (old.finite().all() and new.finite().all()):
-        raise DataError("scores on this device's events are not finite")
-    gains, importance = estimator.terms(
-        logged.events, old_rule, old, new_rule, new, logged.available
-    )
+    """The sums over the newest events, at most `bounds.events` of them."""
+    try:
+        gains, importance = estimator.terms(logged.events, deployed, candidate, logged.available)
+    except NotFinite:
+        raise DataError("scores on this device's events are not finite") from None
     newest = slice(max(0, len(logged) - bounds.events), None)
     gains, importance = gains[newest], np.minimum(importance[newest], estimator.limit or np.inf)
     return GainSums(
@@ -222,10 +215,11 @@ class Participant:
         rule = (
             self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy
         )  # 0.1 did not say
-        deployed, candidate = (self.agent.policy, before), (rule, weights)
+        deployed = Actor(built.predictor, before, self.agent.policy)
+        candidate = Actor(built.predictor, weights, rule)
         bounds = read_bounds(facts, self._limits)
         estimator = estimator_of(facts, bounds)
-        sums = gain_sums(logged, built.learner.predict, deployed, candidate, estimator, bounds)
+        sums = gain_sums(logged, deployed, candidate, estimator, bounds)
         return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
@@ -453,6 +447,7 @@ class _Built:
     """What a device makes of what the model file and the server name, with examples of vectors that fit."""
 
     trainable: Trainable
+    predictor: Predictor
     learner: Learner
     algorithm: Algorithm
     freezing: Freezing | None
@@ -486,6 +481,7 @@ def _build(what: str, trusted: frozenset[str]) -> _Built:
     whole = trainable.initial(0, np.dtype(learning["dtype"]))
     return _Built(
         trainable,
+        trainable.predictor(light=True),
         learner,
         algorithm,
         freezing,

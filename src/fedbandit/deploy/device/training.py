@@ -11,11 +11,9 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from fedbandit.acting.predictors import unit_rows
 from fedbandit.core.errors import DataError, needing
-from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts
-from fedbandit.deploy.device.acting import Context, linear_scores, unit_rows
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Drift, Learner
 from fedbandit.federated.learners.choosing import Trainable
@@ -45,29 +43,12 @@ def device_learner(
 
 @dataclass(frozen=True)
 class LinearLearner:
-    """Predicts with and trains `weight [features, K]` and `bias [K]`."""
+    """Trains `weight [features, K]` and `bias [K]`."""
 
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
     chunk_events: ClassVar[int] = 2048
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        """Row by row, as the agent scores when it acts."""
-        params = self.layout.split(weights)
-        out = np.empty((len(contexts), len(params["bias"])), weights.dtype)
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # whoever asks looks whether the scores are finite
-            for i in range(len(contexts)):
-                if isinstance(contexts, Ragged):
-                    row = contexts.slice(i, i + 1)
-                    assert row.values is not None
-                    context = Context(row.values, row.ids)
-                else:
-                    context = Context(contexts[i])
-                out[i] = linear_scores(context, params["weight"], params["bias"])
-        return Prediction(out)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -143,10 +124,11 @@ def client_moves(
     counts = None if events.weights is None else events.weights[rows]
     importance = objective.weights(np.asarray(events.propensities[rows], dtype), counts)
     reached: _Reached
-    if isinstance(events.contexts, Ragged):
-        reached = _words(params["weight"], events.contexts.slice(rows.start, rows.stop), chosen)
+    shared = events.contexts.shared
+    if isinstance(shared, Ragged):
+        reached = _words(params["weight"], shared.slice(rows.start, rows.stop), chosen)
     else:
-        reached = _features(params["weight"], events.contexts[rows], chosen)
+        reached = _features(params["weight"], shared[rows], chosen)
     base, bias = reached.work.copy(), params["bias"].copy()
     size, rate = settings.batch_size, settings.learning_rate
     with np.errstate(

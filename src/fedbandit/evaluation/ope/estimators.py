@@ -223,7 +223,7 @@ class DirectMethod:
 
 
 @dataclass(frozen=True)
-class DoublyRobust:
+class DoublyRobustEstimator:
     """The direct method, corrected by w·(r - predicted): unbiased if either the propensities or the model are right."""
 
     def used(self, weights: np.ndarray) -> np.ndarray:
@@ -243,7 +243,7 @@ class DoublyRobust:
 
 
 @dataclass(frozen=True)
-class Switch(DoublyRobust):
+class Switch(DoublyRobustEstimator):
     """SWITCH (Wang et al., 2017): the doubly robust correction where weights are at most `limit`, elsewhere the model.
 
     Its interval allows for a model that is wrong wherever it is relied on.
@@ -262,7 +262,7 @@ BUILT_IN: dict[str, Estimator] = {
     "ips": IPS(),
     "snips": SelfNormalisedIPS(),
     "dm": DirectMethod(),
-    "dr": DoublyRobust(),
+    "dr": DoublyRobustEstimator(),
     "switch": Switch(),
 }
 NEEDS_MODEL = ("dm", "dr", "switch")

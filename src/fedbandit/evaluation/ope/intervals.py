@@ -1,6 +1,6 @@
 """Intervals from clients' sums: a calibrated bootstrap, and bounds that hold where it cannot be trusted.
 
-Clients are the independent units throughout. How well the intervals cover is measured by `fedbandit.studies.coverage`.
+Clients are the independent units throughout. How well the intervals cover is measured by `benchmarks.coverage`.
 """
 
 from collections.abc import Callable

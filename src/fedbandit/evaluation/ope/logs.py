@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from fedbandit.acting import explore
 from fedbandit.core.errors import DataError
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.progress import SILENT
@@ -46,9 +46,9 @@ def records_of(
             if predictions is None
             else predictions(rows)
         )
-        probabilities = policy.probabilities(
-            given.astype(np.float64), available_at(log, rows, num_actions)
-        )
+        contexts = None if predictions is None else split.contexts(rows)
+        exact, available = given.astype(np.float64), available_at(log, rows, num_actions)
+        probabilities = explore(policy, exact, available, contexts)
         actions = np.asarray(log.actions[rows])[:, None]
         target[rows] = np.take_along_axis(probabilities, actions, axis=1)[:, 0]
         if rewards is not None:
@@ -119,9 +119,8 @@ class LogTable:
     target: np.ndarray | None  # float64 [n], in the order of the split
 
 
-def read_log_table(path: Path, columns: LogColumns) -> LogTable:
-    """Read a CSV, TSV or Parquet file of logged decisions, grouped by client."""
-    table = Table(path)
+def read_log_table(table: Table, columns: LogColumns) -> LogTable:
+    """The logged decisions of a file or a frame, grouped by client."""
     texts = [
         name for name in (columns.action, columns.client, columns.available) if name is not None
     ]
@@ -137,17 +136,17 @@ def read_log_table(path: Path, columns: LogColumns) -> LogTable:
         for name in numbers:
             figures[name].append(batch.exact(name))
     if not cells[columns.action]:
-        raise DataError(f"{path}: the table has no rows")
+        raise DataError(f"{table.label}: the table has no rows")
     values = {name: np.concatenate(parts) for name, parts in figures.items()}
     if columns.propensity is not None:
-        _check(path, "propensity", columns.propensity, values[columns.propensity], above=0.0)
+        _check(table.label, "propensity", columns.propensity, values[columns.propensity], above=0.0)
     if columns.target is not None:
-        _check(path, "probability", columns.target, values[columns.target], above=-1e-12)
-    return _grouped(path, columns, cells, values)
+        _check(table.label, "probability", columns.target, values[columns.target], above=-1e-12)
+    return _grouped(table.label, columns, cells, values)
 
 
 def _grouped(
-    path: Path, columns: LogColumns, cells: dict[str, list[str]], values: dict[str, np.ndarray]
+    label: str, columns: LogColumns, cells: dict[str, list[str]], values: dict[str, np.ndarray]
 ) -> LogTable:
     taken = cells[columns.action]
     sets = (
@@ -158,7 +157,7 @@ def _grouped(
     names = {*taken, *(name for row in sets for name in row)}
     if "" in names:
         raise DataError(
-            f"{path}: column {columns.action}, row {taken.index('')}: the action is missing"
+            f"{label}: column {columns.action}, row {taken.index('')}: the action is missing"
         )
     actions = in_natural_order(names)
     code = {name: number for number, name in enumerate(actions)}
@@ -167,7 +166,7 @@ def _grouped(
     order = np.argsort(owner, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(ids)))])
     available = (
-        _available(f"{path}: column {columns.available}", taken, sets, code)
+        _available(f"{label}: column {columns.available}", taken, sets, code)
         if columns.available
         else None
     )
@@ -202,8 +201,8 @@ def _available(
     return Ragged.from_rows(rows)
 
 
-def _check(path: Path, what: str, column: str, values: np.ndarray, above: float) -> None:
+def _check(label: str, what: str, column: str, values: np.ndarray, above: float) -> None:
     bad = np.flatnonzero(~((values > above) & (values <= 1)))
     if len(bad):
         row = int(bad[0])
-        raise DataError(f"{path}: column {column}, row {row}: a {what} cannot be {values[row]:g}")
+        raise DataError(f"{label}: column {column}, row {row}: a {what} cannot be {values[row]:g}")

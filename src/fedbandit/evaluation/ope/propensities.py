@@ -39,7 +39,7 @@ def _linear(split: Split, num_actions: int, half: np.ndarray) -> np.ndarray | No
     if columns is None:
         return None
     n = split.num_examples
-    x = columns.features(split.contexts(np.arange(n)))
+    x = columns.features(split.shared(np.arange(n)))
     taken = np.zeros((n, num_actions))
     taken[np.arange(n), np.asarray(log_of(split).actions)] = 1
     shares = _shares(split, num_actions, half)

@@ -7,8 +7,9 @@ from typing import Self
 
 import numpy as np
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts, Split
+from fedbandit.data.dataset import Split
 from fedbandit.evaluation.ope.logs import RowScores, log_of
 
 PRIOR_EVENTS = 10.0  # an action is held to be average until it has been seen about this often
@@ -52,7 +53,7 @@ class Columns:
     mean: np.ndarray  # [m]
     deviation: np.ndarray  # [m]
 
-    def features(self, contexts: Contexts) -> np.ndarray:
+    def features(self, contexts: Features) -> np.ndarray:
         """[n, 1 + m]: a one, and the standardised columns."""
         x = np.zeros((len(contexts), len(self.chosen)))
         if isinstance(contexts, Ragged):
@@ -93,7 +94,7 @@ class LinearSums:
 
 
 def linear_sums(
-    columns: Columns, contexts: Contexts, actions: np.ndarray, rewards: np.ndarray, num_actions: int
+    columns: Columns, contexts: Features, actions: np.ndarray, rewards: np.ndarray, num_actions: int
 ) -> LinearSums:
     """A client's part: the sums of its own log."""
     x = columns.features(contexts)
@@ -110,7 +111,7 @@ def choose_columns(split: Split, num_actions: int) -> Columns | None:
     """The columns that vary most, as many as the sums have room for; None if contexts tell nothing apart."""
     count, total, squares = 0, np.zeros(0), np.zeros(0)
     for rows in _blocks(np.arange(split.num_examples)):
-        first, second = _moments(split.contexts(rows))
+        first, second = _moments(split.shared(rows))
         width = max(len(total), len(first))
         total, squares = (np.pad(s, (0, width - len(s))) for s in (total, squares))
         total[: len(first)] += first
@@ -139,13 +140,13 @@ def linear_rewards(split: Split, num_actions: int) -> RowScores | None:
     half = np.repeat(np.arange(split.num_clients) % 2, split.sizes())
 
     def sums(rows: np.ndarray) -> LinearSums:
-        return linear_sums(columns, split.contexts(rows), actions[rows], rewards[rows], num_actions)
+        return linear_sums(columns, split.shared(rows), actions[rows], rewards[rows], num_actions)
 
     halves = [np.flatnonzero(half != number) for number in (0, 1)]
     fitted = [reduce(add, map(sums, _blocks(rows) or [rows])).fitted() for rows in halves]
 
     def predict(rows: np.ndarray) -> np.ndarray:
-        x = columns.features(split.contexts(rows))
+        x = columns.features(split.shared(rows))
         predicted: np.ndarray = np.where(
             (half[rows] == 0)[:, None], x @ fitted[0].T, x @ fitted[1].T
         )
@@ -154,7 +155,7 @@ def linear_rewards(split: Split, num_actions: int) -> RowScores | None:
     return predict
 
 
-def _moments(contexts: Contexts) -> tuple[np.ndarray, np.ndarray]:
+def _moments(contexts: Features) -> tuple[np.ndarray, np.ndarray]:
     """Sums and sums of squares of every column; a word stands once in a row."""
     if isinstance(contexts, Ragged):
         assert contexts.values is not None

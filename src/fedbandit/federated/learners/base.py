@@ -1,4 +1,4 @@
-"""How one client scores and trains: by automatic differentiation for any model, by a kernel where there is one.
+"""How one client trains: by automatic differentiation for any model, by a kernel where there is one.
 
 A learner works on flat weight vectors and a chunk of clients at a time. It knows nothing of rounds, policies or the
 server.
@@ -10,17 +10,14 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from fedbandit.acting.predictors import model_input, single_threaded_torch
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
 from fedbandit.objectives import Batch, Objective
-
-_SCORE_ROWS = (
-    256  # contexts scored at a time: enough to keep a core busy, little enough to stay in its cache
-)
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ Drift = Callable[[int], np.ndarray | None]
 
 
 class Learner(Protocol):
-    """Predicts, and trains a chunk of clients.
+    """Trains a chunk of clients.
 
     Every learner takes one affine correction per client: gradient + pull · (w - received) + drift.
     """
@@ -59,10 +56,6 @@ class Learner(Protocol):
 
     @property
     def settings(self) -> ClientSettings: ...
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        """What the model of these weights says about every action."""
-        ...
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -78,17 +71,6 @@ class Learner(Protocol):
     ) -> Iterator[np.ndarray | None]:
         """Each client's change of the weights [P], not clipped; None for a client without events."""
         ...
-
-
-def single_threaded_torch() -> Any:
-    """Torch with one intra-op thread in the calling thread: torch keeps the number per thread, and it changes the bits.
-
-    Chunks are the unit of parallel work; teams of threads inside them only get in the way.
-    """
-    import torch
-
-    torch.set_num_threads(1)
-    return torch
 
 
 @dataclass(frozen=True)
@@ -110,18 +92,6 @@ class AutogradLearner:
     def over(self, base: np.ndarray) -> "AutogradLearner":
         """The same learner for the trainable part of a whole model."""
         return replace(self, base=base)
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        torch = single_threaded_torch()
-        params = self.layout.split(torch.from_numpy(weights))
-        with torch.no_grad():
-            blocks = [
-                self.model.scores(
-                    params, _context_tensor(contexts, start, start + _SCORE_ROWS, weights.dtype)
-                ).numpy()
-                for start in range(0, len(contexts), _SCORE_ROWS)
-            ]
-        return prediction_of(blocks, self.model.heads, weights.dtype)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -178,7 +148,7 @@ class AutogradLearner:
         for _ in range(self.settings.epochs):
             for begin in range(first, last, size):
                 end = min(begin + size, last)
-                x = _context_tensor(events.contexts, begin, end, dtype)
+                x = model_input(events.contexts.slice(begin, end), dtype)
                 gradients = torch.autograd.grad(
                     self._loss(self.model.scores(params, x), events, begin, end), views
                 )
@@ -196,6 +166,9 @@ class AutogradLearner:
 
     def _loss(self, scores: Any, events: Events, begin: int, end: int) -> Any:
         batch = _batch(events, begin, end, scores.dtype)
+        if events.contexts.candidates is not None:
+            bounds = events.contexts.candidates.bounds[begin : end + 1]
+            return self._loss_over_candidates(scores, batch, bounds - bounds[0])
         if not self.model.heads:
             return self.objective.loss(scores, batch)
         weights = batch.weights
@@ -208,11 +181,59 @@ class AutogradLearner:
         ]
         return sum(losses)
 
+    def _loss_over_candidates(self, scores: Any, batch: Batch, bounds: np.ndarray) -> Any:
+        """Objectives see decisions with equally many candidates together: scores [b, k]."""
+        import torch
 
-def prediction_of(blocks: list[np.ndarray], heads: int, dtype: np.dtype) -> Prediction:
-    """What scores say that were made block by block; those of an ensemble are [n, heads, K]."""
-    scores = np.concatenate(blocks) if blocks else np.zeros((0, 1, 1) if heads else (0, 1), dtype)
-    return Prediction(scores.mean(axis=1), heads=scores) if heads else Prediction(scores)
+        sums, whole = getattr(self.objective, "reduction", "mean") == "half-sum", len(bounds) - 1
+        total = scores.new_zeros(())
+        for rows, at, _ in Prediction(np.empty(bounds[-1]), bounds=bounds).blocks():
+            chosen, entries = torch.from_numpy(rows), torch.from_numpy(at)
+            part = Batch(
+                actions=batch.actions[chosen],
+                rewards=batch.rewards[chosen],
+                propensities=batch.propensities[chosen],
+                targets=None if batch.targets is None else batch.targets[entries],
+                weights=None if batch.weights is None else batch.weights[chosen],
+            )
+            share = 1.0 if sums else len(rows) / whole
+            total = total + share * self.objective.loss(scores[entries], part)
+        return total
+
+
+@dataclass(frozen=True)
+class ChosenCandidates:
+    """Trains another learner on the candidates that were chosen: a loss on one action touches no other.
+
+    `rows` makes rows of a linear model of them; without it the other learner sees decisions with
+    one candidate each.
+    """
+
+    learner: Learner
+    rows: Callable[[Contexts], Ragged] | None = None
+
+    @property
+    def chunk_events(self) -> int:
+        return self.learner.chunk_events
+
+    @property
+    def settings(self) -> ClientSettings:
+        return self.learner.settings
+
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
+        return self.learner.train(weights, self._chosen(events), clip_norm, pull)
+
+    def updates(
+        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+    ) -> Iterator[np.ndarray | None]:
+        return self.learner.updates(weights, self._chosen(events), pull, drift)
+
+    def _chosen(self, events: Events) -> Events:
+        contexts = events.contexts.chosen(events.actions)
+        contexts = contexts if self.rows is None else Contexts(self.rows(contexts))
+        return replace(events, contexts=contexts, actions=np.zeros(len(events), np.int64))
 
 
 def clipped_sum_of(
@@ -233,33 +254,29 @@ def clipped_sum_of(
     return DenseSum(total), norms
 
 
-def _context_tensor(contexts: Contexts, begin: int, end: int, dtype: np.dtype) -> Any:
-    """A block of contexts as the model wants them: a tensor, or sparse rows as they are."""
-    import torch
-
-    if isinstance(contexts, Ragged):
-        return contexts.slice(begin, min(end, len(contexts)))
-    return torch.from_numpy(np.ascontiguousarray(contexts[begin:end], dtype))
-
-
 def _batch(events: Events, begin: int, end: int, dtype: Any) -> Batch:
     import torch
 
-    def tensor(values: np.ndarray) -> Any:
-        return torch.from_numpy(np.ascontiguousarray(values[begin:end])).to(dtype)
+    def tensor(values: np.ndarray, first: int = begin, last: int = end) -> Any:
+        return torch.from_numpy(np.ascontiguousarray(values[first:last])).to(dtype)
 
+    targets, shown = events.targets, events.contexts.candidates
+    if targets is not None and shown is not None:
+        targets = tensor(targets, int(shown.bounds[begin]), int(shown.bounds[end]))
+    elif targets is not None:
+        targets = tensor(targets)
     return Batch(
         actions=torch.from_numpy(events.actions[begin:end]),
         rewards=tensor(events.rewards),
         propensities=tensor(events.propensities),
-        targets=None if events.targets is None else tensor(events.targets),
+        targets=targets,
         weights=None if events.weights is None else tensor(events.weights),
     )
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """Predicts like another learner and never trains: the baseline of an initial model left as it is."""
+    """Stands in for another learner and never trains: the baseline of an initial model."""
 
     learner: Learner
 
@@ -274,9 +291,6 @@ class Untrained:
     @property
     def settings(self) -> ClientSettings:
         return self.learner.settings
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        return self.learner.predict(weights, contexts)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0

@@ -1,14 +1,20 @@
 """From a model to what predicts and trains with it: a kernel where there is one, autograd elsewhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from fedbandit.acting import Predictor, make_predictor
 from fedbandit.core.errors import ConfigError, needing
-from fedbandit.federated.learners.base import AutogradLearner, ClientSettings, Learner
+from fedbandit.federated.learners.base import (
+    AutogradLearner,
+    ChosenCandidates,
+    ClientSettings,
+    Learner,
+)
 from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
 from fedbandit.objectives import Objective, Pointwise
 
@@ -20,10 +26,22 @@ def make_learner(
     settings: ClientSettings,
     device: str = "cpu",
     freezing: Freezing | None = None,
+    over_candidates: bool = False,
 ) -> Learner:
     """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
     if model.heads and not isinstance(objective, Pointwise):
         raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
+    if over_candidates:
+        if device != "cpu":
+            raise ConfigError(
+                f"device: models over candidates are trained on the cpu, not {device}"
+            )
+        one_action = isinstance(objective, Pointwise) and not objective.supervised
+        if not one_action:
+            return AutogradLearner(model, layout, objective, settings, freezing)
+        single = replace(model, rows=None)
+        inner = make_learner(single, layout, objective, settings, freezing=freezing)
+        return ChosenCandidates(inner, model.rows)
     if isinstance(objective, Pointwise) and device == "cpu" and freezing is None:
         if model.kernel == "sparse-linear":
             from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
@@ -75,17 +93,22 @@ class Trainable:
 
     model: Model
     layout: Layout
+    over_candidates: bool = False
 
     @classmethod
     def of(cls, described: Mapping[str, Any], data: DataSpec) -> "Trainable":
         """From a model's name and parameters; what simulations, devices, servers and scoring all use."""
         parameters = {key: value for key, value in described.items() if key != "name"}
         model = build_model(described["name"], data, parameters)
-        return cls(model, Layout.of(model.init(0)))
+        return cls(model, Layout.of(model.init(0)), data.items is not None)
 
     def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
         """The model before anything has been learned, flat."""
         return self.layout.flatten(self.model.init(seed), dtype)
+
+    def predictor(self, device: str = "cpu", *, light: bool = False) -> Predictor:
+        """The fastest predictor there is for this model; a light one never compiles."""
+        return make_predictor(self.model, self.layout, device, light=light)
 
     def learner(
         self,
@@ -95,4 +118,6 @@ class Trainable:
         freezing: Freezing | None = None,
     ) -> Learner:
         """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
-        return make_learner(self.model, self.layout, objective, settings, device, freezing)
+        return make_learner(
+            self.model, self.layout, objective, settings, device, freezing, self.over_candidates
+        )

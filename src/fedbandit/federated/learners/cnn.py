@@ -5,7 +5,7 @@ the large dense layer stays as received, is multiplied with all their mini-batch
 it only the factors are kept. Knows nothing of rounds, policies or the server.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -14,48 +14,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedbandit.core.prediction import Prediction
-from fedbandit.data.dataset import Contexts
+from fedbandit.acting.predictors import single_threaded_torch
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import (
     ClientSettings,
     Drift,
     clipped_sum_of,
-    single_threaded_torch,
 )
-from fedbandit.federated.learners.convolutions import BLOCK, Convolutions, Room
 from fedbandit.federated.learners.dense import Errors, trained_by_hand
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
+from fedbandit.models.kernels.cnn import LARGE, CnnNetwork, descend_output, images_of
+from fedbandit.models.kernels.convolutions import Convolutions, Room
 from fedbandit.objectives import Pointwise
 
-_SCORE_ROWS = 256  # images scored at a time: enough for the dense layers to be worth reading once
 _ABREAST = 4  # clients in training at a time: enough rows for the large layer's products to run at full speed
 _MOST_STEPS = 512  # events of a client, over all epochs, whose factors are kept; beyond, their products cost more
-_LARGE = "dense1"
 
 
 @dataclass(frozen=True)
 class CnnLearner:
-    """Scores and trains `fedbandit.models.builtin.cnn` with any of the built-in objectives; one thread per chunk."""
+    """Trains `fedbandit.models.builtin.cnn` with any of the built-in objectives; one thread per chunk."""
 
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
     chunk_events: ClassVar[int] = 512
-
-    @torch.no_grad()
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        assert isinstance(contexts, np.ndarray)
-        single_threaded_torch()
-        rows = min(len(contexts), _SCORE_ROWS)
-        network = _Network(self.layout, _images(contexts, weights.dtype), rows, min(rows, BLOCK))
-        network.load(torch.from_numpy(weights))
-        scores = np.empty((len(contexts), network.num_actions), weights.dtype)
-        for start in range(0, len(contexts), _SCORE_ROWS):
-            stop = min(start + _SCORE_ROWS, len(contexts))
-            scores[start:stop] = network.forward(start, stop).numpy()
-        return Prediction(scores)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -72,9 +56,9 @@ class CnnLearner:
         self, weights: np.ndarray, events: Events, clip_norm: float
     ) -> tuple[UpdateSum, np.ndarray]:
         """As the updates are summed elsewhere, but the large layer's are never made one by one."""
-        assert isinstance(events.contexts, np.ndarray)
+        assert isinstance(events.contexts.shared, np.ndarray)
         single_threaded_torch()
-        images = _images(events.contexts, weights.dtype)
+        images = images_of(events.contexts.shared, weights.dtype)
         group = _Abreast(
             self.layout, images, torch.from_numpy(weights), events, self.objective, self.settings
         )
@@ -88,60 +72,13 @@ class CnnLearner:
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
         """Each client's update; it lies in the working copy, and is gone when the next one is asked for."""
-        assert isinstance(events.contexts, np.ndarray)
-        images = _images(events.contexts, weights.dtype)
+        assert isinstance(events.contexts.shared, np.ndarray)
+        images = images_of(events.contexts.shared, weights.dtype)
 
-        def network(batch: int) -> "_Network":
-            return _Network(self.layout, images, batch, batch)
+        def network(batch: int) -> CnnNetwork:
+            return CnnNetwork(self.layout, images, batch, batch)
 
         return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
-
-
-def _descend_output(p: Mapping[str, Tensor], hidden: Tensor, errors: Tensor, rate: float) -> Tensor:
-    """A step of the last layer and of the hidden units' bias; the gradient of the hidden units [b, 512]."""
-    gradient = torch.mm(errors, p["dense2"].T).mul_(hidden > 0)
-    p["dense2"].addmm_(hidden.T, errors, alpha=-rate)
-    p["dense2_bias"].sub_(errors.sum(0), alpha=rate)
-    p["dense1_bias"].sub_(gradient.sum(0), alpha=rate)
-    return gradient
-
-
-class _Network:
-    """One client's weights, all of them changed in place, and its way through a mini-batch."""
-
-    def __init__(self, layout: Layout, images: np.ndarray, batch: int, kept: int) -> None:
-        """`images` [n, H, W, C] are those of the chunk; `batch` at most go forth at a time, `kept` also back."""
-        room = Room(images, batch)
-        self.weights = room.zeros(layout.size)
-        self._params = layout.split(self.weights)
-        self.num_actions = len(self._params["dense2_bias"])
-        self._convolutions = Convolutions(self._params, room, kept)
-        self._features, self._hidden = room.zeros(batch, room.features), room.zeros(batch, 512)
-        self._here = 0
-
-    def load(self, weights: Tensor) -> None:
-        """Start again from the given flat weights."""
-        self.weights.copy_(weights)
-        self.changed()
-
-    def changed(self) -> None:
-        self._convolutions.changed()
-
-    def forward(self, begin: int, end: int) -> Tensor:
-        """Scores [b, K] of some of the chunk's images."""
-        p, self._here = self._params, end - begin
-        features, hidden = self._features[: self._here], self._hidden[: self._here]
-        self._convolutions.forward(begin, features)
-        torch.addmm(p["dense1_bias"], features, p[_LARGE], out=hidden).relu_()
-        return torch.addmm(p["dense2_bias"], hidden, p["dense2"])
-
-    def descend(self, errors: Tensor, rate: float) -> None:
-        """One step of gradient descent from the derivative of the loss by the scores [b, K] of the last `forward`."""
-        features, hidden = self._features[: self._here], self._hidden[: self._here]
-        hidden_gradient = _descend_output(self._params, hidden, errors, rate)
-        gradient = torch.mm(hidden_gradient, self._params[_LARGE].T)
-        self._params[_LARGE].addmm_(features.T, hidden_gradient, alpha=-rate)
-        self._convolutions.descend(features, gradient, rate)
 
 
 @dataclass(frozen=True)
@@ -167,13 +104,13 @@ class _Abreast:
         objective: Pointwise,
         settings: ClientSettings,
     ) -> None:
-        large = [name for name, _ in layout.shapes].index(_LARGE)
+        large = [name for name, _ in layout.shapes].index(LARGE)
         sizes = [prod(shape) for _, shape in layout.shapes]
         self._at = slice(
             sum(sizes[:large]), sum(sizes[: large + 1])
         )  # of the large layer in the weights
         self._received = received
-        self._dense = layout.split(received)[_LARGE]
+        self._dense = layout.split(received)[LARGE]
         self._small = torch.cat([received[: self._at.start], received[self._at.stop :]])
         self._small_total = torch.zeros_like(self._small)
 
@@ -185,7 +122,7 @@ class _Abreast:
         self._kept, self._bounds = room_for(settings.epochs * len(events)), events.bounds
         clients, batch = np.flatnonzero(np.diff(events.bounds)), settings.batch_size
         self._clients = iter(clients.tolist())
-        small = Layout(tuple(part for part in layout.shapes if part[0] != _LARGE))
+        small = Layout(tuple(part for part in layout.shapes if part[0] != LARGE))
         errors = Errors(objective, events, images.dtype, dict(layout.shapes)["dense2_bias"][0])
         room = Room(images, batch)
         self._members = [
@@ -309,7 +246,7 @@ class _Member:
             hidden.addmm_(self._by_inputs, added.moves, alpha=-1)
         hidden.relu_()
         scores = torch.addmm(p["dense2_bias"], hidden, p["dense2"])
-        return _descend_output(
+        return descend_output(
             p, hidden, self._errors(scores, self._begin, self._end), self._settings.learning_rate
         )
 
@@ -333,10 +270,3 @@ class _Member:
         """The norm of the client's update; the small layers hold their change from here on."""
         change = self.weights.sub_(self._received)
         return float(np.sqrt(max(self._square, 0.0) + float(change.square().sum())))
-
-
-def _images(contexts: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """[n, H, W] or [n, H, W, C] as [n, H, W, C] of the weights' type."""
-    if contexts.ndim == 3:
-        contexts = contexts[..., None]
-    return np.ascontiguousarray(contexts, dtype)

@@ -1,47 +1,32 @@
 """Linear models on dense features, in compiled loops: what automatic differentiation gives, in less time.
 
-A loss on the chosen action moves one column of the weights, so a client works on the columns of its actions alone. A
-context's scores do not depend on the contexts beside it, to the last bit. Needs no torch.
+A loss on the chosen action moves one column of the weights, so a client works on the columns of its actions alone.
+Needs no torch.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 import numpy as np
 
-from fedbandit.core.prediction import Prediction
-from fedbandit.data.dataset import Contexts
+from fedbandit.acting.predictors import unit_features
 from fedbandit.events import Events
-from fedbandit.federated.learners import dense_kernels as kernels
 from fedbandit.federated.learners.base import ClientSettings, Drift
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
+from fedbandit.models.kernels import dense_kernels as kernels
 from fedbandit.objectives import Pointwise
-
-_SCORE_ROWS = 4096  # contexts scored at a time: bounds the memory of a whole split
-_LEAST = 1e-12  # a shorter context is not stretched to length one; torch's `normalize` has the same
 
 
 @dataclass(frozen=True)
 class DenseLinearLearner:
-    """Predicts with and trains `weight [features, K]` and `bias [K]` on contexts of length one."""
+    """Trains `weight [features, K]` and `bias [K]` on contexts of length one."""
 
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
     chunk_events: ClassVar[int] = 256
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        assert isinstance(contexts, np.ndarray)
-        params = self.layout.split(weights)
-        scores = np.empty((len(contexts), len(params["bias"])), weights.dtype)
-        for start in range(0, len(contexts), _SCORE_ROWS):
-            rows = slice(start, start + _SCORE_ROWS)
-            x = features_of(contexts[rows], weights.dtype)
-            kernels.scores(x, params["weight"], params["bias"], scores[rows])
-        return Prediction(scores)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
@@ -49,7 +34,7 @@ class DenseLinearLearner:
         norms = np.zeros(events.num_clients)
         if not self.objective.supervised:
             top = Top(self.layout, weights)
-            x = features_of(events.contexts, weights.dtype)
+            x = unit_features(events.contexts.shared, weights.dtype)
             logged = logged_of(events, self.objective, weights.dtype)
             how = how_of(self.objective, self.settings, self._num_actions, weights.dtype)
             pulled = weights.dtype.type(self.settings.learning_rate * pull)
@@ -72,7 +57,7 @@ class DenseLinearLearner:
     ) -> Iterator[np.ndarray | None]:
         dtype, size = weights.dtype, self.settings.batch_size
         rate, pulled = (dtype.type(self.settings.learning_rate * factor) for factor in (1.0, pull))
-        x = features_of(events.contexts, dtype)
+        x = unit_features(events.contexts.shared, dtype)
         importance = self.objective.weights(np.asarray(events.propensities, dtype), events.weights)
         for client in range(events.num_clients):
             first, last = int(events.bounds[client]), int(events.bounds[client + 1])
@@ -121,16 +106,6 @@ class DenseLinearLearner:
         whole = np.zeros_like(scores)
         whole[number, events.actions[rows]] = errors[:, 0]
         return whole
-
-
-def features_of(contexts: Contexts, dtype: np.dtype) -> np.ndarray:
-    """Dense contexts scaled to length one: [n, features] of the weights' type."""
-    assert isinstance(contexts, np.ndarray)
-    flat = contexts.reshape(len(contexts), prod(contexts.shape[1:]))
-    x = np.ascontiguousarray(flat, dtype)
-    with np.errstate(over="ignore"):
-        lengths = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
-    return np.asarray(x / np.maximum(lengths, dtype.type(_LEAST)))
 
 
 def logged_of(

@@ -11,37 +11,23 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbandit.core.loops import Loops
-from fedbandit.core.prediction import Prediction
+from fedbandit.acting.predictors import sparse_loops
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Drift
 from fedbandit.federated.pipeline import EntrySum, JoinedSum, RowSum, UpdateSum
 from fedbandit.models.base import Layout
 from fedbandit.objectives import Pointwise
 
-loops = Loops(
-    "fedbandit.federated.learners.sparse_plain", "fedbandit.federated.learners.sparse_kernels"
-)
-
 
 @dataclass(frozen=True)
 class SparseLinearLearner:
-    """Predicts with and trains `weight [words, K]` and `bias [K]` on rows of (word, value)."""
+    """Trains `weight [words, K]` and `bias [K]` on rows of (word, value)."""
 
     layout: Layout
     objective: Pointwise
     settings: ClientSettings
     chunk_events: ClassVar[int] = 2048
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        assert isinstance(contexts, Ragged)
-        params = self.layout.split(weights)
-        out = np.empty((len(contexts), len(params["bias"])), weights.dtype)
-        values = np.asarray(contexts.values, weights.dtype)
-        loops.scores(params["weight"], params["bias"], contexts.offsets, contexts.ids, values, out)
-        return Prediction(out)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float | np.ndarray, pull: float = 0.0
@@ -88,11 +74,11 @@ class SparseLinearLearner:
         norms: np.ndarray,
     ) -> UpdateSum:
         """A loss on the chosen action reaches one entry of each word's row: work on those entries alone."""
-        params, contexts, dtype = self.layout.split(weights), events.contexts, weights.dtype
+        params, contexts, dtype = self.layout.split(weights), events.contexts.shared, weights.dtype
         assert isinstance(contexts, Ragged)
         entries, moves = np.empty(len(contexts.ids), np.int64), np.empty(len(contexts.ids), dtype)
         total_bias = np.zeros_like(params["bias"])
-        found = loops.train_chosen(
+        found = sparse_loops.train_chosen(
             contexts.offsets, contexts.ids, np.asarray(contexts.values, dtype), events.bounds, events.actions,
             np.asarray(events.rewards, dtype), *self._how(events, dtype), clip_norms,
             *self._correction(pull, dtype), np.empty(0, dtype) if drift is None else drift,
@@ -110,17 +96,17 @@ class SparseLinearLearner:
         norms: np.ndarray,
     ) -> UpdateSum:
         """A loss on all actions reaches whole rows: the chunk's are gathered once, and clients take turns on them."""
-        params, contexts, dtype = self.layout.split(weights), events.contexts, weights.dtype
+        params, contexts, dtype = self.layout.split(weights), events.contexts.shared, weights.dtype
         assert isinstance(contexts, Ragged)
         assert events.targets is not None
-        slots, rows = loops.number_rows(contexts.ids, len(params["weight"]))
+        slots, rows = sparse_loops.number_rows(contexts.ids, len(params["weight"]))
         base = np.take(params["weight"], rows, axis=0)
         total, total_bias = np.zeros_like(base), np.zeros_like(params["bias"])
         added = np.empty((0, len(total_bias)), dtype)
         if drift is not None:
             own = self.layout.split(drift)
             added = np.concatenate([np.take(own["weight"], rows, axis=0), own["bias"][None]])
-        loops.train_all(
+        sparse_loops.train_all(
             contexts.offsets, slots, np.asarray(contexts.values, dtype), events.bounds,
             np.asarray(events.targets, dtype), *self._how(events, dtype), clip_norms,
             *self._correction(pull, dtype), added,
@@ -186,12 +172,6 @@ class SparseHeadsLearner:
         return SparseLinearLearner(
             Layout((("weight", weight), ("bias", bias))), self.objective, self.settings
         )
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        heads = np.stack(
-            [self._head.predict(part, contexts).mean for part in self._parts(weights)], axis=1
-        )
-        return Prediction(heads.mean(axis=1), heads=heads)
 
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0

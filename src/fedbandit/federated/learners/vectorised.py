@@ -13,17 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbandit.core.contexts import Features
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import Contexts, contexts_between
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift, prediction_of
+from fedbandit.federated.learners.base import ClientSettings, Drift
 from fedbandit.federated.pipeline import DenseSum, UpdateSum
 from fedbandit.models.base import Freezing, Layout, Model
 from fedbandit.objectives import Objective, Pointwise
-
-_SCORE_ROWS = 1024
 
 
 def make_vectorised_learner(
@@ -85,7 +82,7 @@ class _Words:
     places: np.ndarray  # int64 [entries]: where an entry's word stands among those of its client
 
     @classmethod
-    def of(cls, contexts: Contexts, bounds: np.ndarray) -> "_Words":
+    def of(cls, contexts: Features, bounds: np.ndarray) -> "_Words":
         clients, keys, most = len(bounds) - 1, np.zeros(0, np.int64), 1
         if isinstance(contexts, Ragged):
             most = int(contexts.ids.max(initial=0)) + 1
@@ -123,22 +120,10 @@ class VectorisedLearner:
         """The same learner for the trainable part of a whole model."""
         return replace(self, base=base)
 
-    @torch.no_grad()
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        params, blocks = self.layout.split(_tensor(weights, self.device)), []
-        for start in range(0, len(contexts), _SCORE_ROWS):
-            block = contexts_between(contexts, start, min(start + _SCORE_ROWS, len(contexts)))
-            words = _Words.of(block, np.array([0, len(block)]))
-            own = self._reached(params, _tensor(words.ids[0], self.device))
-            blocks.append(
-                self.model.scores(own, self._features(block, words, weights.dtype)).cpu().numpy()
-            )
-        return prediction_of(blocks, self.model.heads, weights.dtype)
-
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        words = _Words.of(events.contexts, events.bounds)
+        words = _Words.of(events.contexts.shared, events.bounds)
         deltas = self._deltas(weights, events, words, pull, None)
         each = torch.stack(
             [torch.linalg.vector_norm(delta.flatten(1), dim=1) for delta in deltas.values()]
@@ -159,7 +144,7 @@ class VectorisedLearner:
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
     ) -> Iterator[np.ndarray | None]:
-        words = _Words.of(events.contexts, events.bounds)
+        words = _Words.of(events.contexts.shared, events.bounds)
         drifts = None if drift is None else [drift(client) for client in range(events.num_clients)]
         deltas = {
             name: delta.cpu().numpy()
@@ -204,7 +189,7 @@ class VectorisedLearner:
         }
         fixed = {name: own for name, own in start.items() if name not in local}
         added = None if drifts is None else self._drifts(drifts, words, weights)
-        x = self._features(events.contexts, words, weights.dtype)
+        x = self._features(events.contexts.shared, words, weights.dtype)
         actions = _tensor(events.actions, self.device)
         rewards = events.targets if self.objective.supervised else events.rewards[:, None]
         targets = _tensor(rewards, self.device, weights.dtype)
@@ -268,14 +253,10 @@ class VectorisedLearner:
             for name, values in params.items()
         }
 
-    def _features(self, contexts: Contexts, words: _Words, dtype: np.dtype) -> Tensor:
+    def _features(self, contexts: Features, words: _Words, dtype: np.dtype) -> Tensor:
         """Dense contexts as they are, sparse ones [n, most] by the words of their client."""
         if not isinstance(contexts, Ragged):
             return _tensor(contexts, self.device, dtype)
-        if not self._by_word:
-            raise ConfigError(
-                f"model.name: on device {self.device} only the built-in models take sparse features"
-            )
         values = _tensor(contexts.values, self.device, dtype)
         where = (_tensor(contexts.row_of_entry(), self.device), _tensor(words.places, self.device))
         return values.new_zeros(len(contexts), words.ids.shape[1]).index_put_(

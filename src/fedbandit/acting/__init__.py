@@ -1,0 +1,14 @@
+"""Acting: forward passes, exploration and drawing for a deployed version, one way for all callers."""
+
+from fedbandit.acting.actor import Actor, Chosen, NotFinite, WrongProbabilities, explore
+from fedbandit.acting.predictors import Predictor, make_predictor
+
+__all__ = [
+    "Actor",
+    "Chosen",
+    "NotFinite",
+    "Predictor",
+    "WrongProbabilities",
+    "explore",
+    "make_predictor",
+]

@@ -1,0 +1,281 @@
+"""Decisions with candidates of their own: acting, training and paying for them."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedbandit import simulate
+from fedbandit.acting import Actor, explore, make_predictor
+from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.config import Config
+from fedbandit.core.contexts import Candidates, Contexts, ItemSpec
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.prediction import Prediction, at_actions, best_action, over_actions
+from fedbandit.core.ragged import Ragged
+from fedbandit.data import FederatedDataset
+from fedbandit.data.dataset import Catalogue
+from fedbandit.data.embedded import gallery
+from fedbandit.data.writer import DatasetWriter
+from fedbandit.events import Events
+from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
+from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.models import DataSpec, Layout, build_model
+from fedbandit.objectives import DoublyRobust, Regression, WeightedRegression
+from fedbandit.policies import EpsilonGreedy, Falcon, Floored, Greedy, Softmax, Uniform
+
+RULES = [
+    Greedy(),
+    EpsilonGreedy(0.2),
+    Softmax(0.3),
+    Falcon(4, 20),
+    Uniform(),
+    Floored(Softmax(0.1), 0.05),
+]
+SPEC = DataSpec("dense", (3,), 0, ItemSpec("dense", (4,), 4.0, 6))
+
+
+def decisions(counts, seed=0, items=50):
+    """Decisions with so many candidates each, of random features."""
+    rng, bounds = np.random.default_rng(seed), np.cumsum([0, *counts])
+    features = rng.normal(size=(bounds[-1], 4)).astype(np.float32)
+    shown = Candidates(bounds, rng.integers(0, items, bounds[-1]), features)
+    return Contexts(rng.normal(size=(len(counts), 3)).astype(np.float32), shown)
+
+
+def linear(**parameters):
+    model = build_model("linear", SPEC, parameters)
+    layout = Layout.of(model.init(0))
+    return model, layout, np.random.default_rng(1).normal(size=layout.size)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@given(counts=st.lists(st.integers(2, 9), min_size=1, max_size=12), seed=st.integers(0, 99))
+def test_a_decision_is_made_as_if_it_were_the_only_one(rule, dtype, counts, seed):
+    rng, bounds = np.random.default_rng(seed), np.cumsum([0, *counts])
+    scores = rng.normal(size=bounds[-1]).astype(dtype)
+    whole = explore(rule, Prediction(scores, bounds=bounds))
+    for first, last in itertools.pairwise(bounds):
+        alone = rule.probabilities(Prediction(scores[None, first:last]))[0]
+        np.testing.assert_array_equal(whole[first:last], alone)
+
+
+def test_sums_and_choices_over_candidates_are_those_of_each_list():
+    bounds, values = np.array([0, 2, 5]), np.array([1.0, 4.0, 2.0, 8.0, 3.0])
+    assert over_actions(values, bounds).tolist() == [5, 13]
+    assert best_action(values, bounds).tolist() == [4, 8]
+    assert at_actions(values, np.array([1, 2]), bounds).tolist() == [4, 3]
+
+
+def test_some_decisions_keep_their_candidates():
+    contexts = decisions([3, 2, 5, 4])
+    some, part = contexts.take(np.array([2, 0])), contexts.slice(2, 4)
+    assert some.candidates.counts.tolist() == [5, 3]
+    bounds = contexts.candidates.bounds
+    np.testing.assert_array_equal(
+        some.candidates.features[:5], contexts.candidates.features[bounds[2] : bounds[3]]
+    )
+    np.testing.assert_array_equal(part.candidates.items, contexts.candidates.items[bounds[2] :])
+    actions = np.array([2, 1, 0, 3])
+    chosen = contexts.chosen(actions).candidates
+    np.testing.assert_array_equal(chosen.items, contexts.candidates.items[bounds[:-1] + actions])
+
+
+@pytest.mark.parametrize("light", [True, False])
+@pytest.mark.parametrize("features", [["item"], ["item", "shared*item"], None], ids=str)
+def test_linear_scores_are_those_of_a_plain_form(features, light):
+    given_features = {} if features is None else {"features": features}
+    model, layout, weights = linear(**given_features)
+    contexts = decisions([2, 4, 3])
+    found = make_predictor(model, layout, light=light).predict(weights, contexts)
+    parts, shown, expected = features or ["item", "shared", "shared*item"], contexts.candidates, []
+    for decision in range(3):
+        user = contexts.shared[decision].astype(np.float64)
+        user /= np.linalg.norm(user)
+        for row in range(shown.bounds[decision], shown.bounds[decision + 1]):
+            item = shown.features[row].astype(np.float64)
+            item /= np.linalg.norm(item)
+            sides = {"item": item, "shared": user, "shared*item": np.outer(user, item).ravel()}
+            x = np.concatenate([sides[part] for part in parts]) / np.sqrt(len(parts))
+            expected.append(x @ weights[:-1] + weights[-1])
+    np.testing.assert_allclose(found.mean, expected, rtol=0, atol=1e-6)
+    plain = TorchPredictor(model, layout).predict(weights, contexts)
+    np.testing.assert_allclose(plain.mean, found.mean, rtol=0, atol=1e-12)
+
+
+def test_crosses_beyond_the_buckets_are_hashed_into_them():
+    model, layout, weights = linear(features=["shared*item"], buckets=5)
+    assert layout.size == 6
+    scores = make_predictor(model, layout).predict(weights, decisions([2, 3])).mean
+    assert len(np.unique(scores)) == 5
+
+
+def events(counts, seed=3):
+    rng, contexts = np.random.default_rng(seed), decisions(counts, seed)
+    n = len(counts)
+    return Events(
+        bounds=np.array([0, 5, 5, n]),
+        contexts=contexts,
+        actions=np.array([rng.integers(0, count) for count in counts]),
+        rewards=rng.random(n).astype(np.float32),
+        propensities=rng.uniform(0.1, 1, n),
+        versions=np.zeros(n, np.int32),
+        fresh=np.ones(n, bool),
+        targets=rng.random(sum(counts)),
+        weights=rng.uniform(0.5, 1.5, n),
+    )
+
+
+@pytest.mark.parametrize("objective", [Regression(), WeightedRegression(scale=0.5)], ids=repr)
+def test_training_touches_the_chosen_row_and_agrees_with_automatic_differentiation(objective):
+    logged = events([2, 3, 5, 4, 2, 3, 3, 6, 2, 4, 5])
+    trainable = Trainable.of({"name": "linear"}, SPEC)
+    settings = ClientSettings(learning_rate=0.3, batch_size=4, epochs=2)
+    weights = np.random.default_rng(1).normal(size=trainable.layout.size)
+    fast = trainable.learner(objective, settings)
+    slow = AutogradLearner(trainable.model, trainable.layout, objective, settings)
+    for own, other in zip(
+        fast.updates(weights, logged), slow.updates(weights, logged), strict=True
+    ):
+        assert (own is None) == (other is None)
+        if own is not None:
+            assert np.abs(own).max() > 1e-3
+            np.testing.assert_allclose(own, other, rtol=0, atol=1e-12)
+
+
+def test_a_loss_over_all_candidates_is_the_mean_over_decisions_of_the_mean_over_candidates():
+    logged = events([2, 3, 5, 4, 2, 3, 3, 6, 2, 4, 5])
+    trainable = Trainable.of({"name": "linear"}, SPEC)
+    settings = ClientSettings(learning_rate=0.3, batch_size=100)
+    weights = np.random.default_rng(1).normal(size=trainable.layout.size)
+    logged = replace(logged, weights=None)
+    learner = trainable.learner(DoublyRobust(), settings)
+    (update, nothing, _) = learner.updates(weights, logged)
+    assert nothing is None
+    rows = trainable.model.rows(logged.contexts.slice(0, 5))
+    x = np.zeros((len(rows), trainable.layout.size))
+    x[rows.row_of_entry(), rows.ids], x[:, -1] = rows.values, 1
+    errors = x @ weights - logged.targets[: len(rows)]
+    counts = np.diff(logged.contexts.candidates.bounds[:6])
+    gradient = (2 * errors / np.repeat(5 * counts, counts)) @ x
+    np.testing.assert_allclose(update, -0.3 * gradient, rtol=0, atol=1e-7)
+
+
+# --- whole runs ---
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return FederatedDataset.open(
+        gallery.generate(tmp_path_factory.mktemp("data") / "gallery", users=60, personal=0.2)
+    )
+
+
+def config(photos, **values):
+    base = {
+        "data": {"source": str(photos.path)},
+        "scenario": "scratch",
+        "rounds": 12,
+        "deploy_every": 3,
+        "clients_per_round": 20,
+        "client": {"learning_rate": 1.0},
+        "server": {"learning_rate": 0.05},
+        "threads": 1,
+    }
+    return Config.build({**base, **values})
+
+
+def test_a_gallery_is_learned(photos):
+    results = simulate(config(photos, rounds=30), photos).collect()
+    rewards = results["reward"]
+    assert rewards[-6:].mean() > rewards[:3].mean() + 0.1
+    assert 0.4 < results.runs[0].rounds[-1]["test_hit_rate"] <= 1
+
+
+@pytest.mark.parametrize("objective", ["weighted-regression", "doubly-robust"])
+@pytest.mark.parametrize("mode", ["simple", "population"])
+def test_threads_change_no_bit(photos, objective, mode):
+    both = [
+        simulate(
+            config(photos, objective={"name": objective}, mode=mode, threads=threads), photos
+        ).collect()
+        for threads in (1, 3)
+    ]
+    assert both[0].runs[0].rounds == both[1].runs[0].rounds
+
+
+def test_propensities_are_those_of_the_rule_over_the_decisions_own_candidates(photos):
+    chosen = config(photos, policy={"name": "epsilon-greedy", "epsilon": 0.2})
+    simulation = simulate(chosen, photos)
+    work, state = simulation.experiment.bandit.work, simulation.state
+    logged = work.act(np.arange(10), work.broadcast(state))
+    counts = logged.contexts.candidates.counts
+    assert len(set(counts.tolist())) > 2
+    greedy = np.isclose(logged.propensities, 0.8 + 0.2 / counts)
+    assert (greedy | np.isclose(logged.propensities, 0.2 / counts)).all()
+    assert (logged.actions < counts).all()
+    right = [
+        action in photos.train.labels.slice(row, row + 1).ids
+        for row, action in zip(
+            work.plan.visits(photos.train, np.arange(10), 1).rows, logged.actions, strict=True
+        )
+    ]
+    np.testing.assert_array_equal(logged.rewards, right)
+
+
+def test_actor_and_fused_draws_agree(photos, monkeypatch):
+    contexts = photos.train.contexts(np.arange(40))
+    trainable = Trainable.of({"name": "linear"}, DataSpec.of(photos.header))
+    weights = np.random.default_rng(0).normal(size=trainable.layout.size).astype(np.float32)
+    uniforms, found = np.random.default_rng(1).random(40), []
+    for patience in ("0", "inf"):
+        monkeypatch.setenv("FEDBANDIT_PATIENCE", patience)
+        from fedbandit.core.loops import Loops
+
+        loops = Loops("fedbandit.core.plain", "fedbandit.core.kernels")
+        actor = Actor(trainable.predictor(), weights, Softmax(0.2), loops)
+        found.append(actor.choose(contexts, uniforms))
+    np.testing.assert_array_equal(found[0].actions, found[1].actions)
+    np.testing.assert_array_equal(found[0].propensities, found[1].propensities)
+
+
+@pytest.mark.parametrize(
+    ("given_values", "said"),
+    [
+        ({"scenario": "init-shift"}, "scenario: init-shift shifts fixed actions"),
+        ({"scenario": "drift"}, "scenario: drift changes fixed actions"),
+        ({"environment": {"name": "linear"}}, "environment.name: linear has a parameter"),
+        ({"model": {"name": "mlp"}}, "model.name: mlp scores fixed actions"),
+        ({"model": {"name": "linear", "features": ["user"]}}, "model.features: 'user' is not"),
+        ({"model": {"name": "linear", "features": ["shared"]}}, "model.features: without the"),
+    ],
+    ids=str,
+)
+def test_what_is_about_fixed_actions_is_refused_in_one_line(photos, given_values, said):
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        simulate(config(photos, **given_values), photos)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "labels", "said"),
+    [
+        ([[0, 9]], [[0]], "client a, row 0: a candidate is not in the catalogue"),
+        ([[1]], [[0]], "client a, row 0: fewer than two candidates"),
+        ([[0, 1]], [[2]], "client a, row 0: a label is no place among the candidates"),
+        (None, [[0]], "over a catalogue every row has candidates"),
+    ],
+    ids=str,
+)
+def test_lists_that_do_not_fit_are_refused_by_client_and_row(tmp_path, candidates, labels, said):
+    rows = None if candidates is None else Ragged.from_rows(candidates)
+    with (
+        DatasetWriter(
+            tmp_path / "out", name="x", kind="dense", shape=(1,), catalogue=Catalogue(np.eye(3))
+        ) as writer,
+        pytest.raises(DataError, match=said),
+    ):
+        writer.add_many(["a"], np.zeros((1, 1)), Ragged.from_rows(labels), candidates=rows)
