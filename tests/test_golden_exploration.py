@@ -129,7 +129,7 @@ def test_image_run(start, way, dtype):
 def _assert_same_events(run, phase, state):
     """What the clients log in the round after this state: actions, rewards, and chances from our own scores."""
     work, clients = phase.work, phase.cohorts.draw(state.round + 1)
-    broadcast = work.broadcast(state, phase.scenario.stage(state.round + 1))
+    broadcast = work.broadcast(state)
     met, events = work.act(clients, broadcast), of_clients(run, state.round + 1, clients)
     assert len(met) == len(events)
     np.testing.assert_array_equal(met.actions, run["event_action"][events])
@@ -152,8 +152,8 @@ def _assert_same_updates(run, layout, phase, state):
 
 def _updates(phase, state):
     """Each client's change of the weights in the round after this state, before clipping."""
-    work, number = phase.work, state.round + 1
-    broadcast = replace(work.broadcast(state, phase.scenario.stage(number)), clip_norm=np.inf)
+    work = phase.work
+    broadcast = replace(work.broadcast(state), clip_norm=np.inf)
     for client in range(work.split.num_clients):
         update = np.zeros_like(state.weights)
         work(np.array([client]), broadcast).sent.sums["weights"].add_to(update)

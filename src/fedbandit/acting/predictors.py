@@ -51,10 +51,10 @@ def make_predictor(
     if device == "cpu" and model.kernel == "sparse-linear":
         one = SparseLinear(layout)
         return HeadsPredictor(one, model.heads) if model.heads else one
-    if device == "cpu" and model.kernel == "cnn":
-        return CnnPredictor(layout)
     if device == "cpu" and model.kernel == "dense-linear" and not model.heads:
         return DenseLinear(layout)
+    if device == "cpu" and model.kernel == "cnn":
+        return CnnPredictor(layout)
     if device == "cpu" and model.kernel in ("mlp", "sparse-mlp"):
         return LayersPredictor(layout)
     return TorchPredictor(model, layout, device)

@@ -1,7 +1,7 @@
 """Linear models on dense features, in compiled loops: what automatic differentiation gives, in less time.
 
-A loss on the chosen action moves one column of the weights, so a client works on the columns of its actions alone. A
-context's scores do not depend on the contexts beside it, to the last bit. Needs no torch.
+A loss on the chosen action moves one column of the weights, so a client works on the columns of its actions alone.
+Needs no torch.
 """
 
 from collections.abc import Iterator
