@@ -12,9 +12,10 @@ curvature in place of squared gradients, the diagonal of online Newton steps (Ha
 does not depend on where it was measured, and one sum holds all rounds.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.learners.curvature import curvature_sums, curvatures
 from fedbandit.federated.pipeline import Contribution, Pipeline, Sends, Vectors
 from fedbandit.models import DataSpec, Layout
-from fedbandit.objectives import Objective
+from fedbandit.objectives import Pointwise
 
 if TYPE_CHECKING:
     from fedbandit.federated.server import ServerOptimizer
@@ -42,7 +43,7 @@ class DiagNewton:
     optimizer: "ServerOptimizer" = field(repr=False)  # every algorithm is given one
     data: DataSpec
     layout: Layout = field(repr=False)
-    objective: Objective
+    objective: Pointwise
     rate: float = 0.4
     prior: float = 0.1
     keep: float = 1.0
@@ -77,7 +78,7 @@ class DiagNewton:
         if pipeline.only_clips and self.data.kind == "sparse" and not self.objective.supervised:
             gradient, curvature, norms = curvature_sums(*what, events, pipeline.clip_norm)
             return Contribution({"gradient": gradient, "curvature": curvature}, norms)
-        sent = (
+        sent: Iterator[dict[str, Any] | None] = (
             None if own is None else dict(zip(self.sends, own, strict=True))
             for own in curvatures(*what, events)
         )
@@ -96,4 +97,4 @@ class DiagNewton:
 
     def precision(self, kept: Vectors) -> np.ndarray:
         """prior + H for each weight, [P]: Σ x² / precision is the squared width of a score."""
-        return kept["curvature"] + kept["curvature"].dtype.type(self.prior)
+        return np.asarray(kept["curvature"] + kept["curvature"].dtype.type(self.prior))
