@@ -69,6 +69,8 @@ def work(folder: Path) -> None:
         {"model__name": "mlp", "model__hidden": 40},
         {"algorithm__name": "scaffold"},
         {"algorithm__name": "fedprox", "algorithm__mu": 0.1},
+        {"algorithm__name": "diag-newton"},
+        {"algorithm__name": "diag-newton", "objective__name": "doubly-robust"},
         {"aggregation__name": "median"},
         {"policy": {"name": "falcon"}},
         {"policy": {"name": "uniform"}},

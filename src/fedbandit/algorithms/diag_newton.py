@@ -24,7 +24,7 @@ from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.learners.curvature import curvature_sums, curvatures
 from fedbandit.federated.pipeline import Contribution, Pipeline, Sends, Vectors
 from fedbandit.models import DataSpec, Layout
-from fedbandit.objectives import Objective, Pointwise
+from fedbandit.objectives import Pointwise
 
 if TYPE_CHECKING:
     from fedbandit.federated.server import ServerOptimizer
@@ -43,7 +43,7 @@ class DiagNewton:
     optimizer: "ServerOptimizer" = field(repr=False)  # every algorithm is given one
     data: DataSpec
     layout: Layout = field(repr=False)
-    objective: Objective
+    objective: Pointwise
     rate: float = 0.4
     prior: float = 0.1
     keep: float = 1.0
@@ -80,7 +80,6 @@ class DiagNewton:
         self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
     ) -> Contribution:
         events, weights, objective = clients.events, received["weights"], self.objective
-        assert isinstance(objective, Pointwise)
         sparse = isinstance(events.contexts.shared, Ragged)
         if pipeline.only_clips and sparse and not objective.supervised:
             gradient, curvature, norms = curvature_sums(
