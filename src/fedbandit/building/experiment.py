@@ -46,7 +46,7 @@ from fedbandit.models import DataSpec, Freezing, Layout, Model
 from fedbandit.objectives import DoublyRobust, Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
+from fedbandit.privacy.noise import RELEASE, GridMean, GridNoise, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.rewards import Rewards, RewardTable, scenarios
 from fedbandit.rewards.scenarios import Scenario, Stage, drift
@@ -153,6 +153,7 @@ def _bandit_phase(
             heads=trainable.model.heads,
             scaled=scheduled and weighted,
             single=needs_single(aggregation),
+            step=_step(config, ledger and ledger.plan),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
@@ -251,6 +252,7 @@ def _pretraining_phase(
             num_actions=dataset.header.num_actions,
             heads=trainable.model.heads,
             supervised=True,
+            step=_step(config, plan),
             recipe=_recipe(config, dataset, "pretraining"),
         ),
         cohorts=plan.cohorts(pool, seed)
@@ -259,7 +261,7 @@ def _pretraining_phase(
         scenario=Scenario((Stage(rewards),)),
         clipping=pretraining_clipping(config),
         deploy_every=1,
-        aggregation=PrivateMean(plan, _noise(config, plan, seed, _pretrained_from(config, dataset)))
+        aggregation=_private_mean(config, plan, seed, _pretrained_from(config, dataset))
         if plan
         else PlainMean(),
     )
@@ -360,14 +362,30 @@ def _aggregation(
         **config.model_dump(exclude=set(WHERE_COMPUTED), exclude_defaults=True),
         "fingerprint": dataset.header.fingerprint,
     }
-    return PrivateMean(ledger.plan, _noise(config, ledger.plan, config.seed, of), ledger)
+    return _private_mean(config, ledger.plan, config.seed, of, ledger)
 
 
-def _noise(config: Config, plan: PrivacyPlan, seed: int, of: Mapping[str, Any]) -> NoiseStream:
-    """The noise of a phase; a seeded one is that of everything which goes into the phase, not of the seed alone."""
-    if config.privacy.noise == "system":
-        return DeploymentNoise(plan.strategy)
-    return SimulatedNoise(plan, seed, json.dumps(of, sort_keys=True))
+def _private_mean(
+    config: Config,
+    plan: PrivacyPlan,
+    seed: int,
+    of: Mapping[str, Any],
+    ledger: Ledger | None = None,
+) -> PrivateMean:
+    """How a phase releases its sums, with noise from the operating system or from the seed.
+
+    Seeded noise is that of everything which goes into the phase, not of the seed alone.
+    """
+    if config.privacy.noise == "seed":
+        noise = SimulatedNoise(plan, seed, json.dumps(of, sort_keys=True))
+        return PrivateMean(plan, noise, ledger)
+    secret = GridNoise(plan.strategy, plan.update_multiplier / RELEASE.step)
+    return GridMean(plan, secret, ledger, grid=RELEASE, dtype=np.dtype(config.dtype))
+
+
+def _step(config: Config, plan: PrivacyPlan | None) -> float | None:
+    """The step in which clients' updates are summed; None where their floating-point sum will do."""
+    return RELEASE.step if plan is not None and config.privacy.noise == "system" else None
 
 
 def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any]:

@@ -105,6 +105,7 @@ class ClientWork:
     )
     supervised: bool = False  # log every action's reward, for full-information training
     single: bool = False  # updates reach the server one by one, where a rule needs them so
+    step: float | None = None  # updates are summed in whole steps, of that many clip norms
     doubly_robust: DoublyRobust | None = (
         None  # log an estimate of every action's reward, for this objective
     )
@@ -118,7 +119,7 @@ class ClientWork:
         watch = Stopwatch()
         events = self.act(clients, broadcast, watch)
         pipeline = Pipeline(
-            broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single
+            broadcast.clip_norm, self.stages, self.seed, broadcast.round, self.single, self.step
         )
         learner = self.learner
         if broadcast.base is not None:

@@ -123,6 +123,7 @@ class Contribution:
         default_factory=dict
     )  # what clients will remember, by client
     bytes: np.ndarray | None = None  # int64 [clients] sent; None where nothing is compressed
+    whole: bool = False  # sums are int64: whole steps, each name scaled as in the joint norm
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,12 @@ class Pipeline:
     seed: int = 0
     round: int = 0
     single: bool = False  # updates are not summed: the server combines them by a rule of its own
+    step: float | None = None  # sums are of whole steps, of that many clip norms
 
     @property
     def only_clips(self) -> bool:
         """Whether a learner may clip and sum by itself, in its fused loop."""
-        return not self.stages and not self.single
+        return not self.stages and not self.single and self.step is None
 
     def collect(
         self,
@@ -180,6 +182,13 @@ class Pipeline:
                 )
             for name, (vector, _) in seen.items():
                 factor = 1.0 if sends[name] is None else clip_factor(norms[i], self.clip_norm)
+                if self.step is not None:
+                    if name not in totals:
+                        totals[name] = np.zeros(vector.shape, np.int64)
+                    # scaled as in the joint norm, in which the noise is measured
+                    scale = factor * (sends[name] or 1.0)
+                    add_steps(totals[name], vector, scale, self.step * self.clip_norm)
+                    continue
                 clipped = vector.dtype.type(factor) * vector
                 if self.single:
                     kept[name].append(clipped)
@@ -192,7 +201,8 @@ class Pipeline:
         }
         if self.single:
             sums = {name: SingleUpdates(tuple(updates)) for name, updates in kept.items()}
-        return Contribution(sums, norms, memory, sizes if self.stages else None)
+        sent_bytes = sizes if self.stages else None
+        return Contribution(sums, norms, memory, sent_bytes, self.step is not None)
 
     def _through_stages(self, vector: np.ndarray, client: int, name: int) -> tuple[np.ndarray, int]:
         """What the server sees of a vector, and in how many bytes it came."""
@@ -300,10 +310,40 @@ def norm_or_reason(update: object, like: np.ndarray) -> float | str:
 
 
 def clipped_sum(
-    updates: Iterable[tuple[np.ndarray, float]], like: np.ndarray, clip_norm: float
+    updates: Iterable[tuple[np.ndarray, float]],
+    like: np.ndarray,
+    clip_norm: float,
+    step: float | None = None,
 ) -> np.ndarray:
-    """The sum of sound updates, each given with its norm and clipped."""
-    total = np.zeros_like(like)
+    """The sum of sound updates, each given with its norm and clipped; int64 `in_steps`, if any."""
+    total = np.zeros_like(like, dtype=None if step is None else np.int64)
     for update, norm in updates:
-        total += update.dtype.type(clip_factor(norm, clip_norm)) * update
+        factor = clip_factor(norm, clip_norm)
+        if step is None:
+            total += update.dtype.type(factor) * update
+        else:
+            add_steps(total, update, factor, step * clip_norm)
     return total
+
+
+_SLACK = 1 - 2.0**-24  # of the clip norm, for errors of floating point in norms and products
+
+
+def in_steps(update: np.ndarray, factor: float, step: float) -> np.ndarray:
+    """An update times its clip factor in whole steps, cut towards 0: int64.
+
+    No entry grows, so what is summed is no longer than the clip norm: sums of whole numbers are
+    exact in any order, and one client moves them by that much and no more.
+
+    Examples:
+        >>> in_steps(np.array([0.6, -0.8], np.float32), 0.5, 0.125)
+        array([ 2, -3])
+    """
+    steps: np.ndarray = np.trunc(update.astype(np.float64) * (factor * _SLACK / step))
+    return steps.astype(np.int64)
+
+
+def add_steps(total: np.ndarray, update: np.ndarray, factor: float, step: float) -> None:
+    """Add an update `in_steps` to an int64 sum; of text it touches few weights."""
+    at = np.flatnonzero(update != 0)
+    total[at] += in_steps(update[at], factor, step)

@@ -158,14 +158,18 @@ def _collect(
     Where a rule combines single updates, what it makes of them stands in place of the sums.
     """
     like, work = broadcast.received["weights"], phase.work
+    dtype = None if work.step is None else np.int64
     totals = {
-        name: np.zeros_like(broadcast.received.get(name, like)) for name in work.algorithm.sends
+        name: np.zeros_like(broadcast.received.get(name, like), dtype=dtype)
+        for name in work.algorithm.sends
     }
     single: dict[str, list[np.ndarray | None]] = {name: [] for name in totals}
     kept = []
     here = Stopwatch()
     with here("all"):
         for result in results:
+            if work.step is not None and not result.sent.whole:
+                raise _adds_up(work, 'privacy.noise = "system"')
             with here("aggregate"):
                 for name, total in totals.items():
                     if isinstance(phase.aggregation, Robust):
@@ -195,9 +199,13 @@ def _updates(result: ChunkResult, name: str, work: ClientWork) -> tuple[np.ndarr
     sent = result.sent.sums[name]
     if isinstance(sent, SingleUpdates) and len(sent.updates) == np.isfinite(result.norms).sum():
         return sent.updates
+    raise _adds_up(work, "aggregation.name")
+
+
+def _adds_up(work: ClientWork, needs: str) -> ConfigError:
     kind = type(work.algorithm).__name__
-    raise ConfigError(
-        f"algorithm.name: {kind} adds up its updates; aggregation.name needs them from pipeline.collect"
+    return ConfigError(
+        f"algorithm.name: {kind} adds up its updates; {needs} needs them from pipeline.collect"
     )
 
 

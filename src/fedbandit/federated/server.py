@@ -274,14 +274,18 @@ class Server:
 def _joined(
     totals: Vectors, sends: Mapping[str, float | None]
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """All sums as one vector, each scaled as in the joint norm: what noise is added to."""
+    """All sums as one vector, each scaled as in the joint norm: what noise is added to.
+
+    Sums of whole steps have been scaled by the clients.
+    """
     scales = {name: 1.0 if scale is None else scale for name, scale in sends.items()}
-    if len(totals) == 1:
-        ((name, total),) = totals.items()
-        return (total if scales[name] == 1 else total.dtype.type(scales[name]) * total), scales
-    return np.concatenate(
-        [total.dtype.type(scales[name]) * total for name, total in totals.items()]
-    ), scales
+    parts = [
+        total
+        if scales[name] == 1 or total.dtype.kind == "i"
+        else total.dtype.type(scales[name]) * total
+        for name, total in totals.items()
+    ]
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)), scales
 
 
 def _split(mean: np.ndarray, like: Vectors, scales: Mapping[str, float]) -> Vectors:

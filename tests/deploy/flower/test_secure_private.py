@@ -33,7 +33,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
-from fedbandit.deploy.server.deployment import build_deployment
+from fedbandit.deploy.server.deployment import GRID, build_deployment
 from fedbandit.deploy.server.figures import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.gathering import OlderThanSeen
 from fedbandit.deploy.server.ledger import read_ledger
@@ -175,7 +175,8 @@ def test_correlated_noise_is_whole_and_goes_on_after_a_restart(tmp_path):
     for number in range(1, 9):
         store = Store(deployment.folder)
         server = a_server(deployment, grid, store)
-        assert all(value.dtype == np.int64 for value in server._memory.values())
+        steps = [each * (1000.0 / GRID.step) for each in server._memory.values()]
+        assert all(np.abs(each - np.rint(each)).max() < 1e-3 for each in steps)
         assert bool(server._memory) is (number > 1)
         before = server.state.weights
         server.attempt()
@@ -457,8 +458,8 @@ def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(
     a_server(deployment, grid).attempt()
     bounds, said = deployment.rules.bounds, []
     for events in (2**39 - 1, -(2**39)):  # the numbers on both sides of the edge
-        noise = RoundNoise(deployment.ledger.plan, 1, {}, np.dtype(np.float64))
-        noise._drawn[:] = 0.5
+        noise = RoundNoise(deployment.ledger.plan, 1, {}, deployment.noise)
+        noise._drawn[:] = 10**8  # steps: some events
         said.append(
             reported_with_noise(replace(seen[0], events=events), noise, bounds, {})[0]["events"]
         )
@@ -469,7 +470,7 @@ def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(
 def test_figures_that_the_plan_pays_for_are_reported_with_noise_and_resumed(
     tmp_path, seen, mechanism
 ):
-    """Their noise is not on the grid, and is kept beside that of the model."""
+    """Their noise is on a grid of theirs, and is kept beside that of the model."""
     privacy = {
         "mechanism": mechanism,
         "noise_multiplier": 1e-3,

@@ -6,12 +6,13 @@ Whatever a device sends may be wrong in any way. Knows nothing of transports, of
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import trunc
 from typing import Any
 
 import numpy as np
 
 from fedbandit.deploy.messages import Reply, protocol_problem
-from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
+from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds, figure_steps
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.federated.pipeline import clip_factor, clipped_sum, norm_or_reason
 from fedbandit.federated.robust import Robust
@@ -174,16 +175,34 @@ def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
 
 
 def summed(
-    reports: Iterable[Report], like: np.ndarray, clip_norm: float, rule: Robust | None = None
+    reports: Iterable[Report],
+    like: np.ndarray,
+    clip_norm: float,
+    rule: Robust | None = None,
+    step: float | None = None,
 ) -> np.ndarray:
-    """The sum of sound reports' updates, in their order, clipped once more; or what a rule makes of them."""
+    """The sum of sound reports' updates, in their order, clipped once more; or what a rule makes.
+
+    With a step it is their sum in whole steps of that many clip norms: int64.
+    """
     if rule is not None:
         clipped = [
             report.update.dtype.type(clip_factor(report.norm, clip_norm)) * report.update
             for report in reports
         ]
         return rule.combined(clipped, like)
-    return clipped_sum(((report.update, report.norm) for report in reports), like, clip_norm)
+    updates = ((report.update, report.norm) for report in reports)
+    return clipped_sum(updates, like, clip_norm, step)
+
+
+def in_figure_steps(report: Report, bounds: ReportBounds) -> Report:
+    """The report with its sums as numbers of whole `figure_steps`, cut towards 0."""
+    _, rewards, propensities = figure_steps(bounds)
+    return replace(
+        report,
+        reward_sum=trunc(report.reward_sum / rewards),
+        propensity_sum=trunc(report.propensity_sum / propensities),
+    )
 
 
 @dataclass(frozen=True)

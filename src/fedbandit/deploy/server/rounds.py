@@ -192,9 +192,7 @@ class Coordinator:
         state, ledger = self.state, self.deployment.ledger
         noise = None
         if ledger is not None:
-            noise = RoundNoise(
-                ledger.plan, number, self._memory, state.weights.dtype, self.deployment.noise
-            )
+            noise = RoundNoise(ledger.plan, number, self._memory, self.deployment.noise)
         server = self.deployment.server(None if noise is None else noise.weights)
         freezing = self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)
