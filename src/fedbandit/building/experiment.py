@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import WHERE_COMPUTED, construct, resolve
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.randomness import Purpose, bits
+from fedbandit.core.randomness import Purpose, Secret, bits
 from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
@@ -66,6 +66,7 @@ class Experiment:
     pretraining: Phase | None
     initial: np.ndarray = field(repr=False)  # weights before anything has been learned
     privacy: Ledger | None = None  # what a private run spends, and on what
+    secret: Secret | None = None  # what its cohorts come from, where the seed must not tell
 
     @property
     def rounds(self) -> int:
@@ -83,6 +84,17 @@ class Experiment:
     def initial_weights(self) -> np.ndarray:
         """The model before anything has been learned; runs that share a pre-training share it too."""
         return self.initial.copy()
+
+    def with_secret(self, secret: Secret) -> "Experiment":
+        """The same with its cohorts, those of an accounted pre-training too, drawn from a secret."""
+        assert self.privacy is not None
+        cohorts = self.privacy.plan.cohorts(self.bandit.cohorts.pool, secret)
+        before, plan = self.pretraining, self.privacy.pretraining
+        if before is not None and plan is not None:
+            own = Secret(secret.bits(Purpose.PRETRAINING))
+            before = replace(before, cohorts=plan.cohorts(before.cohorts.pool, own))
+        bandit = replace(self.bandit, cohorts=cohorts)
+        return replace(self, bandit=bandit, pretraining=before, secret=secret)
 
 
 def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
@@ -107,7 +119,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     supervised = None
     if scenario.pretraining is not None:
         supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
-    return Experiment(config, dataset, trainable, bandit, supervised, initial, ledger)
+    found = Experiment(config, dataset, trainable, bandit, supervised, initial, ledger)
+    system = ledger is not None and config.privacy.noise == "system"
+    return found.with_secret(Secret.fresh()) if system else found
 
 
 def _bandit_phase(

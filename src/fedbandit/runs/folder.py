@@ -27,16 +27,20 @@ from fedbandit.core.files import (
     read_json,
     read_lines,
     read_object,
+    read_small,
+    write_atomically,
     write_json,
     write_text,
 )
 from fedbandit.core.parts import resolve, with_defaults
+from fedbandit.core.randomness import Secret
 from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data.dataset import Header
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.state import DamagedState, State, load_state, save_state
 
+_SECRET = "secret.key"
 _PACKAGES = ("torch", "numpy", "numba", "safetensors")
 
 
@@ -252,6 +256,29 @@ class RunFolder:
                 file.flush()
             self._flushed_at = time.monotonic()
 
+    def secret(self) -> Secret:
+        """What the cohorts of a run with `privacy.noise = "system"` come from; drawn for a new run.
+
+        The file is for its owner alone. Without it a run that has begun cannot be resumed: other
+        cohorts would not keep what its accounting counts on.
+        """
+        path = self.path / _SECRET
+        try:
+            kept = read_small(path)
+        except FileNotFoundError:
+            if checkpoints(self.path):
+                raise DataError(
+                    f"{path}: missing; without the secret of its cohorts the run cannot be resumed"
+                ) from None
+            drawn = Secret.fresh()
+            write_atomically(path, lambda file: _write_for_owner(file, drawn.value))
+            return drawn
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        if len(kept) != 32:
+            raise DataError(f"{path}: damaged: {len(kept)} bytes, not 32")
+        return Secret(kept)
+
     def memory(self, algorithm: Algorithm, state: State | None) -> Memory | None:
         """What clients remember, as it was at this state; None where the algorithm's clients remember nothing."""
         if not remembers(algorithm):
@@ -359,8 +386,14 @@ def _ours(name: str) -> bool:
         "timings.jsonl",
         "checkpoints",
         "error.json",
+        _SECRET,
     )
     return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
+
+
+def _write_for_owner(file: IO[bytes], payload: bytes) -> None:
+    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
+    file.write(payload)
 
 
 def _round_of(checkpoint: Path) -> int:
