@@ -213,3 +213,28 @@ def test_accounted_pretraining_draws_its_cohorts_from_the_secret_too():
     assert all(client < 20 for cohort in draws[0] for client in cohort)
     same = one.with_secret(two.secret).pretraining.cohorts
     assert [same.draw(t).tolist() for t in range(1, 9)] == draws[1]
+
+
+def test_the_sizes_of_cohorts_are_in_nothing_that_is_written_or_told(tmp_path):
+    data, folder, told = random_text(clients=60), tmp_path / "run", []
+
+    class Tracker:
+        def __init__(self, folder, config):
+            pass
+
+        def update(self, metrics):
+            told.append(metrics)
+
+        def close(self):
+            pass
+
+    chosen = config(compression={"name": "quantize", "bits": 8})
+    run(chosen, folder, dataset=data, tracker=Tracker, callbacks=[lambda s, e, m: told.append(m)])
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert len(told) == 12
+    for metrics in [*lines, *told]:
+        for name in ("clients", "events", "unclipped", "rejected", "sent_bytes"):
+            assert metrics[name] is None
+        assert metrics["reward"] is not None
+    seeded = run(chosen.with_values({"privacy.noise": "seed"}), tmp_path / "seed", dataset=data)
+    assert np.isfinite(seeded["clients"]).all()

@@ -123,10 +123,13 @@ def run_round(
         )
 
     metrics = round_metrics(work.split, cohort, results, state, below, step.update)
+    events = metrics["events"]
+    if work.step is not None:
+        metrics |= {name: None for name in _UNSAID if name in metrics}
     deployed, verdict = state.deployed, None
     deploys = number % phase.deploy_every == 0
     if deploys:
-        candidate = Version(weights, phase.progress(number, state.events + metrics["events"]))
+        candidate = Version(weights, phase.progress(number, state.events + events))
         if phase.gate is not None:
             with watch("gate"):
                 verdict = phase.gate.judge(work, broadcast, candidate, cohort)
@@ -138,7 +141,7 @@ def run_round(
             state.deployed[max(state.deployed)] if refused else candidate
         )
 
-    following = state.after(step, weights, deployed, metrics["reward"], metrics["events"])
+    following = state.after(step, weights, deployed, metrics["reward"], events)
     metrics["running_reward"] = following.running_reward
     metrics |= phase.aggregation.metrics(number, deploys)
     if verdict is not None:
@@ -227,6 +230,8 @@ def _joined(results: list[ChunkResult], name: str) -> np.ndarray:
 
 
 _PERCENTS = (10, 25, 50, 75, 90)
+_UNSAID = ("clients", "events", "unclipped", "rejected", "sent_bytes")
+"""What counts a cohort or names its clients: not said where cohorts are secret."""
 
 
 def round_metrics(

@@ -34,6 +34,7 @@ from fedbandit.privacy.noise import RELEASE, GridNoise
 from fedbandit.privacy.strategies import best_banded, best_blt
 
 ROUNDS = 12
+SIZES = ("asked", "clients", "refused", "model_versions")
 BOUNDS = ReportBounds(10, 1.0)
 SHARES = {"figures_share": 0.2, "gate_share": 0.3}
 STRATEGIES = {
@@ -214,8 +215,7 @@ def test_without_a_share_nothing_is_said_of_rewards_anywhere(tmp_path, caplog):
     )
     for line in lines_of(deployment):
         assert [line[name] for name in names] == [None] * len(names)
-        assert line["clients"] == 3  # who had nothing to train on is one of them, ...
-        assert sum(line["model_versions"].values()) == 3  # ... and cannot be found by counting
+        assert [line[name] for name in SIZES] == [None] * len(SIZES)
         assert not {"reward_sum", "noise", "gate"} & set(line)
         assert "no reward to report" in round_in_words(line)
     assert (server.state.reward_total, server.state.rewarded_rounds, server.state.events) == (
@@ -235,7 +235,8 @@ def test_without_a_share_nothing_is_said_of_rewards_anywhere(tmp_path, caplog):
     assert "reward None" in caplog.text
     with monitoring_page(deployment.folder, 0) as port:
         page = urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-    assert "fedbandit_clients_total 6.0" in page
+    assert "fedbandit_round 2.0" in page
+    assert not any(f"fedbandit_{name}" in page for name in ("clients", "asked", "refused", "empty"))
     assert "events" not in page
 
 
@@ -448,7 +449,9 @@ def test_a_private_deployment_holds_a_worse_model_back_and_lets_a_better_one_pas
     judges = [request for request in network.sent if request.kind == "judge"]
     assert len(judges) == 60
     assert second["epsilon"] == pytest.approx(deployment.ledger.epsilon(2))
-    assert lines_of(deployment) == [first, second]
+    for line, metrics in zip(lines_of(deployment), (first, second), strict=True):
+        kept = {**metrics["gate"], "asked": None, "refused": None}
+        assert line == {**metrics, **dict.fromkeys(SIZES), "gate": kept}
     assert read_ledger(deployment.folder / "ledger.jsonl").released == 2
     store.close()
     assert "let the model pass after round 2" in "\n".join(in_lines(read_status(deployment.folder)))

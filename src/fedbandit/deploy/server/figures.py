@@ -138,6 +138,23 @@ def reported(found: Contribution, private: bool) -> dict[str, Any]:
     }
 
 
+_SIZES = ("asked", "clients", "refused", "model_versions")
+
+
+def published(metrics: Mapping[str, Any], private: bool) -> dict[str, Any]:
+    """A round's metrics as anybody may see them: nothing in those of a private one counts devices.
+
+    With the exact size of a cohort known, one client more means another one less: twice the
+    sensitivity that epsilon is stated for.
+    """
+    if not private:
+        return dict(metrics)
+    found = {**metrics, **dict.fromkeys(_SIZES)}
+    if "gate" in metrics:
+        found["gate"] = {**metrics["gate"], "asked": None, "refused": None}
+    return found
+
+
 def reported_with_noise(
     found: Contribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
