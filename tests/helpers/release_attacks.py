@@ -3,10 +3,17 @@
 import math
 
 import numpy as np
+from builders import dataset_in_memory
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
-from scipy.stats import norm
+from scipy.stats import beta, norm
 
+from fedbandit.building.experiment import build_experiment
+from fedbandit.config import Config
 from fedbandit.deploy.server.store import Store
+from fedbandit.federated.cohorts import PoissonCohorts
+from fedbandit.federated.pipeline import in_steps
+from fedbandit.privacy.accounting import Ledger
+from fedbandit.privacy.noise import RELEASE
 
 PRIVACY = {
     "dp-fedavg": {"mechanism": "dp-fedavg", "sampling": "fixed"},
@@ -73,3 +80,58 @@ def gaussian_delta(epsilon: float, noise: float) -> float:
     half = 1 / (2 * noise)
     left, right = half - epsilon * noise, -half - epsilon * noise
     return float(norm.cdf(left) - math.exp(epsilon) * norm.cdf(right))
+
+
+def planted_client(seed: int, has_secret: bool = False, trials: int = 40_000) -> dict:
+    """The epsilon that a planted client's score proves at 99.9%, by one who recomputes its cohorts.
+
+    Each of `trials` clients owns a coordinate, is there by a fair coin, and sends its clip norm in
+    every round that draws it. Cohorts and releases are those of a `system` run; the attacker adds a
+    coordinate up over the turns that the public configuration says the client had. One who has the
+    secret shows what the attack can do.
+    """
+    rounds = 100
+    chosen = Config.build(
+        {
+            "scenario": "scratch",
+            "seed": seed,
+            "rounds": rounds,
+            "clients_per_round": trials // 100,
+            "clipping": {"norm": 1.0},
+            "client": {"learning_rate": 0.1},
+            "privacy": {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "noise": "system"},
+        }
+    )
+    features = np.ones((trials, 1), np.float32)
+    data = dataset_in_memory(features, [[0]] * trials, np.arange(trials + 1), 2)
+    experiment = build_experiment(chosen, data)
+    phase, plan = experiment.bandit, experiment.privacy.plan
+    public = PoissonCohorts(range(trials), plan.probability, chosen.seed)
+    attacked = phase.cohorts if has_secret else public
+    present = np.random.default_rng(seed).random(trials) < 0.5
+    score, turns = np.zeros(trials), np.zeros(trials, int)
+    for number in range(1, rounds + 1):
+        sent = np.zeros(trials, np.float32)
+        sent[phase.cohorts.draw(number)] = 1.0
+        sent[~present] = 0.0
+        total = in_steps(sent, 1.0, RELEASE.step) if phase.work.step else sent
+        mean = phase.aggregation.mean(total, int(sent.sum()), number, 1.0)
+        known = attacked.draw(number)
+        score[known] += mean[known] * plan.clients_per_round
+        turns[known] += 1
+    seen = turns >= 4  # the attacker picks clients that it takes for drawn so often
+    score = score[seen] / (np.sqrt(turns[seen]) * plan.noise_multiplier)
+    return {
+        "seed": seed,
+        "clients": int(seen.sum()),
+        "stated": Ledger(plan).tight_epsilon(rounds),
+        "proved": _proved(score[present[seen]], score[~present[seen]], plan.delta),
+    }
+
+
+def _proved(with_it: np.ndarray, without: np.ndarray, delta: float) -> float:
+    """Epsilon at 99.9% from hits and alarms above a threshold that was chosen beforehand."""
+    hits, alarms = ((int((each >= 2.2).sum()), len(each)) for each in (with_it, without))
+    least = beta.ppf(0.0005, hits[0], hits[1] - hits[0] + 1) if hits[0] else 0.0
+    most = beta.ppf(1 - 0.0005, alarms[0] + 1, alarms[1] - alarms[0])
+    return max(0.0, math.log((least - delta) / most)) if least > delta else 0.0

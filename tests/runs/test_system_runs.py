@@ -6,6 +6,7 @@ import stat
 import numpy as np
 import pytest
 from builders import random_text
+from release_attacks import planted_client
 
 from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config, read_toml
@@ -238,3 +239,12 @@ def test_the_sizes_of_cohorts_are_in_nothing_that_is_written_or_told(tmp_path):
         assert metrics["reward"] is not None
     seeded = run(chosen.with_values({"privacy.noise": "seed"}), tmp_path / "seed", dataset=data)
     assert np.isfinite(seeded["clients"]).all()
+
+
+def test_a_planted_client_proves_no_more_than_is_stated_unless_one_has_the_secret():
+    """By one who recomputes cohorts from the configuration; 20 seeds: scripts/privacy_attacks.py."""
+    found = planted_client(seed=0)
+    assert found["clients"] > 500
+    assert found["proved"] <= found["stated"]
+    known = planted_client(seed=0, has_secret=True)
+    assert known["proved"] > known["stated"]  # the attack has teeth

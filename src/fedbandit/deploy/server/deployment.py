@@ -226,7 +226,9 @@ class Deployment:
         return (
             {}
             if self.ledger is None
-            else {"privacy": summary(self.ledger, rounds, deployed=True, tight=tight)}
+            else {
+                "privacy": summary(self.ledger, rounds, deployed=True, tight=tight, grid=self.grid)
+            }
         )
 
     def kept(self, weights: np.ndarray) -> Vectors:
