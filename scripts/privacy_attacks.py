@@ -23,8 +23,8 @@ from network_builders import a_deployment, values
 from release_attacks import (
     PRIVACY,
     figures_of_a_deployment,
-    gaussian_delta,
     impossible_with,
+    most_without,
     planted_client,
     possible_sums,
 )
@@ -46,7 +46,7 @@ def figures(mechanism: str, rounds: int, streams: int) -> dict[str, Any]:
             deployment.rules.bounds,
             np.random.default_rng(0),
         )
-        recovered = 0
+        single, recovered = 0, 0
         for _ in range(streams):
             memory: dict[int, np.ndarray] = {}
             for number in range(1, each + 1):
@@ -55,15 +55,18 @@ def figures(mechanism: str, rounds: int, streams: int) -> dict[str, Any]:
                 true = int(rng.integers(0, 601))
                 noised = noise.figures(np.full(3, true), bounds)
                 unit = noised.deviations[0] / math.sqrt(plan.noise_variances[0, number - 1])
-                recovered += possible_sums(noised.sums[0], unit, 600) == [true]
+                possible = possible_sums(noised.sums[0], unit, 600)
+                single += len(possible) == 1
+                recovered += possible == [true]
                 memory = noise.memory
         real = figures_of_a_deployment(Path(folder) / "devices", mechanism, 6, 60)
         found = sum(possible_sums(sum_, unit, 600) == [true] for sum_, unit, true in real)
     return {
         "mechanism": mechanism,
         "rounds": streams * each,
+        "one_candidate_left": single,
         "recovered": recovered,
-        "by_chance": streams * each / 601,
+        "guessed_by_chance": streams * each / 601,
         "coordinator_rounds": len(real),
         "coordinator_recovered": found,
     }
@@ -82,13 +85,11 @@ def weights(noise: float, size: int) -> dict[str, Any]:
             total = clipped_sum(own, like, 1.0, deployment.grid.step)
             released = server.aggregation.mean(total, 1, 1, 1.0)
             shares.append(float(impossible_with(released, 4, 1.0).mean()))
-    epsilon = 4 / noise
-    allowed = math.exp(epsilon) * shares[1] + gaussian_delta(epsilon, noise)
     return {
         "noise_multiplier": noise,
         "without": shares[0],
         "with": shares[1],
-        "allowed_without": allowed,
+        "most_without": most_without(shares[1], noise),
     }
 
 

@@ -75,11 +75,12 @@ def impossible_with(released: np.ndarray, divisor: float, update: float) -> np.n
     return ~np.any([own + each == sums for each in near], axis=0)
 
 
-def gaussian_delta(epsilon: float, noise: float) -> float:
-    """Delta of one release with this noise multiplier, exactly (Balle and Wang, 2018)."""
-    half = 1 / (2 * noise)
-    left, right = half - epsilon * noise, -half - epsilon * noise
-    return float(norm.cdf(left) - math.exp(epsilon) * norm.cdf(right))
+def most_without(with_client: float, noise: float) -> float:
+    """How likely without a client a release may be that has this probability with it.
+
+    For one release with this noise multiplier, exactly (Dong, Roth and Su, 2022).
+    """
+    return float(norm.cdf(norm.ppf(with_client) + 1 / noise))
 
 
 def planted_client(seed: int, has_secret: bool = False, trials: int = 40_000) -> dict:

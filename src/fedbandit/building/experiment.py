@@ -167,7 +167,7 @@ def _bandit_phase(
             heads=trainable.model.heads,
             scaled=scheduled and weighted,
             single=needs_single(aggregation),
-            step=_step(config, ledger and ledger.plan),
+            step=_step(config, ledger is not None),
             doubly_robust=objective if isinstance(objective, DoublyRobust) else None,
             recipe=_recipe(config, dataset, "bandit"),
         ),
@@ -266,7 +266,7 @@ def _pretraining_phase(
             num_actions=dataset.header.num_actions,
             heads=trainable.model.heads,
             supervised=True,
-            step=_step(config, plan),
+            step=_step(config, plan is not None),
             recipe=_recipe(config, dataset, "pretraining"),
         ),
         cohorts=plan.cohorts(pool, seed)
@@ -397,9 +397,9 @@ def _private_mean(
     return GridMean(plan, secret, ledger, grid=RELEASE, dtype=np.dtype(config.dtype))
 
 
-def _step(config: Config, plan: PrivacyPlan | None) -> float | None:
+def _step(config: Config, private: bool) -> float | None:
     """The step in which clients' updates are summed; None where their floating-point sum will do."""
-    return RELEASE.step if plan is not None and config.privacy.noise == "system" else None
+    return RELEASE.step if private and config.privacy.noise == "system" else None
 
 
 def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any]:

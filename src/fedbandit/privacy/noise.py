@@ -237,7 +237,7 @@ class GridMean(PrivateMean):
     device moves the true sum by no more than its clip norm.
     """
 
-    noise: GridNoise
+    noise: GridNoise  # type: ignore[assignment] # its counts are whole
     grid: Grid = field(kw_only=True)
     dtype: np.dtype[Any] = field(kw_only=True)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from network_builders import a_deployment, values
+from network_builders import Network, a_deployment, coordinator, devices, settle, values
 from release_attacks import (
     PRIVACY,
     figures_of_a_deployment,
-    gaussian_delta,
     impossible_with,
+    most_without,
     possible_sums,
 )
 
@@ -17,8 +17,9 @@ from fedbandit.federated.pipeline import clipped_sum
 
 @pytest.mark.parametrize("mechanism", PRIVACY)
 def test_published_figures_do_not_give_the_exact_sum_back(tmp_path, mechanism):
-    for published, unit, true in figures_of_a_deployment(tmp_path, mechanism):
-        assert possible_sums(published, unit, 1000) != [true]
+    found = figures_of_a_deployment(tmp_path, mechanism)
+    recovered = sum(possible_sums(sum_, unit, 1000) == [true] for sum_, unit, true in found)
+    assert recovered <= 1  # of three; a single one happens by chance, once in a thousand times
 
 
 @pytest.mark.parametrize("mechanism", PRIVACY)
@@ -41,7 +42,7 @@ def test_the_stream_of_noised_figures_does_not_either(tmp_path, mechanism):
         step = unit / (plan.noise_multiplier * 2**34)
         off = (noised.sums[0] - np.arange(901)) / step
         grid += np.abs(off - np.rint(off)).max() < 1e-3
-    assert recovered <= 1
+    assert recovered <= 5  # by chance
     assert grid == 100
 
 
@@ -60,6 +61,29 @@ def test_low_bits_of_the_weights_do_not_show_that_a_client_was_there(tmp_path, n
         assert released.dtype == np.float32
         flagged.append(impossible_with(released, 4, 1.0).mean())
     without, with_it = flagged
-    epsilon = 4 / noise
-    promised = np.exp(epsilon) * with_it + gaussian_delta(epsilon, noise)
-    assert without <= promised + 5 * np.exp(epsilon) * np.sqrt(with_it / 20_000)
+    assert 0 < without <= most_without(with_it + 5 * np.sqrt(with_it / 20_000), noise)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_in_a_plain_round_a_device_sends_one_update_and_sums_and_hears_of_no_other(
+    tmp_path, private
+):
+    """Contexts, actions and single rewards stay; requests hold models and terms, and no device's name."""
+    given = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "sampling": "fixed"}
+    chosen = {"clients_per_round": 4} | ({"privacy": given} if private else {})
+    deployment = a_deployment(tmp_path, values(population=4) | chosen)
+    network = Network(devices(tmp_path, 4))
+    settle(deployment, network.participants)
+    coordinator(deployment, network).run(2)
+    trained = [reply for reply in network.received if "update" in reply.arrays]
+    assert len(trained) == 8
+    sums = {"since", "upto", "events", "reward_sum", "propensity_sum", "unclipped", "by_version"}
+    about = {"device", "version", "token", "trained", "protocol", "seen"}
+    for reply in trained:
+        assert set(reply.arrays) == {"update"}
+        assert set(reply.facts) <= sums | about
+    names = {reply.facts["device"] for reply in trained}
+    assert len(names) == 4
+    for request in network.sent:
+        assert not any(name in repr(request.facts) for name in names)
+        assert set(request.arrays) <= {"weights", "model"}
