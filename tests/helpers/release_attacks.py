@@ -56,7 +56,7 @@ def figures_of_a_deployment(folder, mechanism, rounds=3, number=9, noise=6.0):
 
 
 def possible_sums(published: float, unit: float, most: int) -> list[int]:
-    """The whole numbers up to `most` that leave a float32 as the noise: who knows its type tries them all."""
+    """The whole numbers up to `most` that leave a float32 as the noise; all of them are tried."""
     candidates = np.arange(most + 1)
     noise = (published - candidates) / unit
     with np.errstate(over="ignore"):

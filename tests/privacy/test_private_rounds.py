@@ -409,7 +409,7 @@ def released_sums(chosen, data, engine=None):
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_system_runs_sum_whole_steps_of_clipped_updates(algorithm, dtype):
-    """Without noise, and with cohorts of everybody: the model is that of the plain sum, to the grid's step."""
+    """Without noise, everybody in each cohort: the model is that of the plain sum, to a step."""
     data = random_text(clients=30)
     quiet = {"mechanism": "dp-fedavg", "noise_multiplier": 0.0, "sampling": "fixed"}
     base = {

@@ -1,4 +1,4 @@
-"""Runs with noise and cohorts from the operating system: what is secret, what is kept, what is shown once."""
+"""Runs with noise and cohorts from the operating system: what is secret, kept, shown once."""
 
 import json
 import stat
@@ -242,7 +242,7 @@ def test_the_sizes_of_cohorts_are_in_nothing_that_is_written_or_told(tmp_path):
 
 
 def test_a_planted_client_proves_no_more_than_is_stated_unless_one_has_the_secret():
-    """By one who recomputes cohorts from the configuration; 20 seeds: scripts/privacy_attacks.py."""
+    """By one who recomputes cohorts; 20 seeds: scripts/privacy_attacks.py."""
     found = planted_client(seed=0)
     assert found["clients"] > 500
     assert found["proved"] <= found["stated"]

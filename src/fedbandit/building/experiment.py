@@ -86,7 +86,7 @@ class Experiment:
         return self.initial.copy()
 
     def with_secret(self, secret: Secret) -> "Experiment":
-        """The same with its cohorts, those of an accounted pre-training too, drawn from a secret."""
+        """The same, with cohorts drawn from a secret; those of accounted pre-training, too."""
         assert self.privacy is not None
         cohorts = self.privacy.plan.cohorts(self.bandit.cohorts.pool, secret)
         before, plan = self.pretraining, self.privacy.pretraining
@@ -398,7 +398,7 @@ def _private_mean(
 
 
 def _step(config: Config, private: bool) -> float | None:
-    """The step in which clients' updates are summed; None where their floating-point sum will do."""
+    """The step in which updates are summed; None where their floating-point sum will do."""
     return RELEASE.step if private and config.privacy.noise == "system" else None
 
 

@@ -1,5 +1,6 @@
-"""Who takes part in a round: cohorts drawn from a pool of clients, each round addressed by the seed alone, or by a
-secret.
+"""Who takes part in a round: cohorts drawn from a pool of clients.
+
+Each round is addressed by the seed alone, or by a secret.
 
 Nothing here knows of data, models or privacy; a privacy plan says which of these its accounting assumes.
 """

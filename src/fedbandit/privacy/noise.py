@@ -99,7 +99,7 @@ class GridNoise:
 
     @property
     def memory(self) -> dict[int, np.ndarray]:
-        """What has to be kept, secretly, to resume after `done` rounds: in units of `deviation`."""
+        """Memory to keep, secretly, to resume after `done` rounds: in units of `deviation`."""
         return {at: value / self._deviation for at, value in self._memory.items()}
 
     @property
@@ -210,7 +210,7 @@ that rounded noise of float64 has the probability of each step right to about se
 
 
 def grid_epsilon(deviation: float, numbers: float) -> float:
-    """What accounting discrete Gaussian noise as Gaussian can miss of epsilon over this many numbers.
+    """Epsilon that accounting discrete Gaussian noise as Gaussian can miss over this many numbers.
 
     Rounded Gaussian noise is post-processing of Gaussian noise. For noise of x deviations, each σ
     steps wide, the logarithm of its probability differs from the discrete Gaussian's by at most

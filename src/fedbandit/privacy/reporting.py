@@ -17,8 +17,9 @@ from fedbandit.privacy.strategies import mechanism_name, stays_whole
 # At 20 an attacker's odds may grow by e^20, five hundred million: far beyond any plausible deniability.
 MEANINGLESS = 20.0
 NOISE = {
-    "seed": "follows from the seed, as the cohorts do: who has this configuration can recompute and subtract it, so this"
-    ' model has no guarantee towards them; privacy.noise = "system" is for models that will be published',
+    "seed": "follows from the seed, as the cohorts do: who has this configuration can recompute and"
+    ' subtract it, so this model has no guarantee towards them; privacy.noise = "system" is for'
+    " models that will be published",
     "system": "from the operating system; it cannot be recomputed",
 }
 NOT_COVERED = (
@@ -145,7 +146,7 @@ def summary(
 
 
 def release_in_words(ledger: Ledger, grid: Grid = RELEASE) -> str:
-    """What a sum is made of before and after its noise, and what floating point can add to epsilon."""
+    """The grid and kind of noise of a release, and what floating point can add to epsilon."""
     plan = ledger.plan
     steps = f"sums of whole steps of 2^{math.log2(grid.step):.0f} clip norms"
     if not stays_whole(plan.strategy):
@@ -159,11 +160,14 @@ def release_in_words(ledger: Ledger, grid: Grid = RELEASE) -> str:
     if plan.noise_multiplier == 0:
         return noise
     missed = grid_epsilon(plan.update_multiplier / grid.step, 1e9)
-    return f"{noise}, accounted as Gaussian: over 10^9 numbers that misses at most {missed:.0e} of epsilon"
+    return (
+        f"{noise}, accounted as Gaussian: over 10^9 numbers that misses at most {missed:.0e} of"
+        " epsilon"
+    )
 
 
 def known_cohorts(plan: PrivacyPlan) -> PrivacyPlan:
-    """The plan towards one who knows who took part when: the same noise and turns, no amplification."""
+    """The plan towards one who knows who took part when: the same noise, no amplification."""
     sampling: Sampling = "fixed" if plan.sampling == "poisson" else "min-separation"
     return replace(plan, sampling=sampling) if plan.amplified else plan
 
@@ -240,7 +244,8 @@ def extrapolated(plan: PrivacyPlan, scale: float, population: int) -> PrivacyPla
 def _covered(plan: PrivacyPlan) -> str:
     beside = {"the figures of rewards": plan.figures_share, "the gate's decisions": plan.gate_share}
     paid = [f"{what} ({share:g} of the budget)" for what, share in beside.items() if share]
-    return f"covers {', '.join(['the released models', *paid])}; how many devices were asked and answered is not said"
+    released = ", ".join(["the released models", *paid])
+    return f"covers {released}; how many devices were asked and answered is not said"
 
 
 def _clip_in_words(plan: PrivacyPlan) -> str:

@@ -54,11 +54,12 @@ def run(
 ) -> "Results":
     """Run a configuration into a folder and return its `Results`; called again, it resumes where it stopped.
 
-    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops after the current round
-    and raises `Interrupted`; with `until` the run pauses after that round. Callbacks are as in `simulate`, and are
-    called again for rounds that are repeated after a crash; with `privacy.noise = "system"` each round is kept before
-    they see it, and none is repeated. `progress=True` shows the progress on standard error.
-    `tracker` is "tensorboard", "mlflow", "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
+    A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops
+    after the current round and raises `Interrupted`; with `until` the run pauses after that round.
+    Callbacks are as in `simulate`, and are called again for rounds that are repeated after a crash;
+    with `privacy.noise = "system"` each round is kept before they see it, and none is repeated.
+    `progress=True` shows the progress on standard error. `tracker` is "tensorboard", "mlflow",
+    "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
 
     Examples:
         >>> import tempfile

@@ -307,7 +307,7 @@ class _Source:
 
 
 class _AsDeployed(GridNoise):
-    """Deployment noise made anew in every round from the memory that was kept, as the server does."""
+    """Deployment noise made again in every round from its kept memory, as the server does."""
 
     def __init__(self, plan: PrivacyPlan, actual: float) -> None:
         super().__init__(plan.strategy, actual * plan.update_multiplier / RELEASE.step)

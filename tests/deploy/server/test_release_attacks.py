@@ -48,8 +48,8 @@ def test_the_stream_of_noised_figures_does_not_either(tmp_path, mechanism):
 
 @pytest.mark.parametrize("noise", [1.0, 2.0, 4.0])
 def test_low_bits_of_the_weights_do_not_show_that_a_client_was_there(tmp_path, noise):
-    """A client that owns a coordinate, 20,000 times. Releases without it that float32 could not have
-    made with it are as likely with it as the noise promises: none tells for sure."""
+    """A client that owns a coordinate, 20,000 times: what float32 could not have made with it comes
+    about with it as often as the noise promises, and tells nothing for sure."""
     given = {"mechanism": "dp-fedavg", "noise_multiplier": noise, "sampling": "fixed"}
     chosen = {"rounds": 4, "clients_per_round": 4, "privacy": given}
     deployment = a_deployment(tmp_path, values(population=4) | chosen)
@@ -68,7 +68,7 @@ def test_low_bits_of_the_weights_do_not_show_that_a_client_was_there(tmp_path, n
 def test_in_a_plain_round_a_device_sends_one_update_and_sums_and_hears_of_no_other(
     tmp_path, private
 ):
-    """Contexts, actions and single rewards stay; requests hold models and terms, and no device's name."""
+    """Contexts, actions and single rewards stay; requests name no device."""
     given = {"mechanism": "dp-fedavg", "noise_multiplier": 1.0, "sampling": "fixed"}
     chosen = {"clients_per_round": 4} | ({"privacy": given} if private else {})
     deployment = a_deployment(tmp_path, values(population=4) | chosen)

@@ -69,7 +69,7 @@ class RoundNoise:
         bounds: ReportBounds,
         modulo: Sequence[float] | None = None,
     ) -> "Noised | None":
-        """The round's figures with noise, from sums of whole `figure_steps`: [3]; None without a share.
+        """The round's figures with noise, from sums of `figure_steps`: [3]; None without a share.
 
         They may be known modulo something. The noise comes first: one device could wrap what
         hostile ones have prepared.
@@ -83,7 +83,7 @@ class RoundNoise:
         return self._noised(sums, figure_steps(bounds), most, parts, self._drawn[:_ENTRIES], modulo)
 
     def gate(self, sums: np.ndarray) -> "Noised":
-        """Sums over those who judge with noise: gains, squares, judges; no device adds more than 1: [3]."""
+        """Sums over judges with noise: gains, squares, number; no device adds more than 1: [3]."""
         share = self._plan.gate_share
         assert share, "a private deployment without gate_share has no gate"
         steps, most = np.array([_GAIN, _GAIN, 1.0]), np.ones(_ENTRIES)
