@@ -16,12 +16,14 @@ from fedbandit.privacy.reporting import (
     composed_epsilon,
     extrapolated,
     in_one_line,
+    known_cohorts,
+    known_sizes,
     show,
     summary,
     sweep_cost,
     verdict,
 )
-from fedbandit.privacy.strategies import Tree
+from fedbandit.privacy.strategies import Tree, best_banded, best_blt
 
 STACKOVERFLOW = 342_477
 
@@ -120,6 +122,35 @@ def test_summaries_state_their_assumptions():
     assert "warning" not in found
     assert "warning" in summary(Ledger(plan(delta=1e-3)), 1)
     assert summary(None, 5)["mechanism"] == "none"
+
+
+def test_known_cohorts_and_known_sizes_cost_what_the_docs_say():
+    """`docs/privacy.md`: the headline plan, and a client with one or two known turns (PLD)."""
+    case, large = plan(), plan(clients_per_round=6400, noise_multiplier=1.0, rounds=800)
+    assert plan_epsilon(known_sizes(case)) == pytest.approx(9.91, abs=0.005)
+    assert plan_epsilon(known_sizes(large)) == pytest.approx(26.3, abs=0.05)
+    turns = [plan_epsilon(known_cohorts(replace(case, rounds=n)), "pld") for n in (1, 2)]
+    assert turns == [pytest.approx(7.37, abs=0.005), pytest.approx(11.1, abs=0.05)]
+    cyclic = plan(sampling="cyclic-poisson", separation=4, strategy=best_banded(1600, 4))
+    assert known_cohorts(cyclic).sampling == "min-separation"
+    unamplified = plan(sampling="fixed")
+    assert known_cohorts(unamplified) is unamplified
+
+
+def test_a_report_says_how_sums_are_released_and_what_the_cohorts_secret_is_worth():
+    found = summary(Ledger(plan(), source="system"), 1600)
+    assert "whole steps of 2^-24 clip norms, with discrete Gaussian noise" in found["noise"]
+    assert "misses at most 1e-06 of epsilon" in found["noise"]
+    assert found["epsilon_if_cohorts_known"] == pytest.approx(1931, abs=1)
+    blt = plan(
+        strategy=best_blt(1600, 100, 2), sampling="min-separation", separation=100, rounds=1600
+    )
+    found = summary(Ledger(blt, source="system"), 1600)
+    assert "Gaussian noise of float64 rounded to whole steps" in found["noise"]
+    assert "epsilon_if_cohorts_known" not in found
+    seeded = summary(Ledger(plan()), 1600)
+    assert "as the cohorts do" in seeded["noise"]
+    assert "whole steps" not in seeded["noise"]
 
 
 def test_epsilon_is_said_in_one_form():

@@ -8,8 +8,8 @@ from scipy.stats import chi2, kstest
 
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.privacy.noise import (
-    DeploymentNoise,
     DrawnOnce,
+    GridNoise,
     PrivateMean,
     SimulatedNoise,
     secret_normals,
@@ -25,6 +25,7 @@ from fedbandit.privacy.strategies import (
 )
 
 ROUNDS = 12
+STEPS = 2.0**20  # of a grid, in one deviation of the noise
 STRATEGIES = [
     Independent(),
     Tree(),
@@ -47,13 +48,10 @@ def in_the_middle(statistic, freedom, level=1e-4):
     return chi2.ppf(level, freedom) < statistic < chi2.ppf(1 - level, freedom)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda s: SimulatedNoise(plan(s), 11), DeploymentNoise], ids=["simulated", "deployed"]
-)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-def test_the_covariance_of_prefix_sums_is_the_plans(strategy, make):
+def test_the_covariance_of_prefix_sums_is_the_plans(strategy):
     """Released sums of nothing are noise alone; whitened by the plan's covariance they must be standard normal."""
-    mechanism, size = PrivateMean(plan(strategy), make(strategy)), 20_000
+    mechanism, size = PrivateMean(plan(strategy), SimulatedNoise(plan(strategy), 11)), 20_000
     released = np.stack([mechanism.mean(np.zeros(size), 0, t, 0.5) for t in range(1, ROUNDS + 1)])
     prefixes = np.cumsum(released, axis=0) * 20  # back to sums
     expected = np.cumsum(noise_matrix(strategy, ROUNDS), axis=0) * 1.5 * 0.5
@@ -136,19 +134,19 @@ def test_runs_that_share_a_seed_do_not_share_their_noise():
 
 def test_noise_that_is_drawn_once_resumes_only_where_nothing_is_remembered():
     like = np.zeros(3)
-    assert DeploymentNoise(Independent()).update(5, like).shape == (3,)
-    assert DeploymentNoise(Restarted(Tree(), 5)).update(6, like).shape == (3,)
+    assert GridNoise(Independent(), STEPS).update(5, like).shape == (3,)
+    assert GridNoise(Restarted(Tree(), 5), STEPS).update(6, like).shape == (3,)
     for strategy in (Tree(), best_banded(ROUNDS, 4), best_blt(ROUNDS, 4, 2), Restarted(Tree(), 5)):
         with pytest.raises(DrawnOnce, match="start anew"):
-            DeploymentNoise(strategy).update(5, like)
+            GridNoise(strategy, STEPS).update(5, like)
 
 
 def test_deployment_noise_takes_no_seed_and_is_never_the_same():
-    assert "seed" not in inspect.signature(DeploymentNoise).parameters
+    assert "seed" not in inspect.signature(GridNoise).parameters
     with pytest.raises(TypeError):
-        DeploymentNoise(Independent(), seed=1)
+        GridNoise(Independent(), STEPS, seed=1)
     like = np.zeros(8)
-    one, two = DeploymentNoise(Independent()), DeploymentNoise(Independent())
+    one, two = GridNoise(Independent(), STEPS), GridNoise(Independent(), STEPS)
     assert not np.array_equal(one.update(1, like), two.update(1, like))
     with pytest.raises(ValueError, match="only once"):
         one.update(1, like)
@@ -158,15 +156,14 @@ def test_deployment_noise_takes_no_seed_and_is_never_the_same():
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 def test_deployment_noise_goes_on_from_its_memory(strategy):
     """Kept memory continues the very stream: the noise of later rounds still cancels that of earlier ones."""
-    like, stream, size = np.zeros(20_000), DeploymentNoise(strategy), 20_000
+    like, stream, size = np.zeros(20_000), GridNoise(strategy, STEPS), 20_000
     drawn = []
     for t in range(1, ROUNDS + 1):
         drawn.append(stream.update(t, like))
-        stream = DeploymentNoise(
-            strategy, stream.done, stream.memory
-        )  # as after a restart of the server
+        # as after a restart of the server
+        stream = GridNoise(strategy, STEPS, stream.done, stream.memory)
     expected = noise_matrix(strategy, ROUNDS)
-    white = np.linalg.solve(expected, np.stack(drawn))
+    white = np.linalg.solve(expected, np.stack(drawn) / STEPS)
     assert in_the_middle((white**2).sum(), ROUNDS * size)
     assert (
         np.abs(white @ white.T / size - np.eye(ROUNDS)) < 5 * np.sqrt((1 + np.eye(ROUNDS)) / size)

@@ -349,6 +349,8 @@ def test_the_best_mechanism_keeps_to_what_is_asked():
         if sampling == "cyclic-poisson"
     ]
     assert short == [4, 6]  # no band reaches past the last round
+    long = [bands for _, _, bands in _open(PrivacyConfig(), 1600, deployed=False)]
+    assert {4, 8, 16, 32, 64} <= set(long)
     on_devices = _open(base.privacy, 60, deployed=True)
     assert {sampling for _, sampling, _ in on_devices} == {"poisson", "min-separation"}
     with pytest.raises(ConfigError, match=r"^privacy\.epsilon: "):

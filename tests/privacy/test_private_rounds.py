@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from builders import dataset_in_memory, random_images, random_text
 
+from fedbandit.algorithms import FedAvg
 from fedbandit.building.experiment import build_experiment
 from fedbandit.building.privacy import build_ledger
 from fedbandit.config import Config
-from fedbandit.core.errors import Diverged
+from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.process import Stopwatch
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.learners.base import AutogradLearner
-from fedbandit.federated.pipeline import AdaptiveClipping
+from fedbandit.federated.pipeline import AdaptiveClipping, Contribution
 from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version
 from fedbandit.privacy.accounting import Ledger
@@ -384,3 +385,71 @@ def test_private_runs_work_in_both_modes(mode):
     run = simulate(config(mode=mode, privacy=MECHANISMS["dp-fedavg"]), random_text(clients=30))
     assert len(list(run)) == 7
     assert np.isfinite(run.state.weights).all()
+
+
+def released_sums(chosen, data, engine=None):
+    """What the aggregation of a run is given in each round."""
+    experiment, seen = build_experiment(chosen, data), []
+
+    class Watched(type(experiment.bandit.aggregation)):
+        def mean(self, total, *rest):
+            seen.append(total.copy())
+            return super().mean(total, *rest)
+
+    made = Watched(**vars(experiment.bandit.aggregation))
+    experiment = replace(experiment, bandit=replace(experiment.bandit, aggregation=made))
+    run = simulate(chosen, data, experiment=experiment, engine=engine)
+    list(run)
+    return seen, run.state.weights
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_system_runs_sum_whole_steps_of_clipped_updates(algorithm, dtype):
+    """Without noise, everybody in each cohort: the model is that of the plain sum, to a step."""
+    data = random_text(clients=30)
+    quiet = {"mechanism": "dp-fedavg", "noise_multiplier": 0.0, "sampling": "fixed"}
+    base = {
+        "algorithm": {"name": algorithm},
+        "dtype": dtype,
+        "clients_per_round": 30,
+        "rounds": 2,
+        "server": {"optimizer": "sgd", "learning_rate": 1.0},
+    }
+    sums, weights = released_sums(config(privacy={**quiet, "noise": "system"}, **base), data)
+    assert all(total.dtype == np.int64 for total in sums)
+    assert all(total.any() for total in sums)
+    plain = simulate(config(privacy=quiet, **base), data)
+    list(plain)
+    assert weights.dtype == dtype
+    np.testing.assert_allclose(weights, plain.state.weights, atol=2e-7)
+
+
+def test_sums_of_whole_steps_do_not_depend_on_the_order_of_clients():
+    """In floating point they do: then what one client changes is more than its own update."""
+    chosen = config(privacy={**MECHANISMS["fixed cohorts"], "noise": "system"})
+    phase = build_experiment(chosen, random_text(clients=30)).bandit
+    weights = build_experiment(chosen, random_text(clients=30)).initial_weights()
+    broadcast, rng, totals = _broadcast(phase, weights, 0.05), np.random.default_rng(0), []
+    for _ in range(3):
+        total = np.zeros(len(weights), np.int64)
+        for chunk in np.array_split(rng.permutation(30), 5):
+            phase.work(chunk, broadcast).sent.sums["weights"].add_to(total)
+        totals.append(total)
+    np.testing.assert_array_equal(totals[0], totals[1])
+    np.testing.assert_array_equal(totals[0], totals[2])
+
+
+def test_an_algorithm_that_adds_up_its_updates_itself_is_refused_in_system_runs():
+    chosen = config(
+        algorithm={"name": f"{__name__}:AddsUp"},
+        privacy={**MECHANISMS["dp-fedavg"], "noise": "system"},
+    )
+    with pytest.raises(ConfigError, match="AddsUp adds up its updates; privacy"):
+        list(simulate(chosen, random_text(clients=30)))
+
+
+class AddsUp(FedAvg):
+    def train(self, learner, received, clients, pipeline):
+        total, norms = learner.train(received["weights"], clients.events, pipeline.clip_norm)
+        return Contribution({"weights": total}, norms)

@@ -35,7 +35,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.identity import WHERE_COMPUTED, file_digests
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.randomness import Purpose, bits
+from fedbandit.core.randomness import Purpose, Secret, bits
 from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
@@ -54,7 +54,7 @@ from fedbandit.models import DataSpec, Freezing, Layout, Model
 from fedbandit.objectives import Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
+from fedbandit.privacy.noise import RELEASE, GridMean, GridNoise, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Experiment:
     initial: np.ndarray = field(repr=False)  # weights before anything has been learned
     privacy: Ledger | None = None  # what a private run spends, and on what
     files: Mapping[str, str] = field(default_factory=dict)  # read by its parts, with their digests
+    secret: Secret | None = None  # what its cohorts come from, where the seed must not tell
 
     @property
     def rounds(self) -> int:
@@ -90,6 +91,17 @@ class Experiment:
     def initial_weights(self) -> np.ndarray:
         """The model before anything has been learned; runs that share a pre-training share it too."""
         return self.initial.copy()
+
+    def with_secret(self, secret: Secret) -> "Experiment":
+        """The same, with cohorts drawn from a secret; those of accounted pre-training, too."""
+        assert self.privacy is not None
+        cohorts = self.privacy.plan.cohorts(self.bandit.cohorts.pool, secret)
+        before, plan = self.pretraining, self.privacy.pretraining
+        if before is not None and plan is not None:
+            own = Secret(secret.bits(Purpose.PRETRAINING))
+            before = replace(before, cohorts=plan.cohorts(before.cohorts.pool, own))
+        bandit = replace(self.bandit, cohorts=cohorts)
+        return replace(self, bandit=bandit, pretraining=before, secret=secret)
 
 
 def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
@@ -123,7 +135,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         *bandit.work.stages,
     )
     files = file_digests(read, config.data.files)
-    return Experiment(config, dataset, trainable, bandit, supervised, initial, ledger, files)
+    found = Experiment(config, dataset, trainable, bandit, supervised, initial, ledger, files)
+    system = ledger is not None and config.privacy.noise == "system"
+    return found.with_secret(Secret.fresh()) if system else found
 
 
 def _bandit_phase(
@@ -175,6 +189,7 @@ def _bandit_phase(
             scaled=weighted and (scheduled or header.items is not None),
             estimator=target_objective(objective, header.typical_actions, weights.dtype),
             reduction=trainable.reduction(objective),
+            step=_step(config, ledger is not None),
             recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),
@@ -273,6 +288,7 @@ def _pretraining_phase(
             world=Scenario((Stage(environment),)),
             heads=trainable.model.heads,
             supervised=True,
+            step=_step(config, plan is not None),
             recipe=_recipe(config, dataset, "pretraining"),
         ),
         cohorts=plan.cohorts(pool, seed)
@@ -280,7 +296,7 @@ def _pretraining_phase(
         else FixedCohorts(pool, pretraining_cohort(config), seed),
         clipping=pretraining_clipping(config),
         deploy_every=1,
-        aggregation=PrivateMean(plan, _noise(config, plan, seed, _pretrained_from(config, dataset)))
+        aggregation=_private_mean(config, plan, seed, _pretrained_from(config, dataset))
         if plan
         else PlainMean(),
     )
@@ -431,14 +447,30 @@ def _aggregation(
         **config.model_dump(exclude=set(WHERE_COMPUTED), exclude_defaults=True),
         "fingerprint": dataset.header.fingerprint,
     }
-    return PrivateMean(ledger.plan, _noise(config, ledger.plan, config.seed, of), ledger)
+    return _private_mean(config, ledger.plan, config.seed, of, ledger)
 
 
-def _noise(config: Config, plan: PrivacyPlan, seed: int, of: Mapping[str, Any]) -> NoiseStream:
-    """The noise of a phase; a seeded one is that of everything which goes into the phase, not of the seed alone."""
-    if config.privacy.noise == "system":
-        return DeploymentNoise(plan.strategy)
-    return SimulatedNoise(plan, seed, json.dumps(of, sort_keys=True))
+def _private_mean(
+    config: Config,
+    plan: PrivacyPlan,
+    seed: int,
+    of: Mapping[str, Any],
+    ledger: Ledger | None = None,
+) -> PrivateMean:
+    """How a phase releases its sums, with noise from the operating system or from the seed.
+
+    Seeded noise is that of everything which goes into the phase, not of the seed alone.
+    """
+    if config.privacy.noise == "seed":
+        noise = SimulatedNoise(plan, seed, json.dumps(of, sort_keys=True))
+        return PrivateMean(plan, noise, ledger)
+    secret = GridNoise(plan.strategy, plan.update_multiplier / RELEASE.step)
+    return GridMean(plan, secret, ledger, grid=RELEASE, dtype=np.dtype(config.dtype))
+
+
+def _step(config: Config, private: bool) -> float | None:
+    """The step in which updates are summed; None where their floating-point sum will do."""
+    return RELEASE.step if private and config.privacy.noise == "system" else None
 
 
 def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any]:

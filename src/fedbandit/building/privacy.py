@@ -66,7 +66,7 @@ _CANDIDATES: tuple[
     ("blt", "fixed"),
 )
 
-_BANDS = (4, 8, 16, DEFAULT_BANDS)
+_BANDS = (4, 8, 16, DEFAULT_BANDS, 64)
 NEGLIGIBLE = 0.01  # of delta: more is not paid for rounds that are drawn anew
 
 

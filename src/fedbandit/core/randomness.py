@@ -3,6 +3,9 @@
 Nothing here has state, so nothing depends on who ran first, and a resumed run needs no generator to be restored.
 """
 
+import hashlib
+import os
+from dataclasses import dataclass
 from enum import IntEnum
 from math import exp, factorial
 
@@ -38,6 +41,34 @@ class Purpose(IntEnum):
 _Address = int | np.integer | np.ndarray
 
 
+@dataclass(frozen=True, repr=False)
+class Secret:
+    """32 bytes in the place of a seed, for draws that nobody must be able to repeat without them.
+
+    It shows itself by its digest alone, which tells two of them apart and gives neither away.
+    """
+
+    value: bytes
+
+    @classmethod
+    def fresh(cls) -> "Secret":
+        """A new one from the operating system."""
+        return cls(os.urandom(32))
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that name the secret and may be published."""
+        return hashlib.sha256(b"digest of " + self.value).hexdigest()[:32]
+
+    def bits(self, purpose: Purpose, *address: int) -> bytes:
+        """32 bytes for one address: as good as independent for who has not the secret."""
+        text = " ".join(str(int(part)) for part in (purpose, *address))
+        return hashlib.sha256(self.value + text.encode()).digest()
+
+    def __repr__(self) -> str:
+        return f"Secret({self.digest})"
+
+
 def scramble(x: np.ndarray) -> np.ndarray:
     """The splitmix64 finaliser: each output bit depends on each input bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
@@ -66,8 +97,11 @@ def normals(seed: int, purpose: Purpose, *address: _Address) -> np.ndarray:
     return np.asarray(np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second))
 
 
-def generator(seed: int, purpose: Purpose, *address: int) -> np.random.Generator:
+def generator(seed: int | Secret, purpose: Purpose, *address: int) -> np.random.Generator:
     """A numpy generator for one address, for draws over a whole population or a whole model."""
+    if isinstance(seed, Secret):
+        key = int.from_bytes(seed.bits(purpose, *address)[:16], "little")
+        return np.random.Generator(np.random.Philox(key=key))
     return np.random.Generator(np.random.Philox(key=int(bits(seed, purpose, *address))))
 
 

@@ -140,6 +140,11 @@ def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Fi
     )
 
 
+def figure_steps(bounds: ReportBounds) -> np.ndarray:
+    """Of what the events, rewards and propensities of a private sum are whole multiples: [3]."""
+    return np.array([1.0, STEP * bounds.events * bounds.reward, STEP * bounds.events])
+
+
 def figures_modulo(bounds: ReportBounds) -> tuple[float, float, float]:
     """What the events, rewards and propensities of a sum are known modulo, each in its own unit."""
     events = MODULUS * STEP * bounds.events

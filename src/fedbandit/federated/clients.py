@@ -110,6 +110,7 @@ class ClientWork:
     supervised: bool = False  # log every action's reward, for full-information training
     estimator: TargetObjective | None = None  # estimates every action's reward from what is logged
     reduction: Callable[[Events], Events] | None = None  # of what is logged to what is trained on
+    step: float | None = None  # updates are summed in whole steps, of that many clip norms
     recipe: Recipe | None = field(
         default=None, repr=False
     )  # None: it can only be done in this process
@@ -128,6 +129,7 @@ class ClientWork:
             self.seed,
             broadcast.round,
             broadcast.keep_individual_updates,
+            self.step,
         )
         learner = self.learner
         if broadcast.base is not None:

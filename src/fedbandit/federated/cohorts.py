@@ -1,4 +1,6 @@
-"""Who takes part in a round: cohorts drawn from a pool of clients, each round addressed by the seed alone.
+"""Who takes part in a round: cohorts drawn from a pool of clients.
+
+Each round is addressed by the seed alone, or by a secret.
 
 Nothing here knows of data, models or privacy; a privacy plan says which of these its accounting assumes.
 """
@@ -8,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedbandit.core.randomness import Purpose, generator
+from fedbandit.core.randomness import Purpose, Secret, generator
 
 
 class Cohorts(Protocol):
@@ -26,7 +28,7 @@ class FixedCohorts:
 
     pool: range
     size: int
-    seed: int
+    seed: int | Secret
 
     def draw(self, round_number: int) -> np.ndarray:
         rng = generator(self.seed, Purpose.COHORT, round_number)
@@ -39,7 +41,7 @@ class PoissonCohorts:
 
     pool: range
     probability: float
-    seed: int
+    seed: int | Secret
 
     def draw(self, round_number: int) -> np.ndarray:
         rng = generator(self.seed, Purpose.COHORT, round_number)
@@ -56,7 +58,7 @@ class BlockCohorts:
     pool: range
     size: int
     separation: int
-    seed: int
+    seed: int | Secret
 
     def draw(self, round_number: int) -> np.ndarray:
         dealt = generator(self.seed, Purpose.COHORT, 0).permutation(
@@ -77,7 +79,7 @@ class CyclicPoissonCohorts:
     pool: range
     probability: float
     groups: int
-    seed: int
+    seed: int | Secret
 
     def group(self, round_number: int) -> np.ndarray:
         """The clients whose turn a round is."""

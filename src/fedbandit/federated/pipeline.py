@@ -172,6 +172,7 @@ class Contribution:
     norms: np.ndarray  # float64 [clients]: of all that is clipped together, before clipping
     memory: Mapping[int, Memories] = field(default_factory=dict)  # what each client will remember
     bytes: np.ndarray | None = None  # int64 [clients] sent; None where nothing is compressed
+    whole: bool = False  # sums are int64: whole steps, each name scaled as in the joint norm
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,12 @@ class Pipeline:
     seed: int = 0
     round: int = 0
     keep_individual_updates: bool = False  # the server's accumulator asks for each by itself
+    step: float | None = None  # sums are of whole steps, of that many clip norms
 
     @property
     def only_clips(self) -> bool:
         """Whether a learner may clip and sum by itself, in its fused loop."""
-        return not self.stages and not self.keep_individual_updates
+        return not self.stages and not self.keep_individual_updates and self.step is None
 
     def collect(
         self,
@@ -230,6 +232,13 @@ class Pipeline:
                 )
             for name, (vector, _) in seen.items():
                 factor = 1.0 if scales[name] is None else clip_factor(norms[i], self.clip_norm)
+                if self.step is not None:
+                    if name not in totals:
+                        totals[name] = np.zeros(vector.shape, np.int64)
+                    # scaled as in the joint norm, in which the noise is measured
+                    scale = factor * (scales[name] or 1.0)
+                    add_steps(totals[name], vector, scale, self.step * self.clip_norm)
+                    continue
                 clipped: Any = vector.dtype.type(factor) * vector
                 if self.keep_individual_updates:
                     kept[name].append(clipped)
@@ -245,7 +254,8 @@ class Pipeline:
         }
         if self.keep_individual_updates:
             sums = {name: IndividualUpdates(tuple(updates)) for name, updates in kept.items()}
-        return Contribution(sums, norms, memory, sizes if self.stages else None)
+        sent_bytes = sizes if self.stages else None
+        return Contribution(sums, norms, memory, sent_bytes, self.step is not None)
 
     def _through_stages(self, sent: Any, client: int, name: int) -> tuple[Any, int]:
         """What the server sees of a vector, and in how many bytes it came.
@@ -359,3 +369,27 @@ def norm_or_reason(update: object, like: np.ndarray) -> float | str:
     with np.errstate(over="ignore"):
         norm = float(np.linalg.norm(update.astype(np.float64, copy=False)))
     return norm if np.isfinite(norm) else "its norm is not finite"
+
+
+_SLACK = 1 - 2.0**-24  # of the clip norm, for errors of floating point in norms and products
+
+
+def in_steps(update: np.ndarray, factor: float, step: float) -> np.ndarray:
+    """An update times its clip factor in whole steps, cut towards 0: int64.
+
+    No entry grows, so what is summed is no longer than the clip norm: sums of whole numbers are
+    exact in any order, and one client moves them by that much and no more.
+
+    Examples:
+        >>> in_steps(np.array([0.6, -0.8], np.float32), 0.5, 0.125)
+        array([ 2, -3])
+    """
+    steps: np.ndarray = np.trunc(update.astype(np.float64) * (factor * _SLACK / step))
+    return steps.astype(np.int64)
+
+
+def add_steps(total: np.ndarray, update: np.ndarray, factor: float, step: float) -> None:
+    """Add an update `in_steps` to an int64 sum of its shape; of text it touches few weights."""
+    flat, added = total.reshape(-1), update.reshape(-1)
+    at = np.flatnonzero(added != 0)
+    flat[at] += in_steps(added[at], factor, step)

@@ -127,10 +127,13 @@ def run_round(
         )
 
     metrics = round_metrics(work.split, cohort, results, state, below, step.update)
+    events = metrics["events"]
+    if work.step is not None:
+        metrics |= {name: None for name in _UNSAID if name in metrics}
     deployed, verdict = state.deployed, None
     deploys = number % phase.deploy_every == 0
     if deploys:
-        candidate = Version(weights, phase.progress(number, state.events + metrics["events"]))
+        candidate = Version(weights, phase.progress(number, state.events + events))
         if phase.gate is not None:
             with watch("gate"):
                 verdict = phase.gate.judge(work, broadcast, candidate, cohort)
@@ -142,7 +145,7 @@ def run_round(
             state.deployed[max(state.deployed)] if refused else candidate
         )
 
-    following = state.after(step, weights, deployed, metrics["reward"], metrics["events"])
+    following = state.after(step, weights, deployed, metrics["reward"], events)
     metrics["running_reward"] = following.running_reward
     metrics |= phase.aggregation.metrics(number, deploys)
     if verdict is not None:
@@ -158,13 +161,20 @@ def _collect(
     watch: Stopwatch,
 ) -> tuple[list[ChunkResult], Vectors]:
     """The chunks' figures, and what the aggregation's accumulator makes of all they sent."""
-    algorithm = phase.work.algorithm
+    algorithm, work = phase.work.algorithm, phase.work
     zeros = zeros_to_send(algorithm.sends, broadcast.received["weights"])
+    if work.step is not None:
+        zeros = {name: np.zeros(zero.shape, np.int64) for name, zero in zeros.items()}
     accumulator = phase.aggregation.accumulator(zeros)
     kept = []
     here = Stopwatch()
     with here("all"):
         for result in results:
+            if work.step is not None and not result.sent.whole:
+                raise ConfigError(
+                    f"algorithm.name: {type(algorithm).__name__} adds up its updates;"
+                    ' privacy.noise = "system" needs them from pipeline.collect'
+                )
             with here("aggregate"):
                 try:
                     accumulator.add(result.sent.sums, int(np.isfinite(result.norms).sum()))
@@ -204,6 +214,8 @@ def _joined(results: list[ChunkResult], name: str) -> np.ndarray:
 
 
 _PERCENTS = (10, 25, 50, 75, 90)
+_UNSAID = ("clients", "events", "unclipped", "rejected", "sent_bytes")
+"""What counts a cohort or names its clients: not said where cohorts are secret."""
 
 
 def round_metrics(

@@ -313,11 +313,14 @@ class Server:
 
 
 def _joined(totals: Vectors, sends: Sends) -> tuple[np.ndarray, dict[str, float]]:
-    """All sums as one vector, each scaled as in the joint norm: what noise is added to."""
+    """All sums as one vector, each scaled as in the joint norm: what noise is added to.
+
+    Sums of whole steps have been scaled by the clients.
+    """
     scales = {name: one.scale or 1.0 for name, one in described(sends).items()}
     flat = [
         total.reshape(-1)
-        if scales[name] == 1
+        if scales[name] == 1 or total.dtype.kind == "i"
         else total.dtype.type(scales[name]) * total.reshape(-1)
         for name, total in totals.items()
     ]

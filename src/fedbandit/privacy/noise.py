@@ -1,13 +1,14 @@
-"""Where noise comes from. Two kinds that cannot be taken for each other: a simulation's and a deployment's.
+"""Where noise comes from, and how a sum is released with it. Two kinds that cannot be mistaken.
 
-A simulation's noise is a function of the run, its seed and the round, so that it can be repeated and resumed; whoever
-has the configuration can subtract it. A deployment's comes from the operating system and takes no seed.
+A simulation's noise is a function of the run, its seed and the round, so that it can be repeated
+and resumed; who has the configuration can subtract it. That of deployments and of simulations with
+`privacy.noise = "system"` comes from the operating system, takes no seed, and is added to whole
+steps of a public grid: no low bits of floating point can tell what was summed.
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,68 +75,49 @@ class DrawnOnce(FedbanditError, ValueError):
     """Noise that cannot be drawn again was asked for again."""
 
 
-class DeploymentNoise:
-    """Noise from the operating system's randomness: no seed, no second time.
+class GridNoise:
+    """Noise from the operating system for sums of whole steps, `deviation` of them wide: int64.
 
-    A strategy that remembers needs its memory to resume after a restart of the server: keep `memory` where the weights
-    are kept, but secret, since it undoes the protection. Without it such a stream can only begin at round 1.
+    Discrete Gaussian where the strategy keeps it whole (independent, tree): every decision of the
+    draw is exact. Other strategies mix normals with weights that are no whole numbers; what comes
+    out is rounded. The sum is whole, so that is the noisy sum rounded. There is no seed and no
+    second time.
+
+    A strategy that remembers needs its memory to resume after a restart of the server: keep
+    `memory` where the weights are kept, but secret, since it undoes the protection. Without it such
+    a stream can only begin at round 1.
     """
 
-    def __init__(self, strategy: Strategy, done: int = 0, memory: Memory | None = None) -> None:
-        self._strategy, self._done = strategy, done
-        self._memory: Memory = dict(memory or {})
+    def __init__(
+        self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None
+    ) -> None:
+        self._strategy, self._deviation, self._done = strategy, deviation, done
+        self._whole = stays_whole(strategy)
+        steps = {at: value * float(deviation) for at, value in (memory or {}).items()}
+        if self._whole:
+            steps = {at: np.rint(value).astype(np.int64) for at, value in steps.items()}
+        self._memory: Memory = steps
 
     @property
-    def memory(self) -> Mapping[int, np.ndarray]:
-        """What has to be kept, secretly, to resume after `done` rounds."""
-        return dict(self._memory)
+    def memory(self) -> dict[int, np.ndarray]:
+        """Memory to keep, secretly, to resume after `done` rounds: in units of `deviation`."""
+        return {at: value / self._deviation for at, value in self._memory.items()}
 
     @property
     def done(self) -> int:
         return self._done
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
+        """Noise for the round's sum of updates, int64 shaped as `like`."""
         if not self._can_draw(number):
             raise DrawnOnce(
-                f"noise for round {number} asked for after round {self._done}: it can be drawn only once, and noise"
-                " that is correlated cannot be resumed without its memory; start anew"
+                f"noise for round {number} asked for after round {self._done}: it can be drawn only"
+                " once, and noise that is correlated cannot be resumed without its memory; start"
+                " anew"
             )
         noise, self._memory = self._strategy.step(number, self._fresh(like), self._memory)
         self._done = number
-        return noise
-
-    def _fresh(self, like: np.ndarray) -> np.ndarray:
-        return secret_normals(like.size).astype(like.dtype).reshape(like.shape)
-
-    def _can_draw(self, number: int) -> bool:
-        follows = number == self._done + 1
-        return follows or (number > self._done and self._strategy.since(number) == number)
-
-    def count(self, number: int) -> float:
-        return float(secret_normals(1)[0])
-
-    def __repr__(self) -> str:
-        return "DeploymentNoise()"
-
-
-class GridNoise(DeploymentNoise):
-    """Noise for sums of whole numbers, `deviation` of their steps wide, and itself whole numbers: int64.
-
-    Discrete Gaussian where the strategy keeps it whole (independent, tree). Other strategies mix normals with weights
-    that are no whole numbers; what comes out is rounded. The sum is whole, so that is the noisy sum rounded.
-    """
-
-    def __init__(
-        self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None
-    ) -> None:
-        kept = dict(memory or {})
-        if stays_whole(strategy):  # it may have been kept with numbers that are not
-            kept = {at: np.rint(value).astype(np.int64) for at, value in kept.items()}
-        super().__init__(strategy, done, kept)
-        self._deviation = deviation
-
-    def update(self, number: int, like: np.ndarray) -> np.ndarray:
-        whole: np.ndarray = np.rint(super().update(number, like)).astype(np.int64)
+        whole: np.ndarray = np.rint(noise).astype(np.int64)
         return whole
 
     def whole_count(self, deviation: float) -> int:
@@ -143,20 +125,27 @@ class GridNoise(DeploymentNoise):
         return int(discrete_gaussians(deviation, 1)[0])
 
     def _fresh(self, like: np.ndarray) -> np.ndarray:
-        if stays_whole(self._strategy):
+        if self._whole:
             return discrete_gaussians(self._deviation, like.size).reshape(like.shape)
         return self._deviation * secret_normals(like.size).reshape(like.shape)
+
+    def _can_draw(self, number: int) -> bool:
+        follows = number == self._done + 1
+        return follows or (number > self._done and self._strategy.since(number) == number)
 
     def __repr__(self) -> str:
         return f"GridNoise({self._deviation})"
 
 
 def secret_normals(size: int) -> np.ndarray:
-    """float64 [size]: standard normals from the operating system's random bytes, by Box and Muller's method."""
+    """float64 [size]: standard normals from the operating system's random bytes.
+
+    By Box and Muller's method. Radii beyond 9.4, one pair in 2^64, are never drawn.
+    """
     pairs = (size + 1) // 2
     bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs)
-    u, v = (bits >> np.uint64(11)) * 2.0**-53
-    radius, angle = np.sqrt(-2 * np.log1p(-u)), 2 * np.pi * v
+    u, v = (bits + 0.5) * 2.0**-64
+    radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
 
@@ -199,31 +188,57 @@ class PrivateMean(Summing):
 
 @dataclass(frozen=True)
 class Grid:
-    """Where secure sums live: whole steps, as wide as `step` clip norms, counted modulo `modulus`."""
+    """Whole steps, each `step` clip norms wide; secure sums know them modulo `modulus` alone."""
 
     step: float
-    modulus: int
+    modulus: int | None = None
 
-    def centred(self, residues: np.ndarray) -> np.ndarray:
-        """The whole numbers nearest to 0 that these are modulo the modulus."""
+    def centred(self, steps: np.ndarray) -> np.ndarray:
+        """The whole numbers nearest to 0 that these are modulo the modulus, where there is one."""
+        if self.modulus is None:
+            return steps
         half = self.modulus // 2
-        found: np.ndarray = (residues + half) % self.modulus - half
+        found: np.ndarray = (steps + half) % self.modulus - half
         return found
 
 
+RELEASE = Grid(2.0**-24)
+"""Of every private release that is not a secure sum: model, figures and count alike.
+
+So fine that discrete Gaussian noise is Gaussian noise rounded to it (`grid_epsilon`), and so coarse
+that rounded noise of float64 has the probability of each step right to about seven digits.
+"""
+
+
+def grid_epsilon(deviation: float, numbers: float) -> float:
+    """Epsilon that accounting discrete Gaussian noise as Gaussian can miss over this many numbers.
+
+    Rounded Gaussian noise is post-processing of Gaussian noise. For noise of x deviations, each σ
+    steps wide, the logarithm of its probability differs from the discrete Gaussian's by at most
+    (1 + x²)/24σ². Over n numbers x² adds up to n, and both worlds count: n/6σ².
+
+    Examples:
+        >>> f"{grid_epsilon(0.7 / RELEASE.step, 1e9):.1e}"
+        '1.2e-06'
+    """
+    return numbers / (6 * deviation**2)
+
+
 _RARE = 6  # standard deviations of what honest devices do not come to
+_FINE = 2**24  # parts of a client, in which a count gets its noise
 
 
 @dataclass(frozen=True)
 class GridMean(PrivateMean):
-    """The same of a sum of whole numbers, of which only the residues are known.
+    """The same of a sum of whole steps. What it releases is a function of that sum plus noise.
 
-    Noise is added to the residues before anything else is done. What follows (centring, scaling back a sum that no
-    honest devices come to) then sees nothing but the true sum plus noise, modulo a constant: whatever other devices
-    put in, however it wraps, one device moves the true sum by no more than its clip norm.
+    Of secure sums only the residues are known. Noise is added to them before anything else is done.
+    What follows (centring, scaling back a sum that no honest devices come to) then sees nothing but
+    the true sum plus noise, modulo a constant: whatever other devices put in, however it wraps, one
+    device moves the true sum by no more than its clip norm.
     """
 
-    noise: GridNoise
+    noise: GridNoise  # type: ignore[assignment] # its counts are whole
     grid: Grid = field(kw_only=True)
     dtype: np.dtype[Any] = field(kw_only=True)
 
@@ -239,6 +254,8 @@ class GridMean(PrivateMean):
 
         From the plan alone: who took part must not decide how much the others count.
         """
+        if self.grid.modulus is None:  # each update was clipped by the server itself
+            return 1.0
         noise = (
             self.plan.update_multiplier
             * clip_norm
@@ -252,11 +269,12 @@ class GridMean(PrivateMean):
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
         if not self.plan.adaptive:
             return below / accepted if accepted else None
-        total = 2 * below - accepted  # each client adds 1 or -1
+        parts = _FINE if self.grid.modulus is None else 1
+        total = (2 * below - accepted) * parts  # each client adds 1 or -1
         if self.plan.noise_multiplier > 0:
-            total += self.noise.whole_count(2 * self.plan.count_deviation)
-        share = int(self.grid.centred(np.array(total))) / (2 * self.plan.clients_per_round) + 0.5
-        return min(max(share, -1.0), 2.0)
+            total += self.noise.whole_count(2 * self.plan.count_deviation * parts)
+        noisy = int(self.grid.centred(np.array(total)))
+        return min(max(noisy / (2 * self.plan.clients_per_round * parts) + 0.5, -1.0), 2.0)
 
 
 def most_devices(plan: PrivacyPlan) -> float:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.core.randomness import Secret
 from fedbandit.federated.cohorts import (
     BlockCohorts,
     Cohorts,
@@ -212,7 +213,7 @@ class PrivacyPlan:
         deviation = self.noise_multiplier / math.sqrt(self.squared_sensitivities[rounds])
         return dp_accounting.GaussianDpEvent(deviation)
 
-    def cohorts(self, pool: range, seed: int) -> Cohorts:
+    def cohorts(self, pool: range, seed: int | Secret) -> Cohorts:
         """The sampler that does what the accounting says, over clients `pool`."""
         if len(pool) != self.population:
             raise ValueError(

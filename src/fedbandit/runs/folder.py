@@ -32,16 +32,20 @@ from fedbandit.core.files import (
     open_regular,
     read_json,
     read_object,
+    read_small,
+    write_atomically,
     write_json,
     write_text,
 )
 from fedbandit.core.identity import read_rounds, require_run, run_id, run_in
 from fedbandit.core.parts import resolve, with_defaults
+from fedbandit.core.randomness import Secret
 from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.state import DamagedState, State, load_marked, save_state
 
+_SECRET = "secret.key"
 _PACKAGES = ("torch", "numpy", "numba", "safetensors")
 
 
@@ -177,13 +181,40 @@ class FolderBusy(ConfigError):
     """A run folder that another process holds; it is free again when that one ends."""
 
 
+def _kept_secret(path: Path) -> Secret | None:
+    """The secret that a run folder holds; None where there is none."""
+    try:
+        kept = read_small(path / _SECRET)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"{path / _SECRET}: cannot be read: {error.strerror}") from None
+    if len(kept) != 32:
+        raise DataError(f"{path / _SECRET}: damaged: {len(kept)} bytes, not 32")
+    return Secret(kept)
+
+
+def _secret_digest(path: Path, drawn: Secret | None) -> str | None:
+    """The digest of a run's secret for its id: of the kept one, as written down, or of a new one.
+
+    A finished run may have lost its secret; its id stays what it was.
+    """
+    if drawn is None:
+        return None
+    kept = _kept_secret(path)
+    if kept is None:
+        written = (read_object(path / "environment.json") or {}).get("secret")
+        return written if isinstance(written, str) else drawn.digest
+    return kept.digest
+
+
 class RunFolder:
     """Opens (or makes) the folder of a run and holds it locked; a folder of another run is refused and left alone."""
 
-    def __init__(self, path: Path, experiment: Experiment, secret: str | None = None) -> None:
-        """`secret`: the digest of what the noise is drawn from, where that is not the seed; part of the run's id."""
-        self.path, self.config = path, experiment.config
-        self.environment = environment_of(experiment, secret)
+    def __init__(self, path: Path, experiment: Experiment) -> None:
+        """Open the folder for this experiment, or make it; a folder of another run is refused."""
+        self.path, self.config, self._drawn = path, experiment.config, experiment.secret
+        self.environment = environment_of(experiment, _secret_digest(path, experiment.secret))
         self.run: str = self.environment["run"]
         self._check_identity()
         path.mkdir(parents=True, exist_ok=True)
@@ -300,6 +331,25 @@ class RunFolder:
             for file in self._files.values():
                 file.flush()
             self._flushed_at = time.monotonic()
+
+    def secret(self) -> Secret:
+        """What the cohorts of a run with `privacy.noise = "system"` come from; drawn for a new run.
+
+        The file is for its owner alone. Without it a run that has begun cannot be resumed: other
+        cohorts would not keep what its accounting counts on.
+        """
+        kept = _kept_secret(self.path)
+        if kept is not None:
+            return kept
+        if checkpoints(self.path):
+            raise DataError(
+                f"{self.path / _SECRET}: missing; without the secret of its cohorts the run cannot"
+                " be resumed"
+            )
+        drawn = self._drawn
+        assert drawn is not None
+        write_atomically(self.path / _SECRET, lambda file: _write_for_owner(file, drawn.value))
+        return drawn
 
     def checkpoint(self, state: State, memory: Memory | None = None) -> None:
         """Keep the state; the lines and the memory that belong to it are on disk before it is."""
@@ -451,8 +501,14 @@ def _ours(name: str) -> bool:
         "timings.jsonl",
         "checkpoints",
         "error.json",
+        _SECRET,
     )
     return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
+
+
+def _write_for_owner(file: IO[bytes], payload: bytes) -> None:
+    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
+    file.write(payload)
 
 
 def _round_of(checkpoint: Path) -> int:

@@ -66,7 +66,8 @@ def run(
 
     A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops
     after the current round and raises `Interrupted`; with `until` the run pauses after that round.
-    Callbacks are as in `simulate`, and are called again for rounds that are repeated after a crash.
+    Callbacks are as in `simulate`, and are called again for rounds that are repeated after a crash;
+    with `privacy.noise = "system"` each round is kept before they see it, and none is repeated.
     `progress=True` shows the progress on standard error. `tracker` is "tensorboard", "mlflow",
     "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
 
@@ -128,6 +129,8 @@ def execute(
         if (ended := _ended(folder, experiment.rounds, until)) is not None:
             return ended
         stack.enter_context(_kept_failures(folder))
+        if experiment.secret is not None:
+            experiment = experiment.with_secret(folder.secret())
         stopping = stack.enter_context(_stop_requests())
         engine = engine or stack.enter_context(closing(make_engine(config)))
         watch = Stopwatch()
@@ -223,32 +226,54 @@ def _run_rounds(
     checkpoint_seconds: float,
     pauses_after: Callable[[int], bool],
 ) -> RunOutcome:
-    """Run the remaining rounds into the folder, and pass the metrics of each to the followers."""
+    """Run the remaining rounds into the folder, and pass the metrics of each to the followers.
+
+    A round that draws other noise when it is repeated is kept before callbacks and followers are
+    told of it: repeated after a crash, it would show them the same cohort twice.
+    """
     config, watch, profile = simulation.experiment.config, simulation.watch, Stopwatch()
     kept_at, kept_round = time.monotonic(), 0
-    started, last = time.perf_counter(), {}
-    for metrics in simulation:
-        last = metrics
+    started = time.perf_counter()
+
+    def record(metrics: dict[str, Any]) -> None:
+        nonlocal started
         timings = watch.take()
         profile.add(timings)
         now = time.perf_counter()
         folder.record(metrics, {"round": metrics["round"], "seconds": now - started, **timings})
         started = now
+
+    def checkpoint() -> None:
+        nonlocal kept_at, kept_round
+        with watch("checkpoint"):
+            folder.checkpoint(simulation.state, simulation.memory)
+        kept_at, kept_round = time.monotonic(), simulation.state.round
+
+    def keep(metrics: dict[str, Any]) -> None:
+        record(metrics)
+        checkpoint()
+
+    once = simulation.experiment.secret is not None
+    simulation.keep = keep if once else None
+    last: dict[str, Any] = {}
+    for metrics in simulation:
+        last = metrics
+        if not once:
+            record(metrics)
         for follower in followers:
             follower.update(metrics)
         pausing = pauses_after(metrics["round"])
         since = time.monotonic() - kept_at
         deployed = metrics["round"] % config.deploy_every == 0
         # Deployments are kept sooner, unless the last checkpoint is very recent.
-        if pausing or since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds):
-            with watch("checkpoint"):
-                folder.checkpoint(simulation.state, simulation.memory)
-            kept_at, kept_round = time.monotonic(), simulation.state.round
+        if not once and (
+            pausing or since >= (checkpoint_seconds / 10 if deployed else checkpoint_seconds)
+        ):
+            checkpoint()
         if pausing and metrics["round"] < simulation.experiment.rounds:
             return RunOutcome(None, metrics["round"], dict(profile.seconds))
     if kept_round != simulation.state.round:
-        with watch("checkpoint"):
-            folder.checkpoint(simulation.state, simulation.memory)
+        checkpoint()
     profile.add(watch.take())
     summary = _summary(simulation, folder, last or read_metrics(folder.path)[-1])
     folder.finish(summary)

@@ -22,6 +22,7 @@ from fedbandit.federated.algorithm import remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.round import Engine, Phase, run_round
 from fedbandit.federated.state import State
+from fedbandit.privacy.noise import DrawnOnce
 from fedbandit.simulation.pretraining import starting_weights
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Simulation:
     owns_engine: bool = False
     memory: Memory | None = None  # what clients remember, for algorithms that need it
     callbacks: Sequence[Callback] = ()
+    keep: Callable[[dict[str, Any]], None] | None = None  # called before anybody is told of a round
     _evaluated: tuple[np.ndarray, dict[str, float]] | None = field(
         default=None, init=False, repr=False
     )
@@ -115,6 +117,8 @@ class Simulation:
             give_back(self.experiment.dataset)
             if self.state.round == self.experiment.rounds and self.owns_engine:
                 self.engine.close()
+            if self.keep is not None:
+                self.keep(metrics)
             self._tell(RoundEvents(self.experiment.bandit, before), metrics)
             yield metrics
 
@@ -187,9 +191,11 @@ def simulate(
 ) -> Simulation:
     """Set up a run in memory: iterate over its rounds, or `collect()` them into `Results`.
 
-    Nothing is written; `run` does the same into a folder that can be resumed. The data set is the configuration's
-    unless one is given. A `state` of an earlier simulation continues after its round. Callbacks are called after every
-    round as `callback(state, events, metrics)`, or `callback.on_round(...)`; `events()` gives the events of the round.
+    Nothing is written; `run` does the same into a folder that can be resumed. The data set is the
+    configuration's unless one is given. A `state` of an earlier simulation continues after its
+    round; with `privacy.noise = "system"` give its `experiment` too, which has the secret of its
+    cohorts. Callbacks are called after every round as `callback(state, events, metrics)`, or
+    `callback.on_round(...)`; `events()` gives the events of the round.
 
     Examples:
         >>> from fedbandit import preset
@@ -209,7 +215,13 @@ def simulate(
     """
     callbacks = checked(callbacks)
     watch = watch or Stopwatch()
-    experiment = experiment or build_experiment(config, dataset or open_dataset(config.data.source))
+    if experiment is None:
+        experiment = build_experiment(config, dataset or open_dataset(config.data.source))
+        if state is not None and experiment.secret is not None:
+            raise DrawnOnce(
+                "the cohorts of this state come from a secret that is gone; give simulate the"
+                " `experiment` of the earlier simulation too, or start anew"
+            )
     owns_engine = engine is None
     engine = engine or make_engine(config)
     if state is None:

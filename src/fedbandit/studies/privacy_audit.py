@@ -15,10 +15,18 @@ import numpy as np
 
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.federated.cohorts import CyclicPoissonCohorts, PoissonCohorts
+from fedbandit.federated.pipeline import in_steps
 from fedbandit.privacy.accounting import epsilon_of
-from fedbandit.privacy.noise import DeploymentNoise, NoiseStream, PrivateMean, SimulatedNoise
+from fedbandit.privacy.noise import (
+    RELEASE,
+    GridMean,
+    GridNoise,
+    NoiseStream,
+    PrivateMean,
+    SimulatedNoise,
+)
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Memory, largest_column
+from fedbandit.privacy.strategies import largest_column
 
 Source = Literal["simulation", "deployment"]
 Verdict = Literal["passed", "violated", "inconclusive"]
@@ -252,7 +260,7 @@ def _attack_updates(
     """[K, trials]: what the matched filters make of the released means, by the very step that
     rounds take.
     """
-    mechanism = PrivateMean(plan, source.stream(0))
+    mechanism = source.mechanism(0)
     clip = plan.clipping.initial
     by_round: dict[int, list[tuple[int, float]]] = {}
     for turn, (rounds, weights) in enumerate(filters):
@@ -260,7 +268,7 @@ def _attack_updates(
             by_round.setdefault(int(index), []).append((turn, float(weight)))
     seen = np.empty(0)
     for index, taking in enumerate(turns):
-        total = taking.astype(np.float32) * np.float32(clip)
+        total = source.sums(taking.astype(np.float32) * np.float32(clip), clip)
         released = mechanism.mean(total, int(taking.sum()), index + 1, clip)
         if index == 0:
             seen = np.zeros((len(filters), len(taking)))
@@ -281,7 +289,7 @@ def _attack_counts(
     taking = np.stack(list(turns))
     released = np.empty(taking.shape)
     for trial in range(taking.shape[1]):
-        mechanism = PrivateMean(plan, source.stream(trial + 1))
+        mechanism = source.mechanism(trial + 1)
         for index in range(plan.rounds):
             there = int(
                 taking[index, trial]
@@ -303,29 +311,38 @@ class _Source:
     seed: int
     actual: float
 
-    def stream(self, number: int) -> NoiseStream:
+    def mechanism(self, number: int) -> PrivateMean:
+        """What releases the sums of one audited run."""
         if self.kind == "simulation":
-            return _Scaled(SimulatedNoise(self.plan, self.seed, f"audit {number}"), self.actual)
-        return _Scaled(_AsDeployed(self.plan), self.actual)
+            stream = SimulatedNoise(self.plan, self.seed, f"audit {number}")
+            return PrivateMean(self.plan, _Scaled(stream, self.actual))
+        noise = _AsDeployed(self.plan, self.actual)
+        return GridMean(self.plan, noise, grid=RELEASE, dtype=np.dtype(np.float64))
+
+    def sums(self, updates: np.ndarray, clip_norm: float) -> np.ndarray:
+        """Clipped updates as they are summed."""
+        if self.kind == "simulation":
+            return updates
+        return in_steps(updates, 1.0, RELEASE.step * clip_norm)
 
 
-@dataclass
-class _AsDeployed:
-    """Deployment noise made anew in every round from the memory that was kept, as the server does
-    it.
-    """
+class _AsDeployed(GridNoise):
+    """Deployment noise made again in every round from its kept memory, as the server does."""
 
-    plan: PrivacyPlan
-    memory: Memory | None = None
+    def __init__(self, plan: PrivacyPlan, actual: float) -> None:
+        super().__init__(plan.strategy, actual * plan.update_multiplier / RELEASE.step)
+        self._actual = actual
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
-        stream = DeploymentNoise(self.plan.strategy, number - 1, self.memory)
-        noise = stream.update(number, like)
-        self.memory = stream.memory
+        if self._actual == 0:
+            return np.zeros_like(like)
+        again = GridNoise(self._strategy, self._deviation, number - 1, self.memory)
+        noise = again.update(number, like)
+        self._memory = again._memory
         return noise
 
-    def count(self, number: int) -> float:
-        return DeploymentNoise(self.plan.strategy, number - 1, self.memory).count(number)
+    def whole_count(self, deviation: float) -> int:
+        return super().whole_count(self._actual * deviation) if self._actual else 0
 
 
 @dataclass

@@ -33,7 +33,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
-from fedbandit.deploy.server.deployment import build_deployment
+from fedbandit.deploy.server.deployment import GRID, build_deployment
 from fedbandit.deploy.server.figures import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.gathering import OlderThanSeen
 from fedbandit.deploy.server.ledger import read_ledger
@@ -175,7 +175,8 @@ def test_correlated_noise_is_whole_and_goes_on_after_a_restart(tmp_path):
     for number in range(1, 9):
         store = Store(deployment.folder)
         server = a_server(deployment, grid, store)
-        assert all(value.dtype == np.int64 for value in server._memory.values())
+        steps = [each * (1000.0 / GRID.step) for each in server._memory.values()]
+        assert all(np.abs(each - np.rint(each)).max() < 1e-3 for each in steps)
         assert bool(server._memory) is (number > 1)
         before = server.state.weights
         server.attempt()
@@ -278,11 +279,11 @@ def test_devices_rest_between_their_turns_whether_or_not_they_had_anything_to_tr
     asked = []
     for _ in range(6):
         before = len(grid.steps)
-        assert server.attempt() is not None
+        assert server.attempt()["refused"] == {}
         asked.append({node for node, step in grid.steps[before:] if step == TRAINING})
     assert asked[0] | asked[1] | asked[2] == set(grid.contexts)
     assert asked == asked[:3] * 2
-    assert all(line["refused"] == {} for line in lines_of(deployment))
+    assert all(line["refused"] is None for line in lines_of(deployment))  # not for others
 
 
 def test_a_device_under_another_node_is_refused_while_it_rests(tmp_path, caplog):
@@ -457,8 +458,8 @@ def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(
     a_server(deployment, grid).attempt()
     bounds, said = deployment.rules.bounds, []
     for events in (2**39 - 1, -(2**39)):  # the numbers on both sides of the edge
-        noise = RoundNoise(deployment.ledger.plan, 1, {}, np.dtype(np.float64))
-        noise._drawn[:] = 0.5
+        noise = RoundNoise(deployment.ledger.plan, 1, {}, deployment.noise)
+        noise._drawn[:] = 10**8  # steps: some events
         said.append(
             reported_with_noise(replace(seen[0], events=events), noise, bounds, {})[0]["events"]
         )
@@ -469,7 +470,7 @@ def test_one_device_does_not_wrap_a_figure_that_others_have_brought_to_the_edge(
 def test_figures_that_the_plan_pays_for_are_reported_with_noise_and_resumed(
     tmp_path, seen, mechanism
 ):
-    """Their noise is not on the grid, and is kept beside that of the model."""
+    """Their noise is on a grid of theirs, and is kept beside that of the model."""
     privacy = {
         "mechanism": mechanism,
         "noise_multiplier": 1e-3,

@@ -220,15 +220,14 @@ def test_a_private_deployment_shows_its_epsilon_with_all_that_it_means(tmp_path)
     world.store.close()
 
 
-def test_epsilon_spent_on_nobody_and_low_reach_are_warned_of(tmp_path):
+def test_epsilon_spent_on_nobody_and_low_reach_are_warned_of(tmp_path, caplog):
     world = private_world(tmp_path, population=9, min_reach=0.1)
     world.server._select = lambda deployment, nodes, number: []
     world.server.attempt()
     assert world.warnings() == {
         "low reach": "4 nodes in reach, far fewer than the population of 9",
-        "empty rounds": "1 of the last 1 rounds spent epsilon and heard from no device",
     }
-    assert "warning        1 of the last 1 rounds spent epsilon" in world.status()
+    assert "round 1: spent epsilon and heard from no device" in caplog.text
     world.store.close()
 
 

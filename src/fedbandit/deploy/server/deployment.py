@@ -50,11 +50,10 @@ from fedbandit.models import DataSpec, Freezing
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger, Redraws, finite
 from fedbandit.privacy.noise import (
-    DeploymentNoise,
+    RELEASE,
     Grid,
     GridMean,
     GridNoise,
-    PrivateMean,
     room_needed,
 )
 from fedbandit.privacy.reporting import summary
@@ -184,25 +183,26 @@ class Deployment:
         """The mean of the devices' updates, or the rule that combines them in its place."""
         return build_aggregation(self.config, self.algorithm, self.initial)
 
-    def noise(self, done: int, memory: Memory) -> DeploymentNoise:
-        """The noise of a private deployment after `done` rounds; that of secure sums is on their grid."""
+    @property
+    def grid(self) -> Grid:
+        """What private sums are counted in."""
+        return GRID if self.rules.secure_aggregation else RELEASE
+
+    def noise(self, done: int, memory: Memory) -> GridNoise:
+        """The noise of a private deployment after `done` rounds, on the grid of its sums."""
         assert self.ledger is not None
         plan = self.ledger.plan
-        if not self.rules.secure_aggregation:
-            return DeploymentNoise(plan.strategy, done, memory)
-        return GridNoise(plan.strategy, plan.update_multiplier / GRID.step, done, memory)
+        return GridNoise(plan.strategy, plan.update_multiplier / self.grid.step, done, memory)
 
-    def server(self, noise: DeploymentNoise | None) -> Server:
+    def server(self, noise: GridNoise | None) -> Server:
         """The server's step, with the noise of a private deployment."""
         clipping = build_clipping(self.config, self.algorithm)
         if self.ledger is None:
             return Server(self.algorithm, clipping, self.aggregation)
         assert noise is not None
-        if isinstance(noise, GridNoise):
-            dtype = np.dtype(self.config.dtype)
-            mean = GridMean(self.ledger.plan, noise, self.ledger, grid=GRID, dtype=dtype)
-            return Server(self.algorithm, clipping, mean)
-        return Server(self.algorithm, clipping, PrivateMean(self.ledger.plan, noise, self.ledger))
+        dtype = np.dtype(self.config.dtype)
+        mean = GridMean(self.ledger.plan, noise, self.ledger, grid=self.grid, dtype=dtype)
+        return Server(self.algorithm, clipping, mean)
 
     def start(self) -> State:
         """The state before the first round: the initial model is version 0."""
@@ -224,7 +224,9 @@ class Deployment:
         return (
             {}
             if self.ledger is None
-            else {"privacy": summary(self.ledger, rounds, deployed=True, tight=tight)}
+            else {
+                "privacy": summary(self.ledger, rounds, deployed=True, tight=tight, grid=self.grid)
+            }
         )
 
     def kept(self, weights: np.ndarray) -> Vectors:

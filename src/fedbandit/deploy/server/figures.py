@@ -4,91 +4,113 @@ Private figures are further entries of the vector whose noisy sum a round releas
 given noise by the same mechanism as the model, so that all of it together costs what the plan says.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
+from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds, figure_steps
 from fedbandit.deploy.server.gathering import Contribution
 from fedbandit.evaluation.gate import Verdict
-from fedbandit.privacy.noise import DeploymentNoise
+from fedbandit.privacy.noise import GridNoise
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Memory
 
-_ENTRIES = 3  # of the figures: events, rewards, propensities; of the gate: gain, its square, devices that judge
-_FIGURES = np.full(
-    _ENTRIES, 3**-0.5
-)  # squares add up to 1: how a share is divided among its entries
+_ENTRIES = 3  # of the figures: events, rewards, propensities; of the gate: gain, its square, judges
+_FIGURES = np.full(_ENTRIES, 3**-0.5)  # squares add up to 1: how a share is divided among entries
 _GATE = np.sqrt([0.8, 0.1, 0.1])  # the verdict hangs on the first; the others say how sure it is
 _CLEAR = 2.0  # standard deviations of the noise above which a count is worth dividing by
+_FINE = 2.0**34  # steps of the noise's grid in what one device may add to all its figures together
+_GAIN = 2.0**-21  # the step in which a device's gain is counted
 
 
 class RoundNoise:
-    """All the noise of a private round: of the model, of its figures and of what its gate is told."""
+    """All the noise of a private round: of the model, of its figures and of what its gate is told.
+
+    Figures come as whole numbers of public steps and get whole numbers of a fraction of that step
+    as noise. What is released is a function of their sum, so it shows nothing but the sum.
+    """
 
     def __init__(
         self,
         plan: PrivacyPlan,
         number: int,
         memory: Memory,
-        dtype: np.dtype[Any],
-        of_weights: Callable[[int, Memory], DeploymentNoise] | None = None,
+        of_weights: Callable[[int, Memory], GridNoise],
     ) -> None:
-        """`of_weights` makes the noise of the model from the rounds before and their memory, where it is special."""
+        """`of_weights` makes the noise of the model from the rounds before and their memory."""
         self._plan, self._number = plan, number
-        made = of_weights or (lambda done, kept: DeploymentNoise(plan.strategy, done, kept))
         noisy = plan.noise_multiplier > 0
         self._entries = (
             _ENTRIES * ((plan.figures_share > 0) + (plan.gate_share > 0)) if noisy else 0
         )
         cut = {at: (value[: len(value) - self._entries], value[len(value) - self._entries :])
                for at, value in memory.items()}  # fmt: skip
-        self.weights = made(number - 1, {at: both[0] for at, both in cut.items()})
-        self._own = DeploymentNoise(
-            plan.strategy, number - 1, {at: both[1] for at, both in cut.items()}
-        )
-        self._drawn = np.zeros(2 * _ENTRIES)
+        self.weights = of_weights(number - 1, {at: both[0] for at, both in cut.items()})
+        own = {at: both[1] for at, both in cut.items()}
+        self._own = GridNoise(plan.strategy, plan.noise_multiplier * _FINE, number - 1, own)
+        self._drawn = np.zeros(2 * _ENTRIES, np.int64)
         if self._entries:
-            self._drawn = self._own.update(number, np.zeros(self._entries, dtype)).astype(
-                np.float64
-            )
+            self._drawn = self._own.update(number, np.zeros(self._entries))
 
     @property
     def memory(self) -> dict[int, np.ndarray]:
         """What has to be kept, secretly, once the noise of the model has been drawn."""
         if not self._entries:
-            return dict(self.weights.memory)
+            return self.weights.memory
         own = self._own.memory
         return {at: np.concatenate([value, own[at]]) for at, value in self.weights.memory.items()}
 
-    def figures(self, sums: np.ndarray, most: np.ndarray) -> "Noised | None":
-        """The round's figures with noise, where no device has more than `most` of each: [3]; None without a share."""
-        return self._noised(sums, most, self._plan.figures_share, _FIGURES, self._drawn[:_ENTRIES])
+    def figures(
+        self,
+        sums: np.ndarray,
+        bounds: ReportBounds,
+        modulo: Sequence[float] | None = None,
+    ) -> "Noised | None":
+        """The round's figures with noise, from sums of `figure_steps`: [3]; None without a share.
+
+        They may be known modulo something. The noise comes first: one device could wrap what
+        hostile ones have prepared.
+        """
+        share = self._plan.figures_share
+        if not share:
+            return None
+        most = np.array([bounds.events, bounds.events * bounds.reward, bounds.events])
+        most = most * (1 + TOLERANCE)
+        parts = np.sqrt(share) * _FIGURES
+        return self._noised(sums, figure_steps(bounds), most, parts, self._drawn[:_ENTRIES], modulo)
 
     def gate(self, sums: np.ndarray) -> "Noised":
-        """Sums over those who judge with noise, where no device adds more than 1 to any: [3]."""
-        found = self._noised(
-            sums, np.ones(_ENTRIES), self._plan.gate_share, _GATE, self._drawn[-_ENTRIES:]
-        )
-        assert found is not None, "a private deployment without gate_share has no gate"
-        return found
+        """Sums over judges with noise: gains, squares, number; no device adds more than 1: [3]."""
+        share = self._plan.gate_share
+        assert share, "a private deployment without gate_share has no gate"
+        steps, most = np.array([_GAIN, _GAIN, 1.0]), np.ones(_ENTRIES)
+        return self._noised(sums, steps, most, np.sqrt(share) * _GATE, self._drawn[-_ENTRIES:])
 
     def _noised(
         self,
         sums: np.ndarray,
+        steps: np.ndarray,
         most: np.ndarray,
-        share: float,
-        division: np.ndarray,
+        parts: np.ndarray,
         drawn: np.ndarray,
-    ) -> "Noised | None":
-        if not share:
-            return None
-        unit = self._plan.share_multiplier(share) * most / division
+        modulo: Sequence[float] | None = None,
+    ) -> "Noised":
+        """`parts` of the budget's root pay for each entry, which one device moves by `most`."""
+        finer = np.floor(steps / most * parts * _FINE)
+        released = []
+        for i, (sum_, fine) in enumerate(zip(np.rint(sums / steps), finer, strict=True)):
+            value = int(sum_) * int(fine) + int(drawn[i])  # may be more than 64 bits
+            if modulo is not None:
+                most_of_it = round(modulo[i] / steps[i]) * int(fine)
+                value = (value + most_of_it // 2) % most_of_it - most_of_it // 2
+            released.append(float(value))
+        unit = steps / finer
         of_round, of_prefix = np.sqrt(self._plan.noise_variances[:, self._number - 1])
-        return Noised(sums + unit * drawn, unit * of_round, unit * of_prefix)
+        deviation = self._plan.noise_multiplier * _FINE * unit
+        return Noised(np.array(released) * unit, deviation * of_round, deviation * of_prefix)
 
 
 @dataclass(frozen=True)
@@ -116,24 +138,36 @@ def reported(found: Contribution, private: bool) -> dict[str, Any]:
     }
 
 
+_SIZES = ("asked", "clients", "refused", "model_versions")
+
+
+def published(metrics: Mapping[str, Any], private: bool) -> dict[str, Any]:
+    """A round's metrics as anybody may see them: nothing in those of a private one counts devices.
+
+    With the exact size of a cohort known, one client more means another one less: twice the
+    sensitivity that epsilon is stated for.
+    """
+    if not private:
+        return dict(metrics)
+    found = {**metrics, **dict.fromkeys(_SIZES)}
+    if "gate" in metrics:
+        found["gate"] = {**metrics["gate"], "asked": None, "refused": None}
+    return found
+
+
 def reported_with_noise(
     found: Contribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """What the metrics say of a private round's rewards, and the noised totals so far; nothing without a share.
 
-    `before` are the totals up to the round before. A reward is left out where the noise could have made the events.
+    `before` are the totals up to the round before. A reward is left out where the noise could have
+    made the events.
     """
-    most = np.array([bounds.events, bounds.events * bounds.reward, bounds.events]) * (1 + TOLERANCE)
-    noised = noise.figures(np.array([found.events, found.reward_sum, found.propensity_sum]), most)
+    sums = np.array([found.events, found.reward_sum, found.propensity_sum])
+    noised = noise.figures(sums, bounds, found.known_modulo)
     if noised is None:
         return {}, {}
-    sums = noised.sums
-    if (
-        found.known_modulo is not None
-    ):  # once there is noise: one device could wrap what hostile ones have prepared
-        modulo = np.array(found.known_modulo)
-        sums = (sums + modulo / 2) % modulo - modulo / 2
-    events, rewards, propensities = map(float, sums)
+    events, rewards, propensities = map(float, noised.sums)
     totals = {
         "events": before.get("events", 0.0) + events,
         "rewards": before.get("rewards", 0.0) + rewards,
@@ -165,9 +199,8 @@ def private_verdict(
     """
     widest = 2 * bounds.reward
     terms = np.clip(gains + margin, -widest, widest) / widest
-    noised = noise.gate(
-        np.array([terms.sum(), np.square(terms).sum(), len(terms)], dtype=np.float64)
-    )
+    gained, squared = (_GAIN * np.trunc(each / _GAIN).sum() for each in (terms, np.square(terms)))
+    noised = noise.gate(np.array([gained, squared, len(terms)]))
     total, squares, devices = map(float, noised.sums)
     # The squares have noise of their own; one deviation more makes the interval wider rather than narrower.
     error = float(np.sqrt(max(squares + noised.deviations[1], 0.0) + noised.deviations[0] ** 2))

@@ -14,12 +14,14 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
+from fedbandit.deploy.secure_sums import figure_steps
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.reports import (
     Screening,
     Sorted,
     count_rewards,
+    in_figure_steps,
     is_count,
     is_name,
     summed,
@@ -36,11 +38,11 @@ _logger = logging.getLogger("fedbandit.deploy.server")
 class Contribution:
     """What a round's devices come to, however it was gathered."""
 
-    total: np.ndarray  # the sum of their clipped updates
+    total: np.ndarray  # the sum of their clipped updates; of a private round in whole steps
     accepted: int  # devices in the sum
     below: int  # those of them whose update was not clipped
     events: int  # rewards that no round has counted before, ...
-    reward_sum: float  # ... their sum, and that of their propensities
+    reward_sum: float  # ... their sum, and that of their propensities; if private, of whole steps
     propensity_sum: float
     idle: int  # devices that had nothing to train on
     refused: dict[str, int]  # answers left out, by kind
@@ -111,6 +113,9 @@ class PlainReports:
         names_of = {node: self.devices.get(node) for node, _ in answers}
         name_refused(number, found.refused)
         reports, least = found.reports, self._least()
+        private = self._deployment.ledger is not None
+        if private:
+            reports = [in_figure_steps(report, bounds) for report in reports]
         if len(reports) < least:
             _logger.warning(
                 "round %d: %d reports, %d needed; it is run again", number, len(reports), least
@@ -129,6 +134,7 @@ class PlainReports:
                 for node in asked
                 if names_of.get(node) in following
             }
+        steps = figure_steps(bounds).tolist() if private else (1.0, 1.0, 1.0)
         for device in elsewhere:
             _logger.warning(
                 "round %d: device %s reports rewards that were counted before; it will be informed",
@@ -136,12 +142,18 @@ class PlainReports:
                 device,
             )
         return Contribution(
-            total=summed(reports, weights, state.clip_norm, self._deployment.aggregation),
+            total=summed(
+                reports,
+                weights,
+                state.clip_norm,
+                self._deployment.aggregation,
+                self._deployment.grid.step if private else None,
+            ),
             accepted=len(reports),
             below=sum(report.unclipped for report in reports),
             events=figures.events,
-            reward_sum=figures.reward_sum,
-            propensity_sum=figures.propensity_sum,
+            reward_sum=figures.reward_sum * steps[1],
+            propensity_sum=figures.propensity_sum * steps[2],
             idle=len(found.idle),
             refused=found.kinds(),
             versions=versions_held(

@@ -24,11 +24,11 @@ _SILENT = 30.0  # seconds without a word from the server app after which it coun
 _LOW = 0.5  # of the devices that rounds are made for
 _KEPT = ("round", "time", "seconds", "asked", "clients", "in_reach", "epsilon", "model_version")
 _DOING = {
-    "install": "bringing model {version} to {nodes} nodes",
-    "ready": "asking {nodes} nodes whether they are ready",
-    "train": "round {round}: {nodes} nodes train",
-    "secure": "round {round}: a secure sum over {nodes} nodes",
-    "judge": "round {round}: {nodes} nodes judge the new model",
+    "install": "bringing model {version} to {nodes}",
+    "ready": "asking {nodes} whether they are ready",
+    "train": "round {round}: {nodes} train",
+    "secure": "round {round}: a secure sum over {nodes}",
+    "judge": "round {round}: {nodes} judge the new model",
 }
 Warnings = dict[str, str]
 """Kind -> what exactly."""
@@ -104,8 +104,10 @@ class Watch:
         if requests:
             facts = requests[0].facts
             self._round = facts.get("round", self._round)
-            named = {"version": facts.get("version"), "round": self._round, "nodes": len(requests)}
-            self._does("round", _DOING[requests[0].kind].format(**named))
+            kind, private = requests[0].kind, self._facts.get("private", False)
+            nodes = "nodes" if private and kind != "install" else f"{len(requests)} nodes"
+            named = {"version": facts.get("version"), "round": self._round, "nodes": nodes}
+            self._does("round", _DOING[kind].format(**named))
 
     def heard(self, node: int, reply: Reply) -> None:
         """A node has answered."""
@@ -125,7 +127,7 @@ class Watch:
         for key in ("asked", "clients", "events"):
             self._totals[key] += metrics[key] or 0
         self._totals["empty"] += metrics["clients"] == 0
-        for kind, number in metrics["refused"].items():
+        for kind, number in (metrics["refused"] or {}).items():
             self._totals["refused"][kind] = self._totals["refused"].get(kind, 0) + number
         self._does("between", f"round {metrics['round']} has ended")
 
@@ -266,11 +268,6 @@ def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
     if view["phase"] != "starting" and view["in_reach"] < _LOW * wanted:
         made_for = f"the population of {wanted}" if private else f"the {wanted} that a round asks"
         found["low reach"] = f"{view['in_reach']} nodes in reach, far fewer than {made_for}"
-    empty = sum(line.get("clients") == 0 for line in recent)
-    if private and empty:
-        found["empty rounds"] = (
-            f"{empty} of the last {len(recent)} rounds spent epsilon and heard from no device"
-        )
     return found
 
 

@@ -6,14 +6,15 @@ Whatever a device sends may be wrong in any way. Knows nothing of transports, of
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import trunc
 from typing import Any
 
 import numpy as np
 
 from fedbandit.deploy.messages import Reply, protocol_problem
-from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
+from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds, figure_steps
 from fedbandit.deploy.server.database import Mark, MarksOf
-from fedbandit.federated.pipeline import IndividualUpdates, clip_factor, norm_or_reason
+from fedbandit.federated.pipeline import IndividualUpdates, add_steps, clip_factor, norm_or_reason
 from fedbandit.federated.server import Aggregation
 
 _LONGEST_NAME = 64
@@ -174,14 +175,37 @@ def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
 
 
 def summed(
-    reports: Iterable[Report], like: np.ndarray, clip_norm: float, aggregation: Aggregation
+    reports: Iterable[Report],
+    like: np.ndarray,
+    clip_norm: float,
+    aggregation: Aggregation,
+    step: float | None = None,
 ) -> np.ndarray:
-    """What the aggregation makes of sound reports' updates, in their order, clipped once more."""
+    """What the aggregation makes of sound reports' updates, in their order, clipped once more.
+
+    With a step it is their sum in whole steps of that many clip norms: int64.
+    """
+    if step is not None:
+        total = np.zeros_like(like, dtype=np.int64)
+        for report in reports:
+            factor = clip_factor(report.norm, clip_norm)
+            add_steps(total, report.update, factor, step * clip_norm)
+        return total
     accumulator = aggregation.accumulator({"weights": np.zeros_like(like)})
     for report in reports:
         clipped = report.update.dtype.type(clip_factor(report.norm, clip_norm)) * report.update
         accumulator.add({"weights": IndividualUpdates((clipped,))}, 1)
     return accumulator.totals()["weights"]
+
+
+def in_figure_steps(report: Report, bounds: ReportBounds) -> Report:
+    """The report with its sums as numbers of whole `figure_steps`, cut towards 0."""
+    _, rewards, propensities = figure_steps(bounds)
+    return replace(
+        report,
+        reward_sum=trunc(report.reward_sum / rewards),
+        propensity_sum=trunc(report.propensity_sum / propensities),
+    )
 
 
 @dataclass(frozen=True)

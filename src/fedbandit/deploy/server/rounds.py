@@ -12,7 +12,7 @@ from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
 from fedbandit.deploy.server.database import Mark, user_key
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.figures import RoundNoise, reported, reported_with_noise
+from fedbandit.deploy.server.figures import RoundNoise, published, reported, reported_with_noise
 from fedbandit.deploy.server.gate import UNJUDGED, Gatekeeper
 from fedbandit.deploy.server.gathering import (
     Contribution,
@@ -100,7 +100,10 @@ class Coordinator:
         return self.state
 
     def attempt(self) -> dict[str, Any] | None:
-        """Try to run the next round: its metrics, or None if it failed and nothing has changed."""
+        """Try to run the next round: its metrics, or None if it failed and nothing has changed.
+
+        The metrics are the operator's; what others may see is kept in the state.
+        """
         self._roll_back_if_asked()
         began, wishes = self._clock(), self._wishes()
         self._admission.revoked = frozenset(wishes.revoked)
@@ -127,7 +130,7 @@ class Coordinator:
         if found is None:
             return None
         metrics = self._conclude(number, asked, found, {"in_reach": len(nodes), "began": began})
-        self._watch.finished(metrics)
+        self._watch.finished(self.state.extra["last_metrics"])
         return metrics
 
     def _wishes(self) -> Wishes:
@@ -192,9 +195,7 @@ class Coordinator:
         state, ledger = self.state, self.deployment.ledger
         noise = None
         if ledger is not None:
-            noise = RoundNoise(
-                ledger.plan, number, self._memory, state.weights.dtype, self.deployment.noise
-            )
+            noise = RoundNoise(ledger.plan, number, self._memory, self.deployment.noise)
         server = self.deployment.server(None if noise is None else noise.weights)
         freezing = self.deployment.freezing
         counted = server.aggregation.counted(found.accepted)
@@ -264,7 +265,7 @@ class Coordinator:
             metrics |= server.aggregation.metrics(number, deploys)
             if verdict is not None:
                 metrics["gate"] = verdict
-            following.extra["last_metrics"] = metrics
+            following.extra["last_metrics"] = published(metrics, noise is not None)
             return following, metrics
 
         devices = {node: self._gathering.devices.get(node) for node in asked}
@@ -285,6 +286,8 @@ class Coordinator:
                 marks = None
             verdict = self._gatekeeper.judge(number, in_use, candidate, asked, noise)
             deploys = verdict["passes"]
+        if noise is not None and not found.accepted + found.idle:
+            _logger.warning("round %d: spent epsilon and heard from no device", number)
         following, metrics = after(deploys, verdict)
         self._keep(following, memory, marks, nodes)
         self._recalled |= nodes

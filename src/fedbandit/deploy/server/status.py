@@ -193,18 +193,15 @@ class Figures:
             "events": "Rewarded events reported, since the server started",
             "empty": "Rounds that heard from no device, since the server started",
         }
-        if live.get(
-            "private"
-        ):  # a count that carries noise may fall, and one without is not reported
-            del counters["events"]
-        for name, what in counters.items():
-            yield CounterMetricFamily(f"fedbandit_{name}", what, totals.get(name, 0))
-        refused = CounterMetricFamily(
-            "fedbandit_refused", "Answers left out, since the server started", labels=["kind"]
-        )
-        for kind, number in totals.get("refused", {}).items():
-            refused.add_metric([kind], number)
-        yield refused
+        if not live.get("private"):  # nothing there counts the devices or events of a round
+            for name, what in counters.items():
+                yield CounterMetricFamily(f"fedbandit_{name}", what, totals.get(name, 0))
+            refused = CounterMetricFamily(
+                "fedbandit_refused", "Answers left out, since the server started", labels=["kind"]
+            )
+            for kind, number in totals.get("refused", {}).items():
+                refused.add_metric([kind], number)
+            yield refused
         warning = GaugeMetricFamily(
             "fedbandit_warning", "1 for each warning in force", labels=["kind"]
         )
@@ -272,4 +269,5 @@ def round_in_words(line: Mapping[str, Any]) -> str:
     reward = unknown if line["reward"] is None else f"reward {line['reward']:.4f}"
     took = f", {in_words(line['seconds'])}" if isinstance(line.get("seconds"), int | float) else ""
     held_back = "" if line.get("gate", {}).get("passes", True) else "; the new model was held back"
-    return f"round {line['round']}: {line['clients']} of {line['asked']} devices, {reward}{took}{held_back}"
+    devices = "" if line["asked"] is None else f"{line['clients']} of {line['asked']} devices, "
+    return f"round {line['round']}: {devices}{reward}{took}{held_back}"

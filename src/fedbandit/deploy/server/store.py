@@ -403,18 +403,19 @@ def read_status(folder: Path) -> dict[str, Any]:
     private = _is_private(state.extra)
     lines = _metrics(folder)
     recent = lines[-_RECENT:]
-    asked = sum(line["asked"] for line in recent)
     last = lines[-1] if lines else {}
     refused: dict[str, int] = {}
-    for line in lines:
+    for line in () if private else lines:
         for kind, count in line["refused"].items():
             refused[kind] = refused.get(kind, 0) + count
     return {
         "round": state.round,
-        "devices": state.devices,
-        "participation": {
+        "devices": None if private else state.devices,
+        "participation": None
+        if private
+        else {
             "rounds": len(recent),
-            "asked": asked,
+            "asked": sum(line["asked"] for line in recent),
             "reported": sum(line["clients"] for line in recent),
             "idle": sum(line["idle"] for line in recent)
             if all(line["idle"] is not None for line in recent)
@@ -445,10 +446,7 @@ def in_lines(status: dict[str, Any]) -> list[str]:
     spent = status["privacy"] or {"mechanism": "none"}
     lines = [
         f"round          {status['round']}",
-        f"devices seen   {status['devices']}",
-        f"participation  {part['reported']} reports of {part['asked']} asked in the last {part['rounds']} rounds;"
-        + ("" if part["idle"] is None else f" {part['idle']} had nothing to train on,")
-        + f" {part['refused']} were refused",
+        *_participation(part, status["devices"]),
         f"reward         {_rewards(reward)}",
         f"privacy        {spent if isinstance(spent, str) else in_one_line(spent)}",
         "aggregation    "
@@ -479,6 +477,19 @@ def in_lines(status: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _participation(part: dict[str, Any] | None, devices: int | None) -> list[str]:
+    if part is None:
+        return [
+            "participation  not said: epsilon holds for those who do not know how many took part"
+        ]
+    idle = "" if part["idle"] is None else f" {part['idle']} had nothing to train on,"
+    return [
+        f"devices seen   {devices}",
+        f"participation  {part['reported']} reports of {part['asked']} asked in the last"
+        f" {part['rounds']} rounds;{idle} {part['refused']} were refused",
+    ]
+
+
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
@@ -490,14 +501,15 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
             f"{path}: a line is not that of a round ({str(error)[:100]}); remove it"
         ) from None
     for number, line in enumerate(lines, start=1):
-        counts = [line.get(name) for name in ("round", "asked", "clients", "model_version")]
-        counts += [
+        counts = [line.get(name) for name in ("round", "model_version")]
+        counts += [  # null in private rounds
             line.get(name, "missing")
-            for name in ("idle", "events")
+            for name in ("asked", "clients", "idle", "events")
             if line.get(name, 0) is not None
         ]
         if not (
-            all(type(count) is int for count in counts) and isinstance(line.get("refused"), dict)
+            all(type(count) is int for count in counts)
+            and isinstance(line.get("refused", "missing"), dict | None)
         ):
             raise DataError(f"{path}: line {number} is not that of a round; remove it")
     return lines
