@@ -61,10 +61,7 @@ class Network:
             self.sent.append(request)
             ticket = f"t{len(self.sent)}"
             tickets.append(ticket)
-            facts, arrays = self.participants[request.node].answer(
-                request.kind, request.facts, request.arrays
-            )
-            replies = [Reply(ticket, facts, arrays)]
+            replies = [self.participants[request.node].reply(request, ticket)]
             faults = {"train": self.faults, "judge": self.lies}.get(request.kind, {})
             if request.node in faults:
                 replies = faults[request.node](request, replies[0])

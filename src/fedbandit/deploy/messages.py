@@ -56,7 +56,7 @@ class Reply:
 
 
 class Transport(Protocol):
-    """Whatever carries messages. None of its calls waits for a device."""
+    """A non-blocking carrier of messages: none of its calls waits for a device."""
 
     def nodes(self) -> list[int]:
         """The nodes in reach now."""
@@ -73,7 +73,6 @@ class Transport(Protocol):
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _REMEMBERED = 10_000  # unanswered requests whose answers are still looked for
-GRACE = 600.0  # seconds by which devices' clocks may be wrong: Flower drops messages by wall clock
 Answers = list[tuple[int, Reply]]
 """Nodes and what they replied, in the order in which they were asked."""
 

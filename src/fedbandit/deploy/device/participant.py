@@ -1,4 +1,4 @@
-"""A device's side of the rounds: answers the server's requests from its own log. Knows nothing of transports."""
+"""A device's side of the rounds: answers the server's requests from its own log. Knows no transport."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from fedbandit import algorithms, models, objectives
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.parts import construct, resolve
 from fedbandit.core.prediction import Prediction
+from fedbandit.core.process import alone_in
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.data.dataset import Contexts
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.card import Card, alone_with, is_token, read_card, write_card
+from fedbandit.deploy.device.card import Card, is_token, read_card, write_card
 from fedbandit.deploy.device.instructions import (
     Limits,
     Task,
@@ -26,7 +27,9 @@ from fedbandit.deploy.device.instructions import (
     read_bounds,
     read_learning,
     read_mark,
+    read_round,
     read_rule,
+    read_settled,
     read_space,
     read_task,
     read_token,
@@ -37,7 +40,7 @@ from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
 from fedbandit.deploy.device.turns import LaterRoundSeen, Turns, agreed, read_terms
-from fedbandit.deploy.messages import with_protocol
+from fedbandit.deploy.messages import Reply, Request, with_protocol
 from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode, nothing
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
@@ -48,9 +51,13 @@ from fedbandit.federated.pipeline import Pipeline, why_not
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.policies import Policy
 
+if TYPE_CHECKING:
+    from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+
 Predict = Callable[[np.ndarray, Contexts], Prediction]
 """Flat weights and contexts to what the model says about them."""
 _LARGEST_LIMIT = 1e150  # what still has a square
+_IN_CLEAR = ("train", "judge")  # requests whose answers tell of this device's log alone
 
 
 @dataclass(frozen=True)
@@ -124,14 +131,19 @@ class Participant:
         trusted: Collection[str] = (),
         after_install: Callable[[Agent], None] | None = None,
         limits: Limits | None = None,
+        secure_only: bool = False,
+        identity: "Identity | None" = None,
     ) -> None:
         """`trusted` names models and objectives of your own that a server may ask for, as in `Agent`.
 
-        `after_install` is called whenever another model has come into use. `limits` are the most that the device does
-        for a server.
+        `after_install` is called whenever another model has come into use. `limits` are the most
+        that the device does for a server, and the least that it hides among. With `secure_only`
+        nothing of its log leaves the device except inside secure sums, whatever a server asks for.
+        `identity` says whom it believes in them.
         """
         self.agent, self._trusted, self._after_install = agent, frozenset(trusted), after_install
-        self._limits = limits or Limits()
+        self._limits, self._secure_only = limits or Limits(), secure_only
+        self._identity = identity
         self._card = agent.folder / "device.json"
         self._answers: dict[
             str, Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], Answer]
@@ -152,12 +164,44 @@ class Participant:
                     f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit"
                 )
             check_understood(facts)
+            if self._secure_only and kind in _IN_CLEAR:
+                raise DataError("this device takes part in secure sums only")
             said, sent = self._answers[kind](facts, arrays)
         except (
             Exception
         ) as problem:  # a server's word, or a part of the user's, may fail in any way
             said, sent = cannot(kind, facts, problem), {}
         return with_protocol(said), sent
+
+    def reply(self, request: Request, ticket: str = "") -> Reply:
+        """The reply to any request, whichever transport has brought it; `ticket` goes back with it."""
+        if request.kind == "secure":
+            return Reply(ticket, *self._step(request))
+        facts, arrays = self.answer(request.kind, request.facts, request.arrays)
+        if request.kind == "ready" and facts.get("ready") is True:
+            return Reply(ticket, *self._step(request, facts))
+        return Reply(ticket, facts, arrays)
+
+    def _step(
+        self, request: Request, ready: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray], None, Mapping[str, Any]]:
+        """Facts and a message of the protocol of secure sums; a problem is said, never raised."""
+        facts = request.facts
+        try:
+            check_understood(facts)
+            token, rounds = read_token(facts), self._rounds(request.node)
+            if ready is not None:
+                return ready, {}, None, rounds.announce(token)
+            sealed = rounds.step(token, facts, request.arrays, request.sealed, self)
+        except Exception as problem:  # a server's word, or a user's part, may fail in any way
+            return with_protocol(cannot("secure sum", facts, problem)), {}, None, {}
+        return with_protocol({"token": token}), {}, None, sealed
+
+    def _rounds(self, node: int) -> "SecureRounds":
+        from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+
+        identity = self._identity or Identity()
+        return SecureRounds(self.agent.folder, node, identity, self._limits.secure)
 
     def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         payload = arrays.get("model")
@@ -229,36 +273,43 @@ class Participant:
         return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
-        """Before a secure round: who this is, and whether it has anything to train on; a private one does not ask."""
-        model = self._model(read_space(facts))
-        found = {
-            "token": read_token(facts),
-            "device": read_card(self._card).device,
-            "version": model.version,
-        }
+        """Before a secure round: who this is, and whether it has anything to train on."""
+        model, card = self._model(read_space(facts)), read_card(self._card)
+        _check_unsummed(card, read_round(facts))
+        found = {"token": read_token(facts), "device": card.device, "version": model.version}
         return {**found, "ready": sends_zeros(facts) or len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A secure round's vector of grid points, to be masked before it leaves the device; raises what `answer` says.
+        """A secure round's vector of grid points, to be masked before it leaves the device.
 
         Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
+        The attempt is on record before the vector leaves: only the last one on record can be unmasked
+        with this device's help.
         """
-        check_understood(facts)
-        with self._alone_if_private(facts):
+        with alone_in(self.agent.folder):
             return self._contribution(facts, arrays)
+
+    def release(self, token: str) -> None:
+        """Record that the vector of this attempt is in a sum: there is no other in its round."""
+        with alone_in(self.agent.folder):
+            card = read_card(self._card)
+            if card.masked is None or token not in card.pending:
+                raise DataError("this device has begun another attempt at a sum since")
+            _check_unsummed(card, card.masked)
+            write_card(self._card, replace(card, summed=card.masked))
 
     def _contribution(
         self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        task, bounds, settled = (
-            read_task(facts, self._limits),
-            read_bounds(facts, self._limits),
-            facts.get("settled"),
-        )
-        card = read_card(self._card)
-        since = (
-            card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
-        )
+        task, bounds = read_task(facts, self._limits), read_bounds(facts, self._limits)
+        card, number, settled = read_card(self._card), read_round(facts), read_settled(facts)
+        _check_unsummed(card, number)
+        model = self._model(task.space)
+        freezing = self._built(model, task.learning).freezing
+        if facts.get("model") != model.untrained(() if freezing is None else freezing.frozen):
+            raise DataError("the model on this device is not the one that the task is for")
+        marks = (mark for token, mark in card.pending.items() if token in settled)
+        since = next(marks, card.counted)
         turns = self._turn(
             card, facts, attempts=True
         )  # of an attempt that fails nobody sees anything
@@ -276,7 +327,8 @@ class Participant:
             raise DataError("nothing to train on any more")
         vector = encode(own, task.clip_norm, bounds)
         write_card(
-            self._card, replace(card, counted=since, pending={task.token: upto}, private=turns)
+            self._card,
+            replace(card, counted=since, pending={task.token: upto}, private=turns, masked=number),
         )
         return vector
 
@@ -321,7 +373,7 @@ class Participant:
     def _hear(self, facts: Mapping[str, Any]) -> None:
         """Remember how far a private server has come; on first contact, agree to its plan."""
         if (said := read_terms(facts)) is not None:
-            with alone_with(self._card):
+            with alone_in(self.agent.folder):
                 card = read_card(self._card)
                 told = agreed(card.private, said[1], self._limits.private).told(said[0])
                 if told != card.private:
@@ -329,7 +381,7 @@ class Participant:
 
     def _alone_if_private(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Two requests at once must not have the same turn."""
-        return nullcontext() if facts.get("privacy") is None else alone_with(self._card)
+        return nullcontext() if facts.get("privacy") is None else alone_in(self.agent.folder)
 
     def _owner(self) -> dict[str, str]:
         """Whose device this is, where somebody has said so."""
@@ -437,6 +489,21 @@ class _Fresh:
                 for version in np.unique(versions)
             ],
         )
+
+
+def _check_unsummed(card: Card, number: int) -> None:
+    """Refuse a round in which this device has let a sum be unmasked, and any before it.
+
+    Two sums over almost the same devices differ by the update of one.
+    """
+    if card.summed is not None and number <= card.summed:
+        problem = LaterRoundSeen(
+            f"a second sum in round {number}: this device has been in the sum of round"
+            f" {card.summed}, and takes part in one sum of each round",
+            card.summed,
+        )
+        problem.device = card.device
+        raise problem
 
 
 def _fitting(arrays: Mapping[str, np.ndarray], like: np.ndarray) -> np.ndarray:

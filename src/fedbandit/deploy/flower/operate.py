@@ -337,7 +337,7 @@ def _stay(
 
 def register_node(state: Path, public_key: Path, name: str) -> None:
     """Let the node with that key take part, on a SuperLink that asks nodes for theirs, and put it on the roster."""
-    from fedbandit.deploy.flower.roster import (  # a device's node needs none of it
+    from fedbandit.deploy.server.roster import (  # a device's node needs none of it
         add_node,
         check_key,
     )
@@ -358,7 +358,7 @@ def unregister_node(state: Path, node: str) -> bool:
 
     Without keys there is nothing to take: anybody may connect, under a new number each time.
     """
-    from fedbandit.deploy.flower.roster import remove_node
+    from fedbandit.deploy.server.roster import remove_node
 
     home, config = state / "flower", state / "flower" / "config.toml"
     if (
