@@ -16,7 +16,14 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.deploy.device.card import read_card
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.common_task import CommonTask, cohort_of, in_order, task_digest
+from fedbandit.deploy.masking.common_task import (
+    SURVIVORS,
+    CommonTask,
+    cohort_of,
+    in_order,
+    statement,
+    task_digest,
+)
 from fedbandit.deploy.masking.device import (
     masked,
     own_mask_seed,
@@ -359,6 +366,31 @@ def test_what_a_server_can_still_do_with_as_many_colluders_as_the_threshold():
     assert round_.terms.threshold == 5
     np.testing.assert_array_equal(unmasked([2, 3, 4, 5, 6]), round_.vectors[1])
     assert not (unmasked([2, 3, 4, 5]) == round_.vectors[1]).any()
+
+
+def test_what_a_server_can_still_do_with_a_third_of_the_neighbours():
+    """9 of 25 sign two lists of survivors: half of the rest say that device 1 has dropped out."""
+    round_ = MaskedRound(some_vectors(25, 50, first=1))
+    round_.run()
+    places, colluders = places_of(round_.neighbours[1]), range(17, 26)
+
+    def told(survivors, honest):
+        both = {node: vouch(round_.held[node], survivors) for node in honest}
+        signed = {node: said for node, (_, said) in both.items()}
+        digest = next(iter(both.values()))[0].survivors
+        for node in colluders:
+            signed[node] = statement(round_.own[node].sign, SURVIVORS, digest)
+        others = {node: {o: s for o, s in signed.items() if o != node} for node in honest}
+        return {places[node]: reveal(kept, others[node])[1] for node, (kept, _) in both.items()}
+
+    def recovered_with(shares, kind):
+        more = {places[node]: round_.held[node].shares[1][kind] for node in colluders}
+        return recovered(shares | more)
+
+    of_seed = told(in_order(range(1, 26)), range(1, 9))
+    of_key = told(in_order(range(2, 26)), range(9, 17))
+    assert recovered_with(of_seed, 1) == round_.own[1].seed
+    assert recovered_with(of_key, 0) == round_.own[1].mask
 
 
 def test_a_cohort_without_the_keys_of_a_device_and_its_neighbours_is_refused():

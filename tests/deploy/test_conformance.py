@@ -245,3 +245,13 @@ def test_nothing_outside_its_adaptor_knows_of_flower():
     ]
     assert len(files) > 30
     assert [path for path in files if "flower" in path.read_text().lower()] == []
+
+
+def test_a_nodes_own_configuration_raises_the_minimum_cohort(tmp_path, caplog):
+    """As `deploy client --min-cohort` writes it; no server has a say in it."""
+    pytest.importorskip("flwr")
+    site = over_flower(tmp_path, 4, values(**SECURE))
+    contexts = site.transport.carrier._grid.contexts
+    contexts[site.nodes[0]].node_config["min-cohort"] = 5
+    assert site.server().attempt()["clients"] == 3
+    assert "4 devices are too few to hide among: this device asks for at least 5" in caplog.text

@@ -245,15 +245,19 @@ def take_part(
     roster: Path | None = None,
     unsigned: bool = False,
     user: str | None = None,
+    min_cohort: int | None = None,
 ) -> None:
     """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
 
-    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. In these it
-    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names. `user` names
+    With `sums_only` the device's updates leave it only inside secure sums, whatever the server
+    asks for. In these it has to do with nodes on the `roster` alone (with `unsigned`, with those
+    that the server names), and with at least `min_cohort` devices, itself included. `user` names
     whose device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
     own = _secure_settings(security, sums_only, roster, unsigned)
+    if min_cohort is not None:
+        own = f"{own} min-cohort={min_cohort}".strip()
     if not create and not (agent / "events.sqlite").exists():
         raise ConfigError(
             f"{agent}: no agent's folder (no events.sqlite); start the app first, or use --create"
