@@ -168,7 +168,7 @@ def test_every_bit_of_the_database_that_is_read_is_checked(tmp_path):
         store = Store(deployment.folder)
         try:
             found = store.load().state
-            names = {part.answer("ready", {"token": "t", "space": deployment.space}, {})[0]["device"]
+            names = {part.answer("ready", {"token": "t", "round": 1, "space": deployment.space}, {})[0]["device"]
                      for part in network.participants.values()}  # fmt: skip
             marks = store.marks(names)
         except DataError as problem:
