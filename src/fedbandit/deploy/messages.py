@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 Kind = Literal["install", "train", "ready", "secure", "judge"]
-PROTOCOL = 2  # of what is said in requests and replies; 0.1 did not say a number, which counts as 1
+PROTOCOL = 2  # of what is said in requests and replies
 _HIGHEST_PROTOCOL = 2**31
 
 
@@ -22,7 +22,7 @@ def protocol_problem(facts: Mapping[str, Any]) -> str | None:
 
     An older or newer one is no problem: each side reads what it knows, and asks for the rest with `required`.
     """
-    found = facts.get("protocol", 1)
+    found = facts.get("protocol", PROTOCOL)
     return (
         None
         if type(found) is int and 1 <= found < _HIGHEST_PROTOCOL

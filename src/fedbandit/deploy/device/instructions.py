@@ -64,7 +64,7 @@ class Task:
     space: str
     clip_norm: float
     learning: dict[str, Any]  # what this device understands of how to train
-    bounds: ReportBounds | None  # of what is reported; None: the server is of 0.1 and does not say
+    bounds: ReportBounds  # of what is reported
 
 
 def check_understood(facts: Mapping[str, Any]) -> None:
@@ -88,7 +88,7 @@ def read_task(facts: Mapping[str, Any], limits: Limits) -> Task:
         space=read_space(facts),
         clip_norm=_positive("clip_norm", _given(facts, "clip_norm"), limits.clip_norm),
         learning=read_learning(facts, limits),
-        bounds=read_bounds(facts, limits) if "bounds" in facts else None,
+        bounds=read_bounds(facts, limits),
     )
 
 

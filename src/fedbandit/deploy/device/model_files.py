@@ -349,7 +349,7 @@ class ModelFiles:
             pointer = json.loads(self._pointer.read_text(encoding="utf-8"))
             if not (is_version(pointer["version"]) and isinstance(pointer["sha256"], str)):
                 raise ValueError("no version and digest")
-            if not isinstance(pointer.setdefault("digests", {}), dict):  # devices of 0.1 kept none
+            if not isinstance(pointer["digests"], dict):
                 raise ValueError("no digests by version")
             return dict(pointer)
         except FileNotFoundError:

@@ -263,9 +263,7 @@ class Participant:
         built = self._built(model, read_learning(facts, self._limits))
         weights = _fitting(arrays, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
-        rule = (
-            self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy
-        )  # 0.1 did not say
+        rule = self.agent.rule_of(read_rule(facts))
         deployed, candidate = (self.agent.policy, before), (rule, weights)
         bounds = read_bounds(facts, self._limits)
         estimator = estimator_of(facts, bounds)
@@ -301,7 +299,7 @@ class Participant:
     def _contribution(
         self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        task, bounds = read_task(facts, self._limits), read_bounds(facts, self._limits)
+        task = read_task(facts, self._limits)
         card, number, settled = read_card(self._card), read_round(facts), read_settled(facts)
         _check_unsummed(card, number)
         model = self._model(task.space)
@@ -319,13 +317,13 @@ class Participant:
             else self._fit(task, arrays, since)
         )
         if trained is not None:
-            fresh = _Fresh.of(trained.logged, since, bounds)
+            fresh = _Fresh.of(trained.logged, since, task.bounds)
             upto, own = fresh.upto, trained.figures(fresh)
         elif sends_zeros(facts):
             upto, own = since, nothing(arrays["weights"].size)
         else:
             raise DataError("nothing to train on any more")
-        vector = encode(own, task.clip_norm, bounds)
+        vector = encode(own, task.clip_norm, task.bounds)
         write_card(
             self._card,
             replace(card, counted=since, pending={task.token: upto}, private=turns, masked=number),
@@ -467,13 +465,12 @@ class _Fresh:
     by_version: list[list[float]]  # version that made the choices, events, sum of their rewards
 
     @classmethod
-    def of(cls, logged: Logged, since: int, bounds: ReportBounds | None) -> "_Fresh":
+    def of(cls, logged: Logged, since: int, bounds: ReportBounds) -> "_Fresh":
         """Beyond the bounds, rewards wait for the next round (their number) or are cut off (their size)."""
         fresh = np.flatnonzero(logged.events.fresh)
         rewards = logged.events.rewards.astype(np.float64)
-        if bounds is not None:
-            fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
-            rewards = np.clip(rewards, -bounds.reward, bounds.reward)
+        fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
+        rewards = np.clip(rewards, -bounds.reward, bounds.reward)
         versions = logged.events.versions[fresh]
         return cls(
             upto=int(logged.settled[fresh].max(initial=since)),
