@@ -332,6 +332,36 @@ def test_colluders_fewer_than_a_third_cannot_have_both_secrets_of_a_device():
         )
 
 
+def test_devices_do_not_tell_a_private_server_who_has_nothing_to_send(tmp_path):
+    """Among devices that send zeros a sum would be one update: who they are is not for asking."""
+    site = secure_site(tmp_path, 4, private=True)
+    assert site.server().attempt()["clients"] == 4
+    own = site.participants[site.nodes[0]]
+    probe = {"token": "t", "round": 2, "space": site.deployment.space}
+    answered, _ = own.answer("ready", probe, {})
+    assert (
+        "a round without privacy, and this device agreed to a private plan" in answered["problem"]
+    )
+    plain = secure_site(tmp_path / "plain", 4)
+    other = plain.participants[plain.nodes[0]]
+    answered, _ = other.answer("ready", {**probe, "zeros": True}, {})
+    assert "the server asks for zeros in a round without privacy" in answered["problem"]
+
+
+def test_a_private_round_whose_sum_was_lost_ends_without_one_and_is_charged(tmp_path, caplog):
+    """The server is killed between unmasking and checkpoint: no device is in a second sum."""
+    site = secure_site(tmp_path, 4, private=True)
+    server = site.server()
+    server._gathering.gather(server.state, 1, site.nodes, lambda _: {})
+    metrics = server.attempt()
+    assert (metrics["round"], metrics["clients"]) == (1, 0)
+    assert metrics["epsilon"] == site.deployment.ledger.epsilon(1)
+    assert "its sum was unmasked before, and is lost" in caplog.text
+    assert server.attempt()["clients"] == 4
+    cards = [read_card(p.agent.folder / "device.json") for p in site.participants.values()]
+    assert [(card.private.taken, card.summed) for card in cards] == [(2, 2)] * 4
+
+
 def test_what_a_server_can_still_do_choose_the_rounds(tmp_path):
     """Two rounds whose devices differ by one: the sums differ by its update, as the docs say."""
     site = secure_site(tmp_path, 4)
@@ -341,6 +371,7 @@ def test_what_a_server_can_still_do_choose_the_rounds(tmp_path):
     rest = sums.gather(state, 2, site.nodes[1:], lambda _: {})
     task = {"token": "t", "round": 3, "clip_norm": 1.0, "space": site.deployment.space}
     task |= {"counted": None, "learning": site.deployment.learning}
+    task["bounds"] = site.deployment.rules.bounds.to_json()
     own = site.participants[site.nodes[0]]
     own._secure_only = False
     _, arrays = own.answer("train", task, {"weights": state.kept["weights"]})

@@ -274,6 +274,7 @@ class Participant:
         """Before a secure round: who this is, and whether it has anything to train on."""
         model, card = self._model(read_space(facts)), read_card(self._card)
         _check_unsummed(card, read_round(facts))
+        self._check_private(card, facts)
         found = {"token": read_token(facts), "device": card.device, "version": model.version}
         return {**found, "ready": sends_zeros(facts) or len(self.agent.events()) > 0}, {}
 
@@ -362,7 +363,12 @@ class Participant:
             raise
 
     def _check_private(self, card: Card, facts: Mapping[str, Any]) -> None:
-        """Once it has agreed to a privacy plan, a device does nothing without one."""
+        """Once it has agreed to a privacy plan, a device does nothing without one.
+
+        Zeros go with a plan alone: otherwise a server that knows who has none could hide nobody.
+        """
+        if read_terms(facts) is None and sends_zeros(facts):
+            raise DataError("the server asks for zeros in a round without privacy")
         if card.private is not None and read_terms(facts) is None:
             raise DataError(
                 "the server asks for a round without privacy, and this device agreed to a private plan"

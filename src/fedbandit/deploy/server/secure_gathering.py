@@ -226,6 +226,7 @@ class SecureSums:
             "round": attempt.number,
             "space": self._deployment.space,
             **self._said,
+            **self._deployment.terms,
         }
         seconds = self._deployment.rules.secure_seconds
         requests = [Request("ready", node, facts, {}, seconds) for node in asked]
