@@ -87,7 +87,7 @@ class SecureSums:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
-        self.users = None
+        self.users: dict[int, str] | None = None
         self._private = deployment.ledger is not None
         # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
         self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
