@@ -175,27 +175,20 @@ class Participant:
 
     def reply(self, request: Request, ticket: str = "") -> Reply:
         """The reply to any request, whichever transport has brought it; `ticket` goes back with it."""
-        if request.kind == "secure":
-            return Reply(ticket, *self._step(request))
-        facts, arrays = self.answer(request.kind, request.facts, request.arrays)
-        if request.kind == "ready" and facts.get("ready") is True:
-            return Reply(ticket, *self._step(request, facts))
-        return Reply(ticket, facts, arrays)
-
-    def _step(
-        self, request: Request, ready: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, np.ndarray], None, Mapping[str, Any]]:
-        """Facts and a message of the protocol of secure sums; a problem is said, never raised."""
-        facts = request.facts
+        facts: dict[str, Any] = {}
+        if request.kind != "secure":
+            facts, arrays = self.answer(request.kind, request.facts, request.arrays)
+            if request.kind != "ready" or facts.get("ready") is not True:
+                return Reply(ticket, facts, arrays)
         try:
-            check_understood(facts)
-            token, rounds = read_token(facts), self._rounds(request.node)
-            if ready is not None:
-                return ready, {}, None, rounds.announce(token)
-            sealed = rounds.step(token, facts, request.arrays, request.sealed, self)
+            check_understood(request.facts)
+            token, rounds = read_token(request.facts), self._rounds(request.node)
+            if request.kind == "ready":
+                return Reply(ticket, facts, sealed=rounds.announce(token))
+            sealed = rounds.step(token, request.facts, request.arrays, request.sealed, self)
         except Exception as problem:  # a server's word, or a user's part, may fail in any way
-            return with_protocol(cannot("secure sum", facts, problem)), {}, None, {}
-        return with_protocol({"token": token}), {}, None, sealed
+            return Reply(ticket, with_protocol(cannot("secure sum", request.facts, problem)))
+        return Reply(ticket, with_protocol({"token": token}), sealed=sealed)
 
     def _rounds(self, node: int) -> "SecureRounds":
         from fedbandit.deploy.device.secure_round import Identity, SecureRounds
