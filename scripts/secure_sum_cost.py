@@ -2,8 +2,8 @@
 
     python scripts/secure_sum_cost.py --devices 1000 --weights 500000 --lost 0.1
 
-Both halves of the protocol run in one process and its clock is read around each of them. Flower's own work on the
-messages is not in it. Exits with code 1 if the sum is wrong.
+Both halves of the protocol run in one process and its clock is read around each of them. The work of a transport on
+the messages is not in it. Exits with code 1 if the sum is wrong.
 """
 
 import argparse
@@ -21,22 +21,23 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer
+from fedbandit.deploy.masking.common_task import STATEMENT, CommonTask, task_digest
 from fedbandit.deploy.masking.device import (
     Announced,
-    Held,
     Shared,
     accept,
     announce,
     masked,
     reveal,
     share,
+    vouch,
 )
 from fedbandit.deploy.messages import Courier, Reply, Request
-from fedbandit.deploy.secure_sums import Figures, encode, update_error
+from fedbandit.deploy.secure_sums import Figures, SecureMinimum, encode, update_error
 from fedbandit.deploy.server.deployment import Deployment, build_deployment
+from fedbandit.deploy.server.secure_gathering import SecureSums
 
 ACTIONS = 10
 
@@ -93,20 +94,28 @@ class Devices:
             self._kept[node], announcement = announce(facts["token"], node, self._keys[node])
             facts |= {"device": f"device {node}", "version": 0, "ready": True}
             return Reply(ticket, facts, sealed={wire.ANNOUNCEMENT: announcement.to_bytes()})
-        answer = {wire.SHARES: self._share, wire.VECTOR: self._mask, wire.UNMASK: self._reveal}[
-            said[wire.STEP]
-        ]
-        return Reply(ticket, facts, sealed=answer(node, said))
+        if said[wire.STEP] == wire.VECTOR:
+            assert task_digest(request.facts, request.arrays) == self._kept[node].task
+        steps = {
+            wire.SHARES: self._share,
+            wire.VECTOR: self._mask,
+            wire.SURVIVORS: self._vouch,
+            wire.UNMASK: self._reveal,
+        }
+        return Reply(ticket, facts, sealed=steps[said[wire.STEP]](node, said))
 
     def _share(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
         own: Announced = self._kept[node]
         neighbours = {
             other: Announcement.of(parcel) for other, parcel in wire.read_parcels(said).items()
         }
-        self._kept[node], packets = share(
-            own, wire.read_number(said, wire.THRESHOLD), neighbours, self._roster
+        common = CommonTask(
+            own.token, said[wire.TASK], wire.read_number(said, wire.THRESHOLD), said[wire.COHORT]
         )
-        return wire.parcels(packets)
+        self._kept[node], packets, signed = share(
+            own, common, neighbours, self._roster, SecureMinimum()
+        )
+        return {**wire.parcels(packets), wire.STATEMENT: signed}
 
     def _mask(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
         shared: Shared = self._kept[node]
@@ -114,17 +123,21 @@ class Devices:
         update = rng.random(self.total.size, np.float32) - np.float32(0.5)
         update /= np.linalg.norm(update) * 1.01
         self.total += update
-        self._kept[node] = accept(shared, wire.read_parcels(said))
+        both = wire.read_parcels(said)
+        packets = {other: parcel[:-STATEMENT] for other, parcel in both.items()}
+        signed = {other: parcel[-STATEMENT:] for other, parcel in both.items()}
+        self._kept[node] = accept(shared, packets, signed)
         levels = encode(Figures(update, 1, 1, 0.5, 0.5), 1.0, self._deployment.rules.bounds, rng)
         vector = masked(shared, self._kept[node], levels)
         self.sent = len(vector)
         return {wire.MASKED: vector}
 
     def _reveal(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
-        held: Held = self._kept.pop(node)
-        return wire.parcels(
-            reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED))
-        )
+        return wire.parcels(reveal(self._kept.pop(node), wire.read_parcels(said)))
+
+    def _vouch(self, node: int, said: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._kept[node], signed = vouch(self._kept[node], said[wire.SURVIVORS])
+        return {wire.STATEMENT: signed}
 
 
 def deployment_of(devices: int, weights: int, folder: Path) -> Deployment:

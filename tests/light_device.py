@@ -67,7 +67,8 @@ def live(folder: Path) -> dict:
             bounds = {"events": 100, "reward": 1.0}
             facts = {
                 "token": "t", "space": model.space, "learning": learning, "clip_norm": 0.5, "counted": None,
-                "version": 1, "bounds": bounds, "estimator": "dr", "limit": 10.0, "settled": "",
+                "version": 1, "bounds": bounds, "estimator": "dr", "limit": 10.0, "settled": [],
+                "round": 1, "model": model.untrained(()),
             }  # fmt: skip
             participant = Participant(agent)
             trained, arrays = participant.answer("train", facts, {"weights": flat})

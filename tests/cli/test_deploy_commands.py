@@ -272,10 +272,10 @@ def test_a_node_is_told_of_its_key_and_roster(tmp_path, monkeypatch, signed):
     roster, key = tmp_path / "roster.pub", tmp_path / "node"
     roster.touch()
     security = Security(ca=tmp_path / "ca", node_key=key) if signed else Security()
-    given = {"roster": roster} if signed else {"unsigned": True}
+    given = {"roster": roster, "min_cohort": 20} if signed else {"unsigned": True}
     with pytest.raises(Enough):
         take_part(tmp_path / "device", "127.0.0.1:1", security, True, said.append, True, **given)
-    signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true'
+    signature = f'roster="{roster}" node-key="{key}" secure-aggregation=true min-cohort=20'
     assert told == [signature if signed else "secure-aggregation=true unsigned-keys=true"]
     assert (
         "unsigned keys: the server could pose as all other devices" in "".join(said)

@@ -14,10 +14,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedbandit.deploy.masking.announcements import Roster, Signer
-from fedbandit.deploy.masking.device import accept, announce, masked, reveal, share
-from fedbandit.deploy.masking.server import MaskedSum, Terms
+from fedbandit.deploy.masking.common_task import CommonTask, cohort_of, in_order
+from fedbandit.deploy.masking.device import accept, announce, masked, reveal, share, vouch
+from fedbandit.deploy.masking.server import MaskedSum, Sharing
+from fedbandit.deploy.secure_sums import SecureMinimum
 
 TOKEN = "a token"
+TASK = bytes(range(32))
 
 
 def node_key():
@@ -57,7 +60,7 @@ class MaskedRound:
 
     vectors: dict
     shares: int = 25
-    threshold: float = 0.6
+    threshold: float = 2 / 3
     keys: dict | None = None  # of nodes, by number; None: unsigned
     roster: Roster | None = None
     lost_before_packets: set = field(default_factory=set)
@@ -66,43 +69,57 @@ class MaskedRound:
 
     def __post_init__(self):
         nodes = list(self.vectors)
-        self.terms = Terms.of(len(nodes), self.shares, self.threshold)
+        self.terms = Sharing.of(len(nodes), self.shares, self.threshold)
         self.neighbours = self.terms.neighbours(nodes)
         both = {node: announce(TOKEN, node, self.keys and self.keys[node]) for node in nodes}
         self.own = {node: own for node, (own, _) in both.items()}
         self.announced = {node: said for node, (_, said) in both.items()}
+
+    @property
+    def common(self):
+        return CommonTask(TOKEN, TASK, self.terms.threshold, cohort_of(self.announced))
 
     def introduced(self, node):
         """What the server says of a node's neighbours."""
         return {other: self.announced[other] for other in sorted(self.neighbours[node] - {node})}
 
     def share(self, node):
-        return share(self.own[node], self.terms.threshold, self.introduced(node), self.roster)
+        known = self.introduced(node)
+        return share(self.own[node], self.common, known, self.roster, SecureMinimum())
 
     def run(self):
         """The sum over those that sent a vector; `self.seen` has all masked vectors."""
         both = {node: self.share(node) for node in self.own if node not in self.lost_before_packets}
-        self.shared = {node: kept for node, (kept, _) in both.items()}
-        self.packets = {node: packets for node, (_, packets) in both.items()}
-        total = MaskedSum(TOKEN, len(next(iter(self.vectors.values()))))
+        self.shared = {node: kept for node, (kept, _, _) in both.items()}
+        self.packets = {node: packets for node, (_, packets, _) in both.items()}
+        self.signed = {node: signed for node, (_, _, signed) in both.items()}
+        total = MaskedSum(self.common, len(next(iter(self.vectors.values()))))
         self.held, self.seen = {}, {}
         for node in self.shared.keys() - self.lost_before_vectors:
-            self.held[node] = accept(self.shared[node], self.packets_for(node))
+            self.held[node] = self.accept(node)
             self.seen[node] = masked(self.shared[node], self.held[node], self.vectors[node])
             total.add(node, self.seen[node])
-        dropped = self.shared.keys() - total.nodes
+        both = {node: vouch(held, in_order(total.nodes)) for node, held in self.held.items()}
+        self.vouched = {node: kept for node, (kept, _) in both.items()}
+        self.survivors = {node: signed for node, (_, signed) in both.items()}
         told = {
-            node: reveal(held, self.neighbours[node] & total.nodes, self.neighbours[node] & dropped)
-            for node, held in self.held.items()
-            if node not in self.lost_before_unmasking
+            node: reveal(self.vouched[node], self.statements_for(node))
+            for node in self.held.keys() - self.lost_before_unmasking
         }
         kept = {
             node: {keeper: known[node] for keeper, known in told.items() if node in known}
             for node in self.shared
         }
-        return total.unmasked(
-            kept, self.terms.threshold, self.announced, self.neighbours, self.shared
-        )
+        return total.unmasked(kept, self.announced, self.neighbours, self.shared)
+
+    def accept(self, node):
+        packets = self.packets_for(node)
+        return accept(self.shared[node], packets, {other: self.signed[other] for other in packets})
+
+    def statements_for(self, node):
+        """What neighbours that are in the sum have signed."""
+        others = (self.neighbours[node] - {node}) & self.survivors.keys()
+        return {other: self.survivors[other] for other in others}
 
     def packets_for(self, node):
         return {other: packets[node] for other, packets in self.packets.items() if node in packets}

@@ -61,10 +61,7 @@ class Network:
             self.sent.append(request)
             ticket = f"t{len(self.sent)}"
             tickets.append(ticket)
-            facts, arrays = self.participants[request.node].answer(
-                request.kind, request.facts, request.arrays
-            )
-            replies = [Reply(ticket, facts, arrays)]
+            replies = [self._answered(request, ticket)]
             faults = {"train": self.faults, "judge": self.lies}.get(request.kind, {})
             if request.node in faults:
                 replies = faults[request.node](request, replies[0])
@@ -75,6 +72,14 @@ class Network:
             )
             self._waiting += [(arrives, reply) for reply in replies]
         return tickets
+
+    def _answered(self, request: Request, ticket: str) -> Reply:
+        if request.node not in self.participants:
+            return Reply(ticket, error="the node has left")
+        try:
+            return self.participants[request.node].reply(request, ticket)
+        except Exception as error:
+            return Reply(ticket, error=repr(error))
 
     def receive(self, tickets) -> list[Reply]:
         there = [

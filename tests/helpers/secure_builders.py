@@ -8,7 +8,6 @@ from masked_round import node_key, private_file, public_line
 from network_builders import HandTime, Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.deploy.flower.client_app import make_client_app
-from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import SEALED, GridTransport
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.server.gathering import PlainReports
@@ -16,7 +15,7 @@ from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
 
 SECURE = {"secure_aggregation": True, "min_reports": 3, "round_seconds": 30, "secure_seconds": 10}
-SHARES, TRAINING, UNMASKING = wire.STEPS
+SHARES, TRAINING, SURVIVORS, UNMASKING = wire.STEPS
 READY = "ready"
 FIRST = 1000  # the first node
 
@@ -88,7 +87,6 @@ def a_server(deployment, grid, store=None):
         clock=time,
         sleep=time.sleep,
         select=lambda _, nodes, __: list(nodes),
-        gather=SecureSums if deployment.rules.secure_aggregation else PlainReports,
     )
 
 

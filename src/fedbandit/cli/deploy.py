@@ -79,6 +79,10 @@ def client(
             "--unsigned-keys", help="Try secure aggregation without a roster: believe the server."
         ),
     ] = False,
+    min_cohort: Annotated[
+        int | None,
+        typer.Option(min=3, help="Devices to hide among in a secure sum, this one included."),
+    ] = None,
     create: Annotated[
         bool,
         typer.Option(
@@ -98,7 +102,16 @@ def client(
 
     security = _security(insecure, ca=ca, node_key=key)
     take_part(
-        agent, superlink, security, secure_aggregation, _say, create, roster, unsigned_keys, user
+        agent,
+        superlink,
+        security,
+        secure_aggregation,
+        _say,
+        create,
+        roster,
+        unsigned_keys,
+        user,
+        min_cohort,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 Kind = Literal["install", "train", "ready", "secure", "judge"]
-PROTOCOL = 2  # of what is said in requests and replies; 0.1 did not say a number, which counts as 1
+PROTOCOL = 2  # of what is said in requests and replies
 _HIGHEST_PROTOCOL = 2**31
 
 
@@ -22,7 +22,7 @@ def protocol_problem(facts: Mapping[str, Any]) -> str | None:
 
     An older or newer one is no problem: each side reads what it knows, and asks for the rest with `required`.
     """
-    found = facts.get("protocol", 1)
+    found = facts.get("protocol", PROTOCOL)
     return (
         None
         if type(found) is int and 1 <= found < _HIGHEST_PROTOCOL
@@ -56,7 +56,7 @@ class Reply:
 
 
 class Transport(Protocol):
-    """Whatever carries messages. None of its calls waits for a device."""
+    """A non-blocking carrier of messages: none of its calls waits for a device."""
 
     def nodes(self) -> list[int]:
         """The nodes in reach now."""
@@ -73,7 +73,6 @@ class Transport(Protocol):
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _REMEMBERED = 10_000  # unanswered requests whose answers are still looked for
-GRACE = 600.0  # seconds by which devices' clocks may be wrong: Flower drops messages by wall clock
 Answers = list[tuple[int, Reply]]
 """Nodes and what they replied, in the order in which they were asked."""
 

@@ -4,7 +4,7 @@ Each entry is rounded to a neighbouring point of the grid by chance. Knows nothi
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 
 import numpy as np
 
@@ -22,6 +22,28 @@ _TAIL = (
     5  # entries behind the update: unclipped, events, rewards, propensities, one for being there
 )
 TOLERANCE = 1e-3  # a device computes its norm in other steps than the server does
+
+
+@dataclass(frozen=True)
+class SecureMinimum:
+    """The least that a device hides among: its app sets it, never a server.
+
+    With a threshold of two thirds of the shares and fewer than a third of the devices working with
+    the server, two sets of devices that could each unmask a sum have an honest device in common.
+    """
+
+    cohort: int = LEAST  # devices whose keys it has checked, itself included
+    threshold: float = 2 / 3  # the part of them without whose help nothing is unmasked
+
+    def __post_init__(self) -> None:
+        if not (type(self.cohort) is int and self.cohort >= LEAST):
+            raise ValueError(f"cohort: at least {LEAST} devices, or each knows the other's part")
+        if not 2 / 3 <= self.threshold <= 1:
+            raise ValueError("threshold: from two thirds to 1")
+
+    def shares_of(self, number: int) -> int:
+        """The shares out of `number` that must be needed to recover a secret."""
+        return max(-(-2 * number // 3), ceil(self.threshold * number - 1e-9))
 
 
 @dataclass(frozen=True)
@@ -117,7 +139,7 @@ def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBou
 
 def nothing(parameters: int) -> Figures:
     """What a device without anything to train on puts into a private sum: zeros, and it is not counted."""
-    return Figures(np.zeros(parameters), 0, 0, 0.0, 0.0, devices=0)
+    return Figures(np.zeros(parameters, np.int64), 0, 0, 0.0, 0.0, devices=0)
 
 
 def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Figures:

@@ -203,7 +203,7 @@ def _secret_digest(path: Path, drawn: Secret | None) -> str | None:
         return None
     kept = _kept_secret(path)
     if kept is None:
-        written = (read_object(path / "environment.json") or {}).get("secret")
+        written = (read_json(path / "environment.json") or {}).get("secret")
         return written if isinstance(written, str) else drawn.digest
     return kept.digest
 

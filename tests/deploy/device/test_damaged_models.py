@@ -247,17 +247,6 @@ def test_a_damaged_pointer_is_named_and_mended_by_an_installation(tmp_path, poin
         assert agent.choose("cat").logged
 
 
-def test_the_pointer_of_an_older_device_is_read(tmp_path):
-    with Agent(tmp_path) as agent:
-        agent.install(text_model())
-    path = tmp_path / "models" / "current.json"
-    kept = json.loads(path.read_text())
-    del kept["digests"]
-    path.write_text(json.dumps(kept))
-    with Agent(tmp_path) as agent:
-        assert agent.choose("cat").model_version == 1
-
-
 FACTORISED = """
 import numpy as np
 import torch

@@ -129,6 +129,7 @@ flat = np.concatenate([model.weights["weight"].ravel(), model.weights["bias"]])
 learning = {"objective": "regression", "objective_parameters": {}, "dtype": "float32",
             "client": {"learning_rate": 0.1, "batch_size": 2, "epochs": 1}, "freeze": ["bias"]}
 facts = {"token": "t", "space": model.space, "learning": learning, "clip_norm": 0.5, "counted": None}
+facts["bounds"] = {"events": 1000, "reward": 1.0}
 facts, arrays = Participant(agent).answer("train", facts, {"weights": flat[:-4]})
 print(facts["trained"], facts["events"], np.isfinite(arrays["update"]).all())
 """

@@ -95,13 +95,24 @@ def test_a_malformed_message_changes_nothing_on_the_device(asked, change):
 
 
 @pytest.mark.parametrize(
-    "change", [{"token": "t" * 65}, {"token": None}, {"clip_norm": -1}, {"bounds": {}}]
+    "change",
+    [
+        {"token": "t" * 65},
+        {"token": None},
+        {"clip_norm": -1},
+        {"bounds": {}},
+        {"settled": "t"},
+        {"settled": [1]},
+        {"round": None},
+        {"model": "another"},
+    ],
 )
 def test_nor_does_one_of_a_secure_round(asked, change):
     participant, request = asked
     path = participant.agent.folder / "device.json"
     before = path.read_bytes()
-    facts = {**request.facts, "settled": None}
+    model = participant.agent.model.untrained(())
+    facts = {**request.facts, "settled": [], "model": model}
     with pytest.raises(DataError, match=next(iter(change))):
         participant.contribute({**facts, **change}, request.arrays)
     assert path.read_bytes() == before

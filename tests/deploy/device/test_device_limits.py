@@ -1,14 +1,12 @@
 """What a device does for a server has limits of its own; and servers and devices of other versions get on."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from network_builders import Network, a_deployment, changed, coordinator, devices, settle, values
+from network_builders import Network, a_deployment, changed, coordinator, devices, settle
 
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
-from fedbandit.deploy.messages import PROTOCOL, Reply
+from fedbandit.deploy.messages import PROTOCOL
 
 
 @pytest.fixture
@@ -132,11 +130,6 @@ def test_an_unknown_kind_of_request_is_named_and_not_trained_on(asked, kind):
     assert arrays == {}
 
 
-def older(facts):
-    """As 0.1 said it: no protocol, no bounds."""
-    return {name: value for name, value in facts.items() if name not in ("protocol", "bounds")}
-
-
 def newer(facts):
     """As a later version may say it: more facts and more settings."""
     learning = {**facts["learning"], "schedule": "cosine"}
@@ -150,11 +143,10 @@ def newer(facts):
     }
 
 
-@pytest.mark.parametrize("said", [older, newer])
-def test_a_device_follows_an_older_and_a_newer_server(asked, said):
+def test_a_device_follows_a_newer_server(asked):
     participant, request = asked
     expected, update = participant.answer("train", request.facts, request.arrays)
-    answered, arrays = participant.answer("train", said(request.facts), request.arrays)
+    answered, arrays = participant.answer("train", newer(request.facts), request.arrays)
     assert answered == expected
     np.testing.assert_array_equal(arrays["update"], update["update"])
 
@@ -186,33 +178,9 @@ def test_a_protocol_that_is_no_version_is_refused_on_both_sides(tmp_path, asked,
     assert coordinator(deployment, network).attempt()["refused"] == {"garbage": 1}
 
 
-def test_a_server_takes_reports_of_older_and_newer_devices(tmp_path):
+def test_a_server_takes_reports_of_newer_devices(tmp_path):
     network, deployment = Network(devices(tmp_path, 3)), a_deployment(tmp_path)
     settle(deployment, network.participants)
-
-    def of_an_older(request, reply):
-        return [replace(reply, facts=older(reply.facts))]
-
-    network.faults = {100: of_an_older, 101: changed(protocol=PROTOCOL + 1, weather="fine")}
+    network.faults = {101: changed(protocol=PROTOCOL + 1, weather="fine")}
     metrics = coordinator(deployment, network).attempt()
     assert (metrics["clients"], metrics["refused"]) == (3, {})
-
-
-def test_an_older_device_in_a_deployment(tmp_path):
-    """A device of 0.1 takes any kind of request for one to train, says no protocol and knows no bounds."""
-    network, deployment = (
-        Network(devices(tmp_path, 2)),
-        a_deployment(tmp_path, values(max_events=3)),
-    )
-    settle(deployment, network.participants)
-
-    def of_an_older(request, reply):
-        facts, arrays = network.participants[100].answer(
-            "train", older(request.facts), request.arrays
-        )
-        return [Reply(reply.ticket, older(facts), arrays)]
-
-    network.faults = {100: of_an_older}
-    metrics = coordinator(deployment, network).attempt()
-    assert metrics["refused"] == {"too many events": 1}  # it has six and does not hold back
-    assert (metrics["clients"], metrics["events"]) == (1, 3)

@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from secure_builders import (
     FIRST,
     SHARES,
+    SURVIVORS,
     TRAINING,
     UNMASKING,
     a_network,
@@ -72,8 +73,8 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
     assert metrics["events"] == sum(facts["events"] for facts, _ in parts)
 
     received = [(node, step, message) for node, step, message in grid.received if step != "install"]
-    assert {step for _, step, _ in received} == {"ready", SHARES, TRAINING, UNMASKING}
-    assert len(received) == 5 * 4
+    assert {step for _, step, _ in received} == {"ready", *wire.STEPS}
+    assert len(received) == 5 * 5
     vectors = {}
     for node, step, message in received:
         assert set(message.content) <= {"facts", "arrays", SEALED}
@@ -87,7 +88,8 @@ def test_nothing_that_the_server_receives_tells_of_one_device(tmp_path):
         sealed = message.content.config_records.get(SEALED, {})
         expected = {
             "ready": {wire.ANNOUNCEMENT},
-            SHARES: {wire.NODES, wire.PARCELS},
+            SHARES: {wire.NODES, wire.PARCELS, wire.STATEMENT},
+            SURVIVORS: {wire.STATEMENT},
             TRAINING: {wire.MASKED},
             UNMASKING: {wire.NODES, wire.PARCELS},
         }
@@ -140,32 +142,38 @@ def test_masked_vectors_look_uniform_over_many_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("lost", "left"),
     [
-        ({(FIRST, "ready")}, 4),
-        ({(FIRST + 1, SHARES)}, 4),
-        ({(FIRST + 2, TRAINING)}, 4),
-        ({(FIRST + 1, TRAINING), (FIRST + 4, TRAINING)}, 3),
-        ({(FIRST, UNMASKING)}, 5),
+        ({(FIRST, "ready")}, 6),
+        ({(FIRST + 1, SHARES)}, 6),
+        ({(FIRST + 2, TRAINING)}, 6),
+        ({(FIRST + 1, TRAINING), (FIRST + 4, TRAINING)}, 5),
+        ({(FIRST, SURVIVORS), (FIRST + 5, SURVIVORS)}, 7),
+        ({(FIRST, UNMASKING)}, 7),
         ({(FIRST, SHARES), (FIRST + 3, TRAINING), (FIRST + 2, UNMASKING)}, None),
-        ({(FIRST, SHARES), (FIRST + 3, TRAINING)}, 3),
-        ({(FIRST + 3, TRAINING), (FIRST + 2, UNMASKING)}, 4),
+        ({(FIRST, TRAINING), (FIRST + 3, SURVIVORS), (FIRST + 2, SURVIVORS)}, None),
+        ({(FIRST, SHARES), (FIRST + 3, TRAINING)}, 5),
+        ({(FIRST + 3, SURVIVORS), (FIRST + 2, UNMASKING)}, 7),
+        ({(FIRST + 3, TRAINING), (FIRST + 2, UNMASKING)}, 6),
     ],
 )
 def test_devices_that_drop_out_at_any_step(tmp_path, caplog, lost, left):
-    """Three of five shares recover a mask, so up to two may be lost; the sum is that of those who sent theirs."""
-    deployment, grid, participants = a_network(tmp_path)
+    """Five of seven shares recover a mask, so up to two may be lost; vectors that came are summed."""
+    deployment, grid, participants = a_network(tmp_path, 7)
     grid.lost = lost
     server = a_server(deployment, grid)
     metrics = server.attempt()
     for node, step in lost:
-        words = {"ready": "", SHARES: ", shares", TRAINING: ", training", UNMASKING: ", unmasking"}
-        assert f"round 1{words[step]}: node {node} has not answered in time" in caplog.text
+        words = {"ready": "", TRAINING: ", training", UNMASKING: ", unmasking"}
+        assert (
+            f"round 1{words.get(step, f', {step}')}: node {node} has not answered in time"
+            in caplog.text
+        )
     if left is None:
         assert metrics is None
-        assert "no secure sum: 2 of 5 shares of node" in caplog.text
+        assert "no secure sum: 4 of 7 shares of node" in caplog.text
         assert server.state.round == 0
         return
     assert metrics["clients"] == left
-    gone = {node - FIRST for node, step in lost if step != UNMASKING}
+    gone = {node - FIRST for node, step in lost if step not in (SURVIVORS, UNMASKING)}
     expected = plain_round(
         tmp_path / "plain", [p for i, p in enumerate(participants) if i not in gone]
     )

@@ -10,6 +10,7 @@ from masked_round import certificate, node_key, private_file, public_line
 from secure_builders import (
     FIRST,
     SHARES,
+    SURVIVORS,
     TRAINING,
     UNMASKING,
     a_network,
@@ -20,6 +21,7 @@ from secure_builders import (
 
 from fedbandit.deploy.flower.transport import SEALED, from_records, sealed_in, to_records
 from fedbandit.deploy.masking import wire
+from fedbandit.deploy.masking.common_task import in_order
 
 
 def clear_request(deployment, kind="train.fedbandit_round", node=FIRST):
@@ -97,7 +99,7 @@ def test_the_middle_of_the_protocol_does_not_come_first(tmp_path, step):
     deployment, grid, _ = a_network(tmp_path)
     request = clear_request(deployment, "train.fedbandit_secure")
     request.content.config_records[SEALED] = ConfigRecord(
-        {wire.STEP: step, wire.NODES: [1, 2], wire.ACTIVE: [1, 2]}
+        {wire.STEP: step, wire.NODES: [1, 2], wire.PARCELS: [bytes(96), bytes(96)]}
     )
     [reply] = grid.send_and_receive([request])
     assert "is not due" in from_records(reply.content)[0]["problem"]
@@ -110,10 +112,10 @@ def test_no_step_is_answered_twice(tmp_path):
     asking = Asking(grid)
     server = a_server(deployment, grid)
     assert server.attempt()["clients"] == 5
-    for step in (SHARES, TRAINING, UNMASKING):
+    for step in wire.STEPS:
         assert "is not due" in asking.again(FIRST, step)
-    nodes = list(grid.contexts)
-    assert "is not due" in asking.again(FIRST, UNMASKING, active=nodes[:4], dropped=nodes[4:])
+    fewer = in_order(list(grid.contexts)[:4])
+    assert "is not due" in asking.again(FIRST, SURVIVORS, **{wire.SURVIVORS: fewer})
     assert not list((tmp_path / "device-0").glob("secure-*"))
 
 
@@ -121,20 +123,19 @@ def test_a_request_that_is_refused_ends_the_attempt(tmp_path):
     """Who asks for too much once is not told the rest."""
     deployment, grid, _ = a_network(tmp_path)
     asking = Asking(grid)
-    keep, nodes = asking.keep, list(grid.contexts)
-    said = []
+    keep, said = asking.keep, []
 
     def greedy(messages):
         if grid._step(messages[0]) == UNMASKING:
             grid.push_messages = keep
             asking.asked[FIRST, UNMASKING] = messages[0]
-            said.append(asking.again(FIRST, UNMASKING, active=nodes, dropped=nodes[1:2]))
+            said.append(asking.again(FIRST, UNMASKING, **{wire.PARCELS: [bytes(96)] * 4}))
             said.append(asking.again(FIRST, UNMASKING))
         return keep(messages)
 
     grid.push_messages = greedy
     a_server(deployment, grid).attempt()
-    assert "both secrets of one device" in said[0]
+    assert "has not signed what the server relays in its name" in said[0]
     assert "is not due" in said[1]
 
 

@@ -12,6 +12,7 @@ from secure_builders import (
     FIRST,
     READY,
     SHARES,
+    SURVIVORS,
     TRAINING,
     UNMASKING,
     a_network,
@@ -61,6 +62,8 @@ def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(
     assert "the sum is refused" in caplog.text
     assert message in caplog.text
     grid.broken = {}
+    assert server.attempt()["clients"] == 0
+    assert "its sum was unmasked before, and is lost" in caplog.text
     assert server.attempt()["events"] == 30
 
 
@@ -70,13 +73,13 @@ def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(
         (
             READY,
             replaced(wire.ANNOUNCEMENT, lambda said: said[:-1]),
-            "keys: an announcement of 95 bytes",
+            "keys: an announcement of 127 bytes",
             4,
         ),
         (READY, replaced(wire.ANNOUNCEMENT, lambda said: 7), "keys: announcement: no bytes", 4),
         (
             READY,
-            replaced(wire.ANNOUNCEMENT, lambda said: said[:32] + said[:64]),
+            replaced(wire.ANNOUNCEMENT, lambda said: said[:32] + said[:96]),
             "keys: one key stands for two",
             4,
         ),
@@ -123,6 +126,18 @@ def test_a_sum_that_honest_devices_cannot_come_to_is_refused_as_a_whole(
             4,
         ),
         (
+            SHARES,
+            replaced(wire.STATEMENT, lambda said: said[:-1]),
+            "garbage: shares: statement: no bytes, or not 96",
+            4,
+        ),
+        (
+            SURVIVORS,
+            replaced(wire.STATEMENT, lambda said: 7),
+            "garbage: survivors: statement: no bytes",
+            5,
+        ),
+        (
             UNMASKING,
             replaced(wire.PARCELS, lambda found: [b"", *found[1:]]),
             "garbage: unmasking: parcels: not of",
@@ -165,6 +180,7 @@ def test_a_wrong_share_gives_up_the_attempt(tmp_path, caplog, lost):
     assert f"no secure sum: the shares of node {about}'s secret do not recover it" in caplog.text
     assert server.state.round == 0
     grid.broken = {}
+    assert server.attempt()["clients"] == 0
     assert server.attempt()["clients"] == 5 - len(lost)
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
-from masked_round import TOKEN, MaskedRound
+from masked_round import MaskedRound
 
 from fedbandit.deploy.masking.device import own_mask_seed, pair_mask_seed
 from fedbandit.deploy.masking.primitives import add_mask, unpacked
@@ -145,10 +145,10 @@ def test_the_whole_update_is_read_from_one_of_flowers_masks_and_not_from_one_of_
     np.testing.assert_array_equal(found, sparse[WORDS:])
     ours, round_ = under_our_masks(sparse)
     left = ours.astype(np.uint64)
-    own = round_.own[1]
-    add_mask(left, own_mask_seed(TOKEN, 1, own.seed), -1)  # known to the server in the end
+    own, common = round_.own[1], round_.common.digest
+    add_mask(left, own_mask_seed(common, 1, own.seed), -1)  # known to the server in the end
     for other in (2, 3, 4):  # say they collude
-        add_mask(left, pair_mask_seed(TOKEN, own.mask, round_.announced[other].mask), -1)
+        add_mask(left, pair_mask_seed(common, own.mask, round_.announced[other].mask), -1)
     assert after_one_twister(left % 2**32) is None
-    add_mask(left, pair_mask_seed(TOKEN, own.mask, round_.announced[5].mask), -1)
+    add_mask(left, pair_mask_seed(common, own.mask, round_.announced[5].mask), -1)
     np.testing.assert_array_equal(left % MODULUS, sparse.astype(np.uint64))

@@ -121,7 +121,7 @@ def test_entries_travel_in_five_bytes():
     ],
 )
 def test_public_keys_that_agree_on_zero_whatever_the_other_is(public):
-    with pytest.raises(DataError, match="agrees on nothing"):
+    with pytest.raises(DataError, match="invalid public key"):
         agreed(new_key(), public)
 
 

@@ -11,14 +11,25 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from masked_round import TOKEN, MaskedRound, node_key, roster_of, some_vectors
+from masked_round import TASK, TOKEN, MaskedRound, node_key, roster_of, some_vectors
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.masking.announcements import Announcement
-from fedbandit.deploy.masking.device import Announced, Held, Shared, accept, announce, reveal, share
+from fedbandit.deploy.masking.common_task import TASK as TASK_SIGNED
+from fedbandit.deploy.masking.common_task import CommonTask, cohort_of, in_order, statement
+from fedbandit.deploy.masking.device import (
+    Announced,
+    Held,
+    Shared,
+    accept,
+    announce,
+    reveal,
+    share,
+    vouch,
+)
 from fedbandit.deploy.masking.primitives import public_of, unpacked
-from fedbandit.deploy.masking.server import MaskedSum, Terms
-from fedbandit.deploy.secure_sums import MODULUS
+from fedbandit.deploy.masking.server import MaskedSum, Sharing
+from fedbandit.deploy.secure_sums import MODULUS, SecureMinimum
 
 
 def summed(vectors, nodes):
@@ -27,7 +38,7 @@ def summed(vectors, nodes):
 
 @pytest.mark.parametrize(
     ("number", "shares"),
-    [(3, 25), (4, 3), (5, 5), (6, 5), (7, 4), (12, 5), (25, 25), (26, 25), (60, 9)],
+    [(3, 25), (4, 3), (5, 5), (6, 5), (7, 5), (12, 5), (25, 25), (26, 25), (60, 9)],
 )
 @pytest.mark.parametrize("lost", [0, 1])
 def test_sums_are_exact_for_many_graphs(number, shares, lost):
@@ -35,9 +46,9 @@ def test_sums_are_exact_for_many_graphs(number, shares, lost):
     rng = np.random.default_rng(number)
     gone = {
         int(node)
-        for node in rng.choice(list(vectors), lost if min(number, shares) > 4 else 0, replace=False)
+        for node in rng.choice(list(vectors), lost if min(number, shares) > 3 else 0, replace=False)
     }
-    round_ = MaskedRound(vectors, shares, 0.51, lost_before_vectors=gone)
+    round_ = MaskedRound(vectors, shares, 2 / 3, lost_before_vectors=gone)
     np.testing.assert_array_equal(round_.run(), summed(vectors, vectors.keys() - gone))
     assert round_.seen.keys() == vectors.keys() - gone
 
@@ -46,8 +57,8 @@ def test_sums_are_exact_for_many_graphs(number, shares, lost):
 def test_sums_are_exact_when_devices_drop_out_at_every_step(seed):
     vectors = some_vectors(40, seed=seed)
     order = [int(node) for node in np.random.default_rng(seed).permutation(list(vectors))]
-    before, during, after = set(order[:2]), set(order[2:6]), set(order[6:8])
-    round_ = MaskedRound(vectors, 21, 0.51, None, None, before, during, after)
+    before, during, after = set(order[:2]), set(order[2:4]), set(order[4:6])
+    round_ = MaskedRound(vectors, 21, 2 / 3, None, None, before, during, after)
     np.testing.assert_array_equal(round_.run(), summed(vectors, vectors.keys() - before - during))
 
 
@@ -77,15 +88,15 @@ def test_one_masked_vector_tells_nothing_and_no_two_rounds_are_alike():
 @pytest.mark.parametrize(
     ("devices", "shares", "threshold", "expected"),
     [
-        (5, 25, 0.6, (5, 3)),
-        (5, 25, 0.51, (5, 3)),
-        (100, 25, 0.6, (25, 15)),
-        (100, 24, 0.6, (23, 14)),
+        (5, 25, 2 / 3, (5, 4)),
+        (6, 25, 2 / 3, (6, 4)),
+        (100, 25, 2 / 3, (25, 17)),
+        (100, 24, 0.8, (23, 19)),
         (3, 3, 1, (3, 3)),
     ],
 )
 def test_terms(devices, shares, threshold, expected):
-    terms = Terms.of(devices, shares, threshold)
+    terms = Sharing.of(devices, shares, threshold)
     assert (terms.shares, terms.threshold) == expected
     neighbours = terms.neighbours(list(range(devices)))
     assert all(len(found) == terms.shares and node in found for node, found in neighbours.items())
@@ -115,33 +126,41 @@ def test_a_device_shares_with_registered_neighbours_alone():
     round_.run()
 
 
+def shares(round_, neighbours, threshold=None):
+    """What device 1 answers to these neighbours, of a cohort with nobody else."""
+    own, roster = round_.own[1], round_.roster
+    cohort = cohort_of({1: round_.announced[1], **neighbours})
+    least = SecureMinimum()
+    need = threshold or least.shares_of(len(neighbours) + 1)
+    return share(own, CommonTask(TOKEN, TASK, need, cohort), neighbours, roster, least)
+
+
 def test_a_device_refuses_terms_that_hide_it_badly():
     round_ = signed_round()
-    own, known, roster = round_.own[1], round_.introduced(1), round_.roster
-    two = dict(list(known.items())[:1])
+    known = round_.introduced(1)
     few = {node: known[node] for node in (2, 3)}
     for threshold, neighbours, why in (
-        (2, two, "2 devices are too few"),
+        (2, {2: known[2]}, "2 devices are too few"),
         (1, {}, "1 devices are too few"),
-        (1, few, "not more than half"),
-        (4, few, "more than there are"),
-        (2, known, "not more than half"),
+        (1, few, "1 of 3 shares would unmask: this device asks for at least 2"),
+        (4, few, "at most 3"),
+        (3, known, "3 of 5 shares would unmask: this device asks for at least 4"),
         (3, {**few, 1: round_.announced[1]}, "as its own neighbour"),
     ):
         with pytest.raises(DataError, match=why):
-            share(own, threshold, neighbours, roster)
-    share(own, 2, few, roster)
+            shares(round_, neighbours, threshold)
+    shares(round_, few, 2)
 
 
 def test_a_key_in_two_places_is_refused():
     """One node under two numbers, a key of this device's own, or one key for masks and packets."""
     round_ = signed_round()
-    own, known, roster = round_.own[1], round_.introduced(1), round_.roster
+    known = round_.introduced(1)
     twice = announce(TOKEN, 6, round_.keys[2])[1]
     stolen = Announcement(round_.announced[1].mask, *_rest(known[2])).signed(
         TOKEN, 2, round_.keys[2]
     )
-    single = Announcement(known[2].mask, known[2].mask, known[2].commitment).signed(
+    single = Announcement(known[2].mask, known[2].mask, *_rest(known[2])[1:]).signed(
         TOKEN, 2, round_.keys[2]
     )
     for neighbours in (
@@ -151,14 +170,14 @@ def test_a_key_in_two_places_is_refused():
         {**known, 7: known[2]},
     ):
         with pytest.raises(DataError, match="one key stands for two things or two nodes"):
-            share(own, 4, neighbours, roster)
+            shares(round_, neighbours)
 
 
 def _rest(said):
-    return said.seal, said.commitment
+    return said.seal, said.sign, said.commitment
 
 
-def test_a_key_that_agrees_on_nothing_is_refused():
+def test_an_invalid_public_key_is_refused():
     round_ = signed_round()
     for nothing in ("mask", "seal"):
         keys = {
@@ -166,16 +185,18 @@ def test_a_key_that_agrees_on_nothing_is_refused():
             "seal": round_.announced[2].seal,
             nothing: b"\x01" + bytes(31),
         }
-        said = Announcement(keys["mask"], keys["seal"], bytes(32)).signed(TOKEN, 2, round_.keys[2])
-        with pytest.raises(DataError, match="agrees on nothing"):
-            share(round_.own[1], 3, {**round_.introduced(1), 2: said}, round_.roster)
+        said = Announcement(keys["mask"], keys["seal"], bytes(32), bytes(32))
+        said = said.signed(TOKEN, 2, round_.keys[2])
+        with pytest.raises(DataError, match="invalid public key"):
+            shares(round_, {**round_.introduced(1), 2: said})
 
 
 def test_packets_have_to_come_from_living_neighbours():
     round_ = signed_round()
     round_.run()
     shared, packets = round_.shared[1], round_.packets_for(1)
-    accept(shared, packets)
+    signed = {**round_.signed, 9: bytes(96)}
+    round_.accept(1)
     for wrong, why in (
         ({**packets, 2: bytes(len(packets[2]))}, "did not seal"),
         ({**packets, 2: packets[3]}, "did not seal"),
@@ -184,7 +205,7 @@ def test_packets_have_to_come_from_living_neighbours():
         ({2: packets[2]}, "2 devices are too few"),
     ):
         with pytest.raises(DataError, match=why):
-            accept(shared, wrong)
+            accept(shared, wrong, {node: signed[node] for node in wrong})
 
 
 def test_a_recording_of_a_neighbour_cannot_seal_for_new_keys():
@@ -194,69 +215,67 @@ def test_a_recording_of_a_neighbour_cannot_seal_for_new_keys():
     now.keys, now.roster = before.keys, before.roster
     own, said = announce(TOKEN, 1, before.keys[1])
     now.own[1], now.announced = own, {**before.announced, 1: said}
-    shared, _ = now.share(1)
-    with pytest.raises(DataError, match="did not seal"):
-        accept(shared, before.packets_for(1))
+    shared, _, _ = now.share(1)
+    packets = before.packets_for(1)
+    alike = {node: statement(before.own[node].sign, TASK_SIGNED, shared.common) for node in packets}
+    with pytest.raises(DataError, match="did not seal"):  # even if they could sign
+        accept(shared, packets, alike)
+    with pytest.raises(DataError, match="another task, cohort or threshold"):
+        accept(shared, packets, {node: before.signed[node] for node in packets})
 
 
 def test_a_device_tells_one_share_of_each_neighbour():
     round_ = signed_round()
     round_.run()
     held = round_.held[1]
-    told = reveal(held, {1, 2, 3, 4}, {5})
-    assert told == {
+    kept, _ = vouch(held, in_order({1, 2, 3, 4}))
+    others = {node: vouch(round_.held[node], in_order({1, 2, 3, 4}))[1] for node in (2, 3, 4)}
+    assert reveal(kept, others) == {
         1: held.share,
         **{node: held.shares[node][1] for node in (2, 3, 4)},
         5: held.shares[5][0],
     }
-    for active, dropped, why in (
-        ({1, 2, 3, 4, 5}, {5}, "both secrets"),
-        ({2, 3, 4, 5}, {1}, "as if this device had dropped out"),
-        ({1, 2, 3, 4}, set(), "about others"),
-        ({1, 2, 3, 4}, {5, 6}, "about others"),
-        ({1, 2}, {3, 4, 5}, "2 devices are too few"),
+    for survivors, why in (
+        (in_order({2, 3, 4, 5}), "as if this device had dropped out"),
+        (in_order({1, 2, 3}), "3 devices are too few"),
+        (in_order({1, 2, 3, 4})[:-1], "survivors: not a list of nodes"),
+        (in_order({2, 3, 4}) + in_order({1}), "survivors: not a list of nodes"),
     ):
         with pytest.raises(DataError, match=why):
-            reveal(held, active, dropped)
+            vouch(held, survivors)
 
 
 def test_fewer_neighbours_than_the_threshold_get_nothing():
-    """A server that has lost so many could not unmask the sum; it has no honest reason to ask."""
+    """A server that has lost too many could not unmask the sum; it has no honest reason to ask."""
     round_ = MaskedRound(some_vectors(5, 4, first=1), threshold=0.8)
     round_.run()
     with pytest.raises(DataError, match="3 devices are too few"):
-        reveal(round_.held[1], {1, 2, 3}, {4, 5})
+        vouch(round_.held[1], in_order({1, 2, 3}))
+    few = dict(list(round_.statements_for(1).items())[:2])
+    with pytest.raises(DataError, match="3 devices have signed who is in the sum, 4 needed"):
+        reveal(round_.vouched[1], few)
 
 
 def test_wrong_shares_are_noticed():
     for about in (2, 5):
         round_ = MaskedRound(some_vectors(5, 4, first=1), lost_before_vectors={5})
         round_.run()
-        held = round_.held[3].shares[about]
-        wrong = tuple(bytes([*share[:-1], share[-1] ^ 1]) for share in held)
-        changed = round_.held[3].model_copy(
-            update={"shares": {**round_.held[3].shares, about: wrong}}
-        )
-        told = {
-            node: reveal(kept, {1, 2, 3, 4}, {5})
-            for node, kept in {**round_.held, 3: changed}.items()
-        }
+        told = {node: dict(kept.shares) for node, kept in round_.vouched.items()}
+        told[3][about] = bytes([*told[3][about][:-1], told[3][about][-1] ^ 1])
         kept = {
             node: {keeper: known[node] for keeper, known in told.items()} for node in round_.shared
         }
-        total = MaskedSum(TOKEN, 4)
+        total = MaskedSum(round_.common, 4)
         for node, vector in round_.seen.items():
             total.add(node, vector)
         with pytest.raises(
             DataError, match=f"the shares of node {about}'s secret do not recover it"
         ):
-            total.unmasked(
-                kept, round_.terms.threshold, round_.announced, round_.neighbours, round_.shared
-            )
+            total.unmasked(kept, round_.announced, round_.neighbours, round_.shared)
 
 
 def test_a_vector_of_another_length_or_a_second_one_is_refused():
-    total = MaskedSum(TOKEN, 4)
+    total = MaskedSum(CommonTask(TOKEN, TASK, 2, b""), 4)
     total.add(1, bytes(20))
     for node, vector, why in (
         (2, bytes(19), "of 19 bytes, expected 20"),
@@ -271,11 +290,14 @@ def test_what_a_device_keeps_survives_as_json_and_forgets_its_secrets():
     round_ = signed_round()
     round_.run()
     own, shared, held = round_.own[1], round_.shared[1], round_.held[1]
-    for kept in (own, shared, held):
+    for kept in (own, shared, held, round_.vouched[1]):
         assert type(kept).model_validate_json(kept.model_dump_json()) == kept
     assert public_of(own.mask) == round_.announced[1].mask
     assert (type(own), type(shared), type(held)) == (Announced, Shared, Held)
-    left, before = held.model_dump_json(), json.loads(shared.model_dump_json())["own"]
+    left, before = (
+        held.model_dump_json() + round_.vouched[1].model_dump_json(),
+        json.loads(shared.model_dump_json())["own"],
+    )
     for secret in ("mask", "seal", "seed"):
         assert len(before[secret]) == 44
         assert before[secret] not in left

@@ -53,9 +53,9 @@ class History:
         person.answer = heard
 
     def name(self, person):
-        return person.answer("ready", {"token": "t", "space": self.deployment.space}, {})[0][
-            "device"
-        ]
+        return person.answer(
+            "ready", {"token": "t", "round": 1, "space": self.deployment.space}, {}
+        )[0]["device"]
 
     def run(self, attempts):
         """Attempts at rounds under everything that can go wrong, over as many servers as it takes."""

@@ -43,7 +43,7 @@ class World:
         metrics = [
             json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
         ]
-        names = [part.answer("ready", {"token": "t", "space": self.deployment.space}, {})[0]["device"]
+        names = [part.answer("ready", {"token": "t", "round": 1, "space": self.deployment.space}, {})[0]["device"]
                  for part in self.network.participants.values()]  # fmt: skip
         marks = Database(self.folder / "server.sqlite").marks(names)
         models = {path.name: path.read_bytes() for path in (self.folder / "models").iterdir()}

@@ -6,8 +6,7 @@ Checked when it is read and before it is written; a damaged one is refused by na
 import json
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ _LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
 
 @dataclass(frozen=True)
 class Card:
-    """A device's name, its mark, what its last secure round will have counted if it came about, and its turns."""
+    """A device's name, its mark, its last part in secure sums, and its turns in private rounds."""
 
     device: str = field(default_factory=lambda: uuid.uuid4().hex)
     counted: int = 0
@@ -70,12 +69,16 @@ class Card:
     user: str | None = (
         None  # whose device it is, by a name that means nothing to anybody else; None: nobody said
     )
+    masked: int | None = None  # the round of its last masked vector, whose token is in `pending`
+    summed: int | None = None  # the last round in which it let a sum be unmasked
 
     def __post_init__(self) -> None:
         if not is_token(self.device):
             raise DataError(f"device: not a name of 1 to {_LONGEST} characters")
         if not is_mark(self.counted):
             raise DataError("counted: not a count")
+        if not all(value is None or is_mark(value) for value in (self.masked, self.summed)):
+            raise DataError("masked, summed: not rounds")
         if not isinstance(self.pending, dict) or not all(
             is_token(t) and is_mark(m) for t, m in self.pending.items()
         ):
@@ -109,8 +112,9 @@ def read_card(path: Path) -> Card:
         raise _damaged(path, f"a {type(kept).__name__} where a card was expected")
     try:
         private = read_turns(kept.get("private"))
-        pending, user = kept.get("pending", {}), kept.get("user")
-        return Card(kept.get("device", ""), kept.get("counted"), pending, private, user)  # type: ignore[arg-type]
+        pending = kept.get("pending", {})
+        more = {name: kept.get(name) for name in ("user", "masked", "summed")}
+        return Card(kept.get("device", ""), kept.get("counted"), pending, private, **more)  # type: ignore[arg-type]
     except DataError as problem:
         raise _damaged(path, str(problem)) from None
 
@@ -127,18 +131,6 @@ def name_user(folder: Path, user: str) -> None:
         )
     if card.user is None:
         write_card(path, replace(card, user=user))
-
-
-@contextmanager
-def alone_with(path: Path) -> Iterator[None]:
-    """Until the block ends, no other request to this device reads or changes the card to take a turn."""
-    import fcntl  # not everywhere; a device that has it not takes part in no private round
-
-    lock = path.with_name(f"{path.name}.lock")
-    with open(lock, "ab") as held:
-        make_private(lock)
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 def write_card(path: Path, card: Card) -> None:

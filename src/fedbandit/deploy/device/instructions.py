@@ -12,7 +12,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.deploy.device.card import is_mark, is_token
 from fedbandit.deploy.device.turns import MostAgreed
 from fedbandit.deploy.messages import protocol_problem
-from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds
+from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds, SecureMinimum
 
 _CLIENT = ("learning_rate", "batch_size", "epochs")
 _LEARNING = ("objective", "objective_parameters", "client", "dtype", "algorithm", "freeze")
@@ -31,7 +31,7 @@ _FACTS = (
 _PRIVACY = ("rounds", "separation", "turns", "epsilon", "delta")
 _UNDERSTOOD = {
     *_FACTS,
-    *("learning", "rule", "estimator", "limit", "zeros"),
+    *("learning", "rule", "estimator", "limit", "zeros", "model"),
     *(f"learning.{name}" for name in _LEARNING),
     *(f"learning.client.{name}" for name in _CLIENT),
     *("bounds.events", "bounds.reward"),
@@ -51,6 +51,9 @@ class Limits:
     private: MostAgreed = field(
         default_factory=MostAgreed
     )  # the largest privacy plan that it agrees to
+    secure: SecureMinimum = field(
+        default_factory=SecureMinimum
+    )  # the least that it hides among in a secure sum
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Task:
     space: str
     clip_norm: float
     learning: dict[str, Any]  # what this device understands of how to train
-    bounds: ReportBounds | None  # of what is reported; None: the server is of 0.1 and does not say
+    bounds: ReportBounds  # of what is reported
 
 
 def check_understood(facts: Mapping[str, Any]) -> None:
@@ -85,7 +88,7 @@ def read_task(facts: Mapping[str, Any], limits: Limits) -> Task:
         space=read_space(facts),
         clip_norm=_positive("clip_norm", _given(facts, "clip_norm"), limits.clip_norm),
         learning=read_learning(facts, limits),
-        bounds=read_bounds(facts, limits) if "bounds" in facts else None,
+        bounds=read_bounds(facts, limits),
     )
 
 
@@ -95,6 +98,22 @@ def read_token(facts: Mapping[str, Any]) -> str:
     if not is_token(token):
         raise _wrong("token", "not a short text")
     return str(token)
+
+
+def read_round(facts: Mapping[str, Any]) -> int:
+    """The number of the round."""
+    number = _given(facts, "round")
+    if not is_mark(number):
+        raise _wrong("round", "not a count")
+    return int(number)
+
+
+def read_settled(facts: Mapping[str, Any]) -> list[str]:
+    """The tokens of earlier attempts whose sums the server has counted."""
+    settled = facts.get("settled", [])
+    if not (isinstance(settled, list) and all(is_token(token) for token in settled)):
+        raise _wrong("settled", "not a list of tokens")
+    return settled
 
 
 def read_space(facts: Mapping[str, Any]) -> str:

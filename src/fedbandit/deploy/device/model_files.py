@@ -5,7 +5,7 @@ A file is complete or not there; a reader never sees half an installation. Knows
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite, prod
@@ -259,6 +259,15 @@ class DeviceModel:
             meaning.append(self.encoder.to_json())
         return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
 
+    def untrained(self, frozen: Iterable[str]) -> str:
+        """Names all of the model that training leaves alone: its parts, and frozen weights."""
+        found = hashlib.sha256(json.dumps(self.model, sort_keys=True).encode())
+        for name in sorted(frozen):
+            array = np.ascontiguousarray(self.weights[name])
+            found.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+            found.update(array.tobytes())
+        return found.hexdigest()[:32]
+
     def to_bytes(self) -> bytes:
         """The model as one safetensors file with a checksum."""
         facts = {name: getattr(self, name) for name in _FACTS}
@@ -340,7 +349,7 @@ class ModelFiles:
             pointer = json.loads(self._pointer.read_text(encoding="utf-8"))
             if not (is_version(pointer["version"]) and isinstance(pointer["sha256"], str)):
                 raise ValueError("no version and digest")
-            if not isinstance(pointer.setdefault("digests", {}), dict):  # devices of 0.1 kept none
+            if not isinstance(pointer["digests"], dict):
                 raise ValueError("no digests by version")
             return dict(pointer)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A device's side of the rounds: answers the server's requests from its own log. Knows nothing of transports."""
+"""A device's side of the rounds: answers the server's requests from its own log. Knows no transport."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,9 +15,10 @@ from fedbandit import algorithms, models, objectives
 from fedbandit.acting import Actor, NotFinite, Predictor
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.parts import construct, resolve
+from fedbandit.core.process import alone_in
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.card import Card, alone_with, is_token, read_card, write_card
+from fedbandit.deploy.device.card import Card, is_token, read_card, write_card
 from fedbandit.deploy.device.instructions import (
     Limits,
     Task,
@@ -25,7 +26,9 @@ from fedbandit.deploy.device.instructions import (
     read_bounds,
     read_learning,
     read_mark,
+    read_round,
     read_rule,
+    read_settled,
     read_space,
     read_task,
     read_token,
@@ -36,7 +39,7 @@ from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.device.training import device_learner
 from fedbandit.deploy.device.turns import LaterRoundSeen, Turns, agreed, read_terms
-from fedbandit.deploy.messages import with_protocol
+from fedbandit.deploy.messages import Reply, Request, with_protocol
 from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode, nothing
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
@@ -46,8 +49,11 @@ from fedbandit.federated.learners.choosing import Trainable
 from fedbandit.federated.pipeline import Pipeline, why_not
 from fedbandit.models import DataSpec, Freezing
 
-"""Flat weights and contexts to what the model says about them."""
+if TYPE_CHECKING:
+    from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+
 _LARGEST_LIMIT = 1e150  # what still has a square
+_IN_CLEAR = ("train", "judge")  # requests whose answers tell of this device's log alone
 
 
 @dataclass(frozen=True)
@@ -117,14 +123,19 @@ class Participant:
         trusted: Collection[str] = (),
         after_install: Callable[[Agent], None] | None = None,
         limits: Limits | None = None,
+        secure_only: bool = False,
+        identity: "Identity | None" = None,
     ) -> None:
         """`trusted` names models and objectives of your own that a server may ask for, as in `Agent`.
 
-        `after_install` is called whenever another model has come into use. `limits` are the most that the device does
-        for a server.
+        `after_install` is called whenever another model has come into use. `limits` are the most
+        that the device does for a server, and the least that it hides among. With `secure_only`
+        nothing of its log leaves the device except inside secure sums, whatever a server asks for.
+        `identity` says whom it believes in them.
         """
         self.agent, self._trusted, self._after_install = agent, frozenset(trusted), after_install
-        self._limits = limits or Limits()
+        self._limits, self._secure_only = limits or Limits(), secure_only
+        self._identity = identity
         self._card = agent.folder / "device.json"
         self._answers: dict[
             str, Callable[[Mapping[str, Any], Mapping[str, np.ndarray]], Answer]
@@ -145,12 +156,37 @@ class Participant:
                     f"this device does not know requests of the kind {kind[:50]!r}; update its fedbandit"
                 )
             check_understood(facts)
+            if self._secure_only and kind in _IN_CLEAR:
+                raise DataError("this device takes part in secure sums only")
             said, sent = self._answers[kind](facts, arrays)
         except (
             Exception
         ) as problem:  # a server's word, or a part of the user's, may fail in any way
             said, sent = cannot(kind, facts, problem), {}
         return with_protocol(said), sent
+
+    def reply(self, request: Request, ticket: str = "") -> Reply:
+        """The reply to any request, whichever transport has brought it; `ticket` goes back with it."""
+        facts: dict[str, Any] = {}
+        if request.kind != "secure":
+            facts, arrays = self.answer(request.kind, request.facts, request.arrays)
+            if request.kind != "ready" or facts.get("ready") is not True:
+                return Reply(ticket, facts, arrays)
+        try:
+            check_understood(request.facts)
+            token, rounds = read_token(request.facts), self._rounds(request.node)
+            if request.kind == "ready":
+                return Reply(ticket, facts, sealed=rounds.announce(token))
+            sealed = rounds.step(token, request.facts, request.arrays, request.sealed, self)
+        except Exception as problem:  # a server's word, or a user's part, may fail in any way
+            return Reply(ticket, with_protocol(cannot("secure sum", request.facts, problem)))
+        return Reply(ticket, with_protocol({"token": token}), sealed=sealed)
+
+    def _rounds(self, node: int) -> "SecureRounds":
+        from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+
+        identity = self._identity or Identity()
+        return SecureRounds(self.agent.folder, node, identity, self._limits.secure)
 
     def _install(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
         payload = arrays.get("model")
@@ -212,9 +248,7 @@ class Participant:
         built = self._built(model, read_learning(facts, self._limits))
         weights = _fitting(arrays, built.whole)
         before = built.trainable.layout.flatten(dict(model.weights), weights.dtype)
-        rule = (
-            self.agent.rule_of(read_rule(facts)) if "rule" in facts else self.agent.policy
-        )  # 0.1 did not say
+        rule = self.agent.rule_of(read_rule(facts))
         deployed = Actor(built.predictor, before, self.agent.policy)
         candidate = Actor(built.predictor, weights, rule)
         bounds = read_bounds(facts, self._limits)
@@ -223,36 +257,44 @@ class Participant:
         return {**found, **asdict(sums)}, {}
 
     def _ready(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Answer:
-        """Before a secure round: who this is, and whether it has anything to train on; a private one does not ask."""
-        model = self._model(read_space(facts))
-        found = {
-            "token": read_token(facts),
-            "device": read_card(self._card).device,
-            "version": model.version,
-        }
+        """Before a secure round: who this is, and whether it has anything to train on."""
+        model, card = self._model(read_space(facts)), read_card(self._card)
+        _check_unsummed(card, read_round(facts))
+        self._check_private(card, facts)
+        found = {"token": read_token(facts), "device": card.device, "version": model.version}
         return {**found, "ready": sends_zeros(facts) or len(self.agent.events()) > 0}, {}
 
     def contribute(self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-        """A secure round's vector of grid points, to be masked before it leaves the device; raises what `answer` says.
+        """A secure round's vector of grid points, to be masked before it leaves the device.
 
         Rewards beyond the bounds wait for the next round (their number) or are cut off (their size).
+        The attempt is on record before the vector leaves: only the last one on record can be unmasked
+        with this device's help.
         """
-        check_understood(facts)
-        with self._alone_if_private(facts):
+        with alone_in(self.agent.folder):
             return self._contribution(facts, arrays)
+
+    def release(self, token: str) -> None:
+        """Record that the vector of this attempt is in a sum: there is no other in its round."""
+        with alone_in(self.agent.folder):
+            card = read_card(self._card)
+            if card.masked is None or token not in card.pending:
+                raise DataError("this device has begun another attempt at a sum since")
+            _check_unsummed(card, card.masked)
+            write_card(self._card, replace(card, summed=card.masked))
 
     def _contribution(
         self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
     ) -> np.ndarray:
-        task, bounds, settled = (
-            read_task(facts, self._limits),
-            read_bounds(facts, self._limits),
-            facts.get("settled"),
-        )
-        card = read_card(self._card)
-        since = (
-            card.pending.get(settled, card.counted) if isinstance(settled, str) else card.counted
-        )
+        task = read_task(facts, self._limits)
+        card, number, settled = read_card(self._card), read_round(facts), read_settled(facts)
+        _check_unsummed(card, number)
+        model = self._model(task.space)
+        freezing = self._built(model, task.learning).freezing
+        if facts.get("model") != model.untrained(() if freezing is None else freezing.frozen):
+            raise DataError("the model on this device is not the one that the task is for")
+        marks = (mark for token, mark in card.pending.items() if token in settled)
+        since = next(marks, card.counted)
         turns = self._turn(
             card, facts, attempts=True
         )  # of an attempt that fails nobody sees anything
@@ -262,15 +304,16 @@ class Participant:
             else self._fit(task, arrays, since)
         )
         if trained is not None:
-            fresh = _Fresh.of(trained.logged, since, bounds)
+            fresh = _Fresh.of(trained.logged, since, task.bounds)
             upto, own = fresh.upto, trained.figures(fresh)
         elif sends_zeros(facts):
             upto, own = since, nothing(arrays["weights"].size)
         else:
             raise DataError("nothing to train on any more")
-        vector = encode(own, task.clip_norm, bounds)
+        vector = encode(own, task.clip_norm, task.bounds)
         write_card(
-            self._card, replace(card, counted=since, pending={task.token: upto}, private=turns)
+            self._card,
+            replace(card, counted=since, pending={task.token: upto}, private=turns, masked=number),
         )
         return vector
 
@@ -306,7 +349,12 @@ class Participant:
             raise
 
     def _check_private(self, card: Card, facts: Mapping[str, Any]) -> None:
-        """Once it has agreed to a privacy plan, a device does nothing without one."""
+        """Once it has agreed to a privacy plan, a device does nothing without one.
+
+        Zeros go with a plan alone: otherwise a server that knows who has none could hide nobody.
+        """
+        if read_terms(facts) is None and sends_zeros(facts):
+            raise DataError("the server asks for zeros in a round without privacy")
         if card.private is not None and read_terms(facts) is None:
             raise DataError(
                 "the server asks for a round without privacy, and this device agreed to a private plan"
@@ -315,7 +363,7 @@ class Participant:
     def _hear(self, facts: Mapping[str, Any]) -> None:
         """Remember how far a private server has come; on first contact, agree to its plan."""
         if (said := read_terms(facts)) is not None:
-            with alone_with(self._card):
+            with alone_in(self.agent.folder):
                 card = read_card(self._card)
                 told = agreed(card.private, said[1], self._limits.private).told(said[0])
                 if told != card.private:
@@ -323,7 +371,7 @@ class Participant:
 
     def _alone_if_private(self, facts: Mapping[str, Any]) -> AbstractContextManager[None]:
         """Two requests at once must not have the same turn."""
-        return nullcontext() if facts.get("privacy") is None else alone_with(self._card)
+        return nullcontext() if facts.get("privacy") is None else alone_in(self.agent.folder)
 
     def _owner(self) -> dict[str, str]:
         """Whose device this is, where somebody has said so."""
@@ -409,13 +457,12 @@ class _Fresh:
     by_version: list[list[float]]  # version that made the choices, events, sum of their rewards
 
     @classmethod
-    def of(cls, logged: Logged, since: int, bounds: ReportBounds | None) -> "_Fresh":
+    def of(cls, logged: Logged, since: int, bounds: ReportBounds) -> "_Fresh":
         """Beyond the bounds, rewards wait for the next round (their number) or are cut off (their size)."""
         fresh = np.flatnonzero(logged.events.fresh)
         rewards = logged.events.rewards.astype(np.float64)
-        if bounds is not None:
-            fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
-            rewards = np.clip(rewards, -bounds.reward, bounds.reward)
+        fresh = fresh[np.argsort(logged.settled[fresh], kind="stable")][: bounds.events]
+        rewards = np.clip(rewards, -bounds.reward, bounds.reward)
         versions = logged.events.versions[fresh]
         return cls(
             upto=int(logged.settled[fresh].max(initial=since)),
@@ -431,6 +478,21 @@ class _Fresh:
                 for version in np.unique(versions)
             ],
         )
+
+
+def _check_unsummed(card: Card, number: int) -> None:
+    """Refuse a round in which this device has let a sum be unmasked, and any before it.
+
+    Two sums over almost the same devices differ by the update of one.
+    """
+    if card.summed is not None and number <= card.summed:
+        problem = LaterRoundSeen(
+            f"a second sum in round {number}: this device has been in the sum of round"
+            f" {card.summed}, and takes part in one sum of each round",
+            card.summed,
+        )
+        problem.device = card.device
+        raise problem
 
 
 def _fitting(arrays: Mapping[str, np.ndarray], like: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A device's part in secure sums, message by message. What it keeps in between is in its folder, for one step each.
+"""A device's part in secure sums, step by step. What it keeps in between is in its folder.
 
 A step takes what it needs out of the folder before it answers, so that no request is answered twice: two vectors
 under the same masks, or two answers about one neighbour, would tell the server what the protocol hides.
@@ -12,39 +12,52 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.device.instructions import check_understood, read_token
-from fedbandit.deploy.device.participant import Participant, cannot
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, signer_of
+from fedbandit.deploy.masking.common_task import STATEMENT, CommonTask, task_digest
 from fedbandit.deploy.masking.device import (
     Announced,
     Held,
     Shared,
+    Vouched,
     accept,
     announce,
     masked,
     reveal,
     share,
+    vouch,
 )
-from fedbandit.deploy.masking.primitives import SHARE, TAG
-from fedbandit.deploy.messages import with_protocol
+from fedbandit.deploy.masking.primitives import SECRET, SHARE, TAG
+from fedbandit.deploy.secure_sums import SecureMinimum
 
 _logger = logging.getLogger("fedbandit.deploy")
-Kept = TypeVar("Kept", Announced, Shared, Held)
-_STAGES = {Announced: "announced", Shared: "shared", Held: "held"}
+Kept = TypeVar("Kept", Announced, Shared, Held, Vouched)
+_STAGES = {Announced: "announced", Shared: "shared", Held: "held", Vouched: "vouched"}
+_PACKET = 2 * SHARE + TAG
+
+
+class Contributor(Protocol):
+    """The device behind the protocol: its log, and its account of what it has released."""
+
+    def contribute(
+        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+    ) -> np.ndarray: ...
+
+    def release(self, token: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this device is, and whom it believes: its node's key and the roster, as its operator has installed them.
+    """A device's key and the roster of those whom it believes, as its operator has installed them.
 
-    Beside the key `node` there may be an operator's certificate for it in `node-cert.pub`, as `ssh-keygen -s` makes it.
-    `unsigned` does without a roster, to try things out: the server could then pose as all of the neighbours.
+    Beside the key `node` there may be an operator's certificate for it in `node-cert.pub`, as
+    `ssh-keygen -s` makes it. `unsigned` does without a roster, to try things out: the server could
+    then pose as all of the neighbours.
     """
 
     roster: Path | None = None
@@ -72,61 +85,59 @@ class Identity:
 
 
 class SecureRounds:
-    """Answers the steps of secure sums for one participant, under the number that the server knows it by."""
+    """Answers the steps of secure sums for one device, under the number that the server knows."""
 
-    def __init__(self, participant: Participant, node: int, identity: Identity) -> None:
-        self._participant, self._node, self._identity = participant, node, identity
-        self._folder = participant.agent.folder
+    def __init__(self, folder: Path, node: int, identity: Identity, least: SecureMinimum) -> None:
+        self._folder, self._node, self._identity, self._least = folder, node, identity, least
 
-    def ready(
-        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
-    ) -> tuple[dict[str, Any], wire.Said]:
-        """Who this is and whether there is anything to train on; if so, new keys."""
-        said, _ = self._participant.answer("ready", facts, arrays)
-        if said.get("ready") is not True:
-            return said, {}
-        try:
-            _, signer = self._identity.read()
-            own, announcement = announce(read_token(facts), self._node, signer)
-            self._forget(own.token)
-            self._keep(own.token, own)
-        except Exception as problem:
-            return with_protocol(cannot("ready", facts, problem)), {}
+    def announce(self, token: str) -> wire.Said:
+        """New keys for an attempt; what earlier attempts have left is forgotten."""
+        _, signer = self._identity.read()
+        own, announcement = announce(token, self._node, signer)
+        self._forget(token)
+        self._keep(token, own)
         if self._identity.roster is None:
             _logger.warning(
-                "a secure sum without a roster: the server is believed who this device's neighbours are"
+                "a secure sum without a roster: the server is believed who this device's"
+                " neighbours are"
             )
-        return said, {wire.ANNOUNCEMENT: announcement.to_bytes()}
+        return {wire.ANNOUNCEMENT: announcement.to_bytes()}
 
     def step(
-        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], said: wire.Said
-    ) -> tuple[dict[str, Any], wire.Said]:
-        """Facts and a message to send back. What cannot be done is said in `problem`, never raised."""
-        try:
-            check_understood(facts)
-            token, step = read_token(facts), said.get(wire.STEP)
-            if step == wire.SHARES:
-                answer = self._share(token, said)
-            elif step == wire.VECTOR:
-                answer = self._mask(token, facts, arrays, said)
-            elif step == wire.UNMASK:
-                answer = self._reveal(token, said)
-            else:
-                raise DataError("not a step of a secure sum")
-        except (
-            Exception
-        ) as problem:  # a server's word, or a part of the user's, may fail in any way
-            return with_protocol(cannot("secure sum", facts, problem)), {}
-        return with_protocol({"token": token}), answer
+        self,
+        token: str,
+        facts: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
+        said: wire.Said,
+        device: Contributor,
+    ) -> wire.Said:
+        """The answer to a step; raises where it is refused."""
+        step = said.get(wire.STEP)
+        if step == wire.SHARES:
+            return self._share(token, said)
+        if step == wire.VECTOR:
+            return self._mask(token, facts, arrays, said, device)
+        if step == wire.SURVIVORS:
+            return self._vouch(token, said, device)
+        if step == wire.UNMASK:
+            signed = wire.read_parcels(said, STATEMENT)
+            return wire.parcels(reveal(self._take(token, Vouched), signed))
+        raise DataError("not a step of a secure sum")
 
     def _share(self, token: str, said: wire.Said) -> wire.Said:
         own, (roster, _) = self._take(token, Announced), self._identity.read()
         neighbours = {
             node: Announcement.of(parcel) for node, parcel in wire.read_parcels(said).items()
         }
-        shared, packets = share(own, wire.read_number(said, wire.THRESHOLD), neighbours, roster)
+        common = CommonTask(
+            token,
+            wire.read_bytes(said, wire.TASK, SECRET),
+            wire.read_number(said, wire.THRESHOLD),
+            wire.read_bytes(said, wire.COHORT),
+        )
+        shared, packets, signed = share(own, common, neighbours, roster, self._least)
         self._keep(token, shared)
-        return wire.parcels(packets)
+        return {**wire.parcels(packets), wire.STATEMENT: signed}
 
     def _mask(
         self,
@@ -134,24 +145,31 @@ class SecureRounds:
         facts: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
         said: wire.Said,
+        device: Contributor,
     ) -> wire.Said:
         shared = self._take(token, Shared)
-        held = accept(shared, wire.read_parcels(said, 2 * SHARE + TAG))
-        vector = masked(shared, held, self._participant.contribute(facts, arrays))
+        both = wire.read_parcels(said, _PACKET + STATEMENT)
+        packets = {node: parcel[:_PACKET] for node, parcel in both.items()}
+        signed = {node: parcel[_PACKET:] for node, parcel in both.items()}
+        held = accept(shared, packets, signed)
+        if task_digest(facts, arrays) != shared.task:
+            raise DataError("the task is not the one that the devices of this sum have signed")
+        vector = masked(shared, held, device.contribute(facts, arrays))
         self._keep(token, held)
         return {wire.MASKED: vector}
 
-    def _reveal(self, token: str, said: wire.Said) -> wire.Said:
+    def _vouch(self, token: str, said: wire.Said, device: Contributor) -> wire.Said:
         held = self._take(token, Held)
-        return wire.parcels(
-            reveal(held, wire.read_nodes(said, wire.ACTIVE), wire.read_nodes(said, wire.DROPPED))
-        )
+        vouched, signed = vouch(held, wire.read_bytes(said, wire.SURVIVORS))
+        device.release(token)  # on record before anybody can count on this device's word
+        self._keep(token, vouched)
+        return {wire.STATEMENT: signed}
 
     def _file(self, token: str, stage: str) -> Path:
         return self._folder / f"secure-{_short(token)}-{self._node}-{stage}.json"
 
-    def _keep(self, token: str, kept: Announced | Shared | Held) -> None:
-        """For the owner's eyes, and not made to outlast a power cut: a device that loses it has dropped out."""
+    def _keep(self, token: str, kept: Announced | Shared | Held | Vouched) -> None:
+        """For its owner alone, and not made to outlast a power cut: without it a device drops out."""
         path = self._file(token, _STAGES[type(kept)])
         with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(kept.model_dump_json().encode())
@@ -174,7 +192,7 @@ class SecureRounds:
             mine.unlink(missing_ok=True)
 
     def _forget(self, token: str) -> None:
-        """Clear away what other attempts have left; in this one the folder may stand for another node as well."""
+        """Clear away what other attempts have left; in this one another node may use the folder."""
         for path in self._folder.glob("secure-*-*.json"):
             if not path.name.startswith(f"secure-{_short(token)}-"):
                 with suppress(FileNotFoundError):  # a step that is being taken

@@ -1,42 +1,24 @@
-"""The client app that Flower runs on a device: opens the agent's folder, answers one request, and lets go of it.
+"""The client app that Flower runs on a device: opens the agent's folder, answers one request, and closes it.
 
 The folder is `agent-dir` of the node's configuration. The app on the device uses the same folder at the same time.
 With `secure-aggregation=true` there, or in `make_client_app`, what a log says leaves the device in secure sums only.
 Whom it believes in them stands there too (`roster`, `node-key`), and nowhere in an app, which comes from the server.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
-from fedbandit.deploy.device.secure_round import Identity, SecureRounds
+from fedbandit.deploy.device.secure_round import Identity
 from fedbandit.deploy.flower.transport import TYPES, from_records, sealed_in, to_records
-from fedbandit.deploy.messages import with_protocol
-
-_IN_CLEAR = {TYPES["train"], TYPES["judge"]}
-
-
-def only_sums(required: Callable[[Context], bool]) -> Mod:
-    """A mod that refuses, where `required`, any request for what a log says in clear."""
-
-    def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if message.metadata.message_type not in _IN_CLEAR or not required(context):
-            return call_next(message, context)
-        facts, _ = from_records(message.content)
-        problem = "this device takes part in secure sums only"
-        return Message(
-            to_records(with_protocol({"token": facts.get("token"), "problem": problem}), {}),
-            reply_to=message,
-        )
-
-    return guard
+from fedbandit.deploy.messages import Kind, Request
+from fedbandit.deploy.secure_sums import SecureMinimum
 
 
 def make_client_app(
@@ -47,59 +29,43 @@ def make_client_app(
     secure_aggregation: bool = False,
     limits: Limits | None = None,
 ) -> ClientApp:
-    """A client app. `open_agent` makes the agent in place of the one in `agent-dir`; `trusted` is as in `Agent`.
+    """A client app. `open_agent` makes the agent in place of the one in `agent-dir`.
 
-    With `secure_aggregation` it refuses every request for an update, or for sums of its log alone, in clear.
-    `limits` are the most that it does for a server.
+    With `secure_aggregation` it refuses every request for an update, or for sums of its log alone,
+    in clear. `trusted` is as in `Agent`, and `limits` as in `Participant`.
     """
 
     def of_node(context: Context) -> Agent:
         return Agent(Path(str(context.node_config["agent-dir"])), trusted=trusted)
 
-    def secure(context: Context) -> bool:
-        return secure_aggregation or bool(context.node_config.get("secure-aggregation", False))
-
-    @contextmanager
-    def participant_of(context: Context) -> Iterator[Participant]:
+    def answer(kind: Kind, message: Message, context: Context) -> Message:
         def installed(agent: Agent) -> None:
             if after_install is not None:
                 after_install(agent, context)
 
+        own = context.node_config
+        request = Request(
+            kind, context.node_id, *from_records(message.content), 0.0, sealed_in(message.content)
+        )
         with (open_agent or of_node)(context) as agent:
-            yield Participant(agent, trusted=trusted, after_install=installed, limits=limits)
+            reply = Participant(
+                agent,
+                trusted=trusted,
+                after_install=installed,
+                limits=_limits(limits or Limits(), own.get("min-cohort")),
+                secure_only=secure_aggregation or bool(own.get("secure-aggregation", False)),
+                identity=identity_of(context),
+            ).reply(request)
+        return Message(to_records(reply.facts, reply.arrays, reply.sealed), reply_to=message)
 
-    def answer(kind: str, message: Message, context: Context) -> Message:
-        with participant_of(context) as participant:
-            said = participant.answer(kind, *from_records(message.content))
-        return Message(to_records(*said), reply_to=message)
+    app = ClientApp()
+    for kind, name in TYPES.items():
+        category, _, action = name.partition(".")
+        register = app.train if category == "train" else app.query
 
-    app = ClientApp(mods=[only_sums(secure)])
-
-    @app.query("fedbandit_install")
-    def install(message: Message, context: Context) -> Message:
-        return answer("install", message, context)
-
-    @app.query("fedbandit_judge")
-    def judge(message: Message, context: Context) -> Message:
-        return answer("judge", message, context)
-
-    @app.train("fedbandit_round")
-    def train(message: Message, context: Context) -> Message:
-        return answer("train", message, context)
-
-    @app.query("fedbandit_ready")
-    def ready(message: Message, context: Context) -> Message:
-        with participant_of(context) as participant:
-            rounds = SecureRounds(participant, context.node_id, identity_of(context))
-            facts, sealed = rounds.ready(*from_records(message.content))
-        return Message(to_records(facts, {}, sealed), reply_to=message)
-
-    @app.train("fedbandit_secure")
-    def step(message: Message, context: Context) -> Message:
-        with participant_of(context) as participant:
-            rounds = SecureRounds(participant, context.node_id, identity_of(context))
-            facts, sealed = rounds.step(*from_records(message.content), sealed_in(message.content))
-        return Message(to_records(facts, {}, sealed), reply_to=message)
+        @register(action)
+        def _(message: Message, context: Context, kind: Kind = kind) -> Message:
+            return answer(kind, message, context)
 
     return app
 
@@ -112,6 +78,14 @@ def identity_of(context: Context) -> Identity:
         key=None if key is None else Path(str(key)),
         unsigned=bool(context.node_config.get("unsigned-keys", False)),
     )
+
+
+def _limits(limits: Limits, cohort: object) -> Limits:
+    """The app's limits, with the larger of its minimum cohort and the node's."""
+    if not isinstance(cohort, int):
+        return limits
+    least = limits.secure
+    return replace(limits, secure=SecureMinimum(max(least.cohort, cohort), least.threshold))
 
 
 app = make_client_app()

@@ -245,15 +245,19 @@ def take_part(
     roster: Path | None = None,
     unsigned: bool = False,
     user: str | None = None,
+    min_cohort: int | None = None,
 ) -> None:
     """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
 
-    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks for. In these it
-    has to do with nodes on the `roster` alone; with `unsigned`, with whomever the server names. `user` names
+    With `sums_only` the device's updates leave it only inside secure sums, whatever the server
+    asks for. In these it has to do with nodes on the `roster` alone (with `unsigned`, with those
+    that the server names), and with at least `min_cohort` devices, itself included. `user` names
     whose device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
     own = _secure_settings(security, sums_only, roster, unsigned)
+    if min_cohort is not None:
+        own = f"{own} min-cohort={min_cohort}".strip()
     if not create and not (agent / "events.sqlite").exists():
         raise ConfigError(
             f"{agent}: no agent's folder (no events.sqlite); start the app first, or use --create"
@@ -337,7 +341,7 @@ def _stay(
 
 def register_node(state: Path, public_key: Path, name: str) -> None:
     """Let the node with that key take part, on a SuperLink that asks nodes for theirs, and put it on the roster."""
-    from fedbandit.deploy.flower.roster import (  # a device's node needs none of it
+    from fedbandit.deploy.server.roster import (  # a device's node needs none of it
         add_node,
         check_key,
     )
@@ -358,7 +362,7 @@ def unregister_node(state: Path, node: str) -> bool:
 
     Without keys there is nothing to take: anybody may connect, under a new number each time.
     """
-    from fedbandit.deploy.flower.roster import remove_node
+    from fedbandit.deploy.server.roster import remove_node
 
     home, config = state / "flower", state / "flower" / "config.toml"
     if (

@@ -11,10 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.logs import rotating
-from fedbandit.deploy.flower.secure_gathering import SecureSums
 from fedbandit.deploy.flower.transport import GridTransport
 from fedbandit.deploy.server.deployment import read_deployment
-from fedbandit.deploy.server.gathering import PlainReports
 from fedbandit.deploy.server.live import Watch, facts_of
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
@@ -33,9 +31,8 @@ def main(grid: Grid, context: Context) -> None:
     logger.propagate = False  # Flower would write every line once more, repetitions included
     transport = GridTransport(grid)
     try:
-        gather = SecureSums if deployment.rules.secure_aggregation else PlainReports
         watch = Watch(deployment.folder, facts_of(deployment))
-        Coordinator(deployment, store, transport, gather=gather, watch=watch).run()
+        Coordinator(deployment, store, transport, watch=watch).run()
     except FedbanditError as problem:
         logger.error("%s", problem)
         raise

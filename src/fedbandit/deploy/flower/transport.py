@@ -1,4 +1,4 @@
-"""Messages as Flower's records, and Flower's grid as a transport of which no call waits for a device."""
+"""Messages as Flower's records, and Flower's grid as a non-blocking transport."""
 
 import copy
 import json
@@ -16,9 +16,10 @@ from flwr.serverapp import Grid
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.messages import Reply, Request
+from fedbandit.deploy.messages import Kind, Reply, Request
 
 SEALED = "sealed"
+GRACE = 600.0  # seconds by which devices' clocks may be wrong: Flower drops messages by wall clock
 
 
 def to_records(
@@ -57,7 +58,7 @@ def sealed_in(content: RecordDict) -> dict[str, Any]:
     return dict(content.config_records.get(SEALED, {}))
 
 
-TYPES = {
+TYPES: dict[Kind, str] = {
     "install": "query.fedbandit_install",
     "ready": "query.fedbandit_ready",
     "train": "train.fedbandit_round",
@@ -91,7 +92,7 @@ class GridTransport:
                 to_records(request.facts, request.arrays, request.sealed),
                 dst_node_id=request.node,
                 message_type=TYPES[request.kind],
-                ttl=request.seconds,
+                ttl=request.seconds + GRACE,
             )
             for request in requests
         ]

@@ -48,30 +48,29 @@ class Signer:
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a device says of itself before a round: what masks and sealed packets are agreed with, and who it is."""
+    """A device's public keys for one attempt at a round, and who it is."""
 
-    mask: bytes  # public keys of X25519: for masks between two devices, ...
+    mask: bytes  # X25519: for masks between two devices, ...
     seal: bytes  # ... and for shares that travel by way of the server
+    sign: bytes  # Ed25519: for what it states to its neighbours later
     commitment: bytes  # to the seed of its own mask
     signature: bytes = b""
-    signer: bytes = (
-        b""  # its node's public key or certificate, as OpenSSH writes them; empty: unsigned
-    )
+    signer: bytes = b""  # its node's public key or certificate in OpenSSH's form; empty: unsigned
 
     @property
     def keys(self) -> list[bytes]:
-        """What must be no other's, and differ from each other: who drops out gives one of them away."""
-        own = [self.mask, self.seal]
+        """Keys that no other device may have, nor one device twice: a drop-out gives one away."""
+        own = [self.mask, self.seal, self.sign]
         return [*own, _line_of(_identity(self.signer)[0]).encode()] if self.signer else own
 
     def to_bytes(self) -> bytes:
-        return self.mask + self.seal + self.commitment + self.signature + self.signer
+        return self.mask + self.seal + self.sign + self.commitment + self.signature + self.signer
 
     @classmethod
     def of(cls, payload: bytes) -> "Announcement":
         """The announcement that `to_bytes` made bytes of; whether it is true has to be checked."""
-        ends = [SECRET, 2 * SECRET, 3 * SECRET, 3 * SECRET + 2 * _HALF, _LONGEST]
-        if not (len(payload) == ends[2] or ends[3] < len(payload) <= _LONGEST):
+        ends = [*(number * SECRET for number in range(1, 5)), 4 * SECRET + 2 * _HALF, _LONGEST]
+        if not (len(payload) == ends[3] or ends[4] < len(payload) <= _LONGEST):
             raise DataError(f"an announcement of {len(payload)} bytes")
         return cls(*(payload[start:end] for start, end in zip([0, *ends], ends, strict=False)))
 
@@ -84,9 +83,12 @@ class Announcement:
         return replace(own, signature=b"".join(number.to_bytes(_HALF, "big") for number in numbers))
 
     def check(self, token: str, node: int, roster: "Roster | None") -> None:
-        """Refuse it unless a node of the roster has signed it for this round; without a roster, unless it is whole."""
+        """Refuse it unless a node of the roster has signed it for this attempt.
+
+        Without a roster it only has to be whole.
+        """
         for public in (self.mask, self.seal):
-            agreed(_PROBE, public)  # what agrees on nothing with one key does so with none
+            agreed(_PROBE, public)  # refused with one private key is refused with all
         if not self.signer:
             if roster is not None:
                 raise DataError(f"the keys of node {node} are not signed")
@@ -111,9 +113,8 @@ class Announcement:
 
     def _statement(self, token: str, node: int) -> bytes:
         named = (token.encode(), node.to_bytes(8, "big"))
-        return framed(
-            PROTOCOL, b"announcement", *named, self.mask, self.seal, self.commitment, self.signer
-        )
+        own = (self.mask, self.seal, self.sign, self.commitment, self.signer)
+        return framed(PROTOCOL, b"announcement", *named, *own)
 
 
 def reused(announcements: Collection[Announcement]) -> bool:

@@ -1,8 +1,8 @@
-"""A device's half of a secure sum: it announces keys, shares its secrets, masks its vector, and tells one share each.
+"""A device's half of a secure sum, in pure steps from one small value to the next.
 
-Pure steps from one small value to the next, each of which must be taken once: whoever keeps the values sees to that.
-Bonawitz et al. (2017) with the neighbours of Bell et al. (2020): masks between neighbours cancel in the sum, and a
-mask of its own protects a vector that comes after its sender was taken for lost.
+Bonawitz et al. (2017), the variant against servers that act, with the neighbours of Bell et al. (2020). Masks between
+neighbours cancel in the sum; a mask of its own protects a vector that comes after its sender was taken for lost.
+Each step must be taken once: the caller, who keeps the values, sees to that.
 """
 
 import secrets
@@ -13,181 +13,253 @@ from pydantic import BaseModel, ConfigDict
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, reused
+from fedbandit.deploy.masking.common_task import (
+    SURVIVORS,
+    TASK,
+    CommonTask,
+    check_alike,
+    statement,
+    survivors_of,
+)
 from fedbandit.deploy.masking.primitives import (
     SECRET,
     SHARE,
     add_mask,
     agreed,
     derived,
-    digest,
+    digest_of,
     framed,
     new_key,
+    new_signing_key,
     opened,
     packed,
     public_of,
     sealed,
     shares_of,
+    signing_public_of,
 )
-from fedbandit.deploy.secure_sums import LEAST, MOST_SHARES
+from fedbandit.deploy.secure_sums import LEAST, MOST_SHARES, SecureMinimum
 
 
-class _Kept(BaseModel):
-    """Keeps as JSON between two messages."""
+class _Step(BaseModel):
+    """Kept as JSON between two messages."""
 
     model_config = ConfigDict(
         frozen=True, ser_json_bytes="base64", val_json_bytes="base64", extra="forbid"
     )
 
 
-class Announced(_Kept):
+class Announced(_Step):
     """After readiness: the secrets behind an announcement."""
 
     token: str
     node: int
     mask: bytes  # private keys
     seal: bytes
+    sign: bytes
     seed: bytes  # of its own mask
     said: bytes  # the announcement
 
 
-class Shared(_Kept):
-    """After its secrets were shared: those, and whom it may have to do with."""
+class Shared(_Step):
+    """After its secrets were shared: those, its neighbours, and what it has signed."""
 
     own: Announced
+    task: bytes  # the digest of the request to train that may follow
+    common: bytes  # the digest of the common task
     threshold: int
-    neighbours: dict[int, tuple[bytes, bytes]]  # their public keys: for masks, for packets
+    neighbours: dict[int, tuple[bytes, bytes, bytes]]  # public keys: masks, packets, statements
     share: bytes  # its own, of the seed of its own mask
 
 
-class Held(_Kept):
-    """After its vector was masked: what others may need to unmask the sum, and nothing of its own secrets."""
+class Held(_Step):
+    """After its vector was masked: shares of others' secrets, and none of its own secrets."""
 
     token: str
     node: int
+    sign: bytes
+    common: bytes
     threshold: int
     share: bytes
-    shares: dict[
-        int, tuple[bytes, bytes]
-    ]  # by neighbour: of its key for masks, and of the seed of its own mask
+    shares: dict[int, tuple[bytes, bytes]]  # by neighbour: of its key for masks, and of its seed
+    signers: dict[int, bytes]  # public keys of its neighbours' statements
+
+
+class Vouched(_Step):
+    """After it signed who is in the sum: what it will reveal if enough others signed the same."""
+
+    node: int
+    threshold: int
+    survivors: bytes  # the digest that it signed
+    active: list[int]  # itself and those of its neighbours that are in the sum
+    signers: dict[int, bytes]
+    shares: dict[int, bytes]  # one for each: of the seed of one in the sum, else of the key
 
 
 def announce(token: str, node: int, signer: Signer | None) -> tuple[Announced, Announcement]:
     """Fresh keys for one attempt at a round, signed with the node's key."""
-    mask, seal, seed = new_key(), new_key(), secrets.token_bytes(SECRET)
-    said = Announcement(public_of(mask), public_of(seal), commitment(token, node, seed))
+    mask, seal, sign, seed = new_key(), new_key(), new_signing_key(), secrets.token_bytes(SECRET)
+    public = public_of(mask), public_of(seal), signing_public_of(sign)
+    said = Announcement(*public, commitment(token, node, seed))
     said = said if signer is None else said.signed(token, node, signer)
-    return Announced(
-        token=token, node=node, mask=mask, seal=seal, seed=seed, said=said.to_bytes()
-    ), said
+    own = Announced(
+        token=token, node=node, mask=mask, seal=seal, sign=sign, seed=seed, said=said.to_bytes()
+    )
+    return own, said
 
 
 def commitment(token: str, node: int, seed: bytes) -> bytes:
     """What holds a device to the seed of its own mask."""
-    return digest(seed, b"commitment", *_named(token, node))
+    return digest_of(b"commitment", token.encode(), node.to_bytes(8, "big"), seed)
 
 
 def share(
-    own: Announced, threshold: int, neighbours: Mapping[int, Announcement], roster: Roster | None
-) -> tuple[Shared, dict[int, bytes]]:
-    """What to keep, and the packet for each neighbour: a share of the key for masks and one of the seed.
+    own: Announced,
+    common: CommonTask,
+    neighbours: Mapping[int, Announcement],
+    roster: Roster | None,
+    least: SecureMinimum,
+) -> tuple[Shared, dict[int, bytes], bytes]:
+    """What to keep, a packet for each neighbour, and the signed digest of the common task.
 
-    Without a roster the server's word is taken for who the neighbours are.
+    A packet holds a share of the key for masks and one of the seed. Without a roster the server's
+    word is taken for who the neighbours are.
     """
     said = Announcement.of(own.said)
     if own.node in neighbours:
         raise DataError("this device as its own neighbour")
     number = len(neighbours) + 1
-    _enough(number, LEAST)
-    if number > MOST_SHARES:
-        raise DataError(f"{number} neighbours are more than {MOST_SHARES}")
-    if not number / 2 < threshold <= number:
-        raise DataError(
-            f"{threshold} of {number} shares would do: not more than half, or more than there are"
-        )
-    if reused([said, *neighbours.values()]):
+    _check_hidden(number, common.threshold, least)
+    everybody = {own.node: said, **neighbours}
+    if reused(everybody.values()):
         raise DataError("one key stands for two things or two nodes")
     for node, announcement in neighbours.items():
         announcement.check(own.token, node, roster)
-    of_key, of_seed = (shares_of(secret, number, threshold) for secret in (own.mask, own.seed))
-    places = places_of([own.node, *neighbours])
+    common.check_holds(everybody)
+    digest = common.digest
+    of_key, of_seed = (
+        shares_of(secret, number, common.threshold) for secret in (own.mask, own.seed)
+    )
+    places = places_of(everybody)
     packets = {}
     for node, announcement in neighbours.items():
         place = places[node] - 1
-        key = _packet_key(own.token, own.seal, announcement.seal, said.seal, announcement.seal)
+        key = _packet_key(digest, own.seal, announcement.seal, said.seal, announcement.seal)
         packets[node] = sealed(key, of_key[place] + of_seed[place], _between(own.node, node))
-    keys = {
-        node: (announcement.mask, announcement.seal) for node, announcement in neighbours.items()
-    }
     kept = Shared(
-        own=own, threshold=threshold, neighbours=keys, share=of_seed[places[own.node] - 1]
+        own=own,
+        task=common.task,
+        common=digest,
+        threshold=common.threshold,
+        neighbours={node: (its.mask, its.seal, its.sign) for node, its in neighbours.items()},
+        share=of_seed[places[own.node] - 1],
     )
-    return kept, packets
+    return kept, packets, statement(own.sign, TASK, digest)
 
 
-def accept(shared: Shared, packets: Mapping[int, bytes]) -> Held:
-    """Open what neighbours have sealed for this device.
+def _check_hidden(number: int, threshold: int, least: SecureMinimum) -> None:
+    if number < least.cohort:
+        raise DataError(
+            f"{number} devices are too few to hide among: this device asks for at least"
+            f" {least.cohort}"
+        )
+    if number > MOST_SHARES:
+        raise DataError(f"{number} neighbours are more than {MOST_SHARES}")
+    if not least.shares_of(number) <= threshold <= number:
+        raise DataError(
+            f"{threshold} of {number} shares would unmask: this device asks for at least"
+            f" {least.shares_of(number)} and at most {number}"
+        )
 
-    A packet that opens was sealed by somebody who saw this device's new keys: no neighbour can be a recording.
+
+def accept(shared: Shared, packets: Mapping[int, bytes], signed: Mapping[int, bytes]) -> Held:
+    """Open what neighbours have sealed for this device, if all of them signed the same common task.
+
+    A packet that opens was sealed after this device announced its keys: no neighbour is a recording.
     """
     own = shared.own
-    if not packets.keys() <= shared.neighbours.keys():
+    if not packets.keys() <= shared.neighbours.keys() or packets.keys() != signed.keys():
         raise DataError("packets of others than its neighbours")
-    _enough(len(packets) + 1, shared.threshold)
+    signers = {node: shared.neighbours[node][2] for node in packets}
+    check_alike(signed, signers, TASK, shared.common, "another task, cohort or threshold")
+    _check_enough(len(packets) + 1, shared.threshold)
     shares, mine = {}, public_of(own.seal)
     for node, packet in packets.items():
         theirs = shared.neighbours[node][1]
-        content = opened(
-            _packet_key(own.token, own.seal, theirs, theirs, mine), packet, _between(node, own.node)
-        )
+        key = _packet_key(shared.common, own.seal, theirs, theirs, mine)
+        content = opened(key, packet, _between(node, own.node))
         if len(content) != 2 * SHARE:
             raise DataError(f"node {node} has sealed no shares")
         shares[node] = (content[:SHARE], content[SHARE:])
     return Held(
         token=own.token,
         node=own.node,
+        sign=own.sign,
+        common=shared.common,
         threshold=shared.threshold,
         share=shared.share,
         shares=shares,
+        signers=signers,
     )
 
 
 def masked(shared: Shared, held: Held, levels: np.ndarray) -> bytes:
-    """Points of the grid, int64 [P], under this device's own mask and those with each neighbour that sent a packet."""
+    """Points of the grid, int64 [P], under the mask of its own and one with each neighbour."""
     own = shared.own
     total = levels.astype(np.uint64)
-    add_mask(total, own_mask_seed(own.token, own.node, own.seed), 1)
+    add_mask(total, own_mask_seed(shared.common, own.node, own.seed), 1)
     for node in held.shares:
-        seed = pair_mask_seed(own.token, own.mask, shared.neighbours[node][0])
+        seed = pair_mask_seed(shared.common, own.mask, shared.neighbours[node][0])
         add_mask(total, seed, sign_of(own.node, node))
     return packed(total)
 
 
-def reveal(held: Held, active: Collection[int], dropped: Collection[int]) -> dict[int, bytes]:
-    """One share for each neighbour: of its own mask's seed if it is in the sum, of its key for masks if it is not."""
-    there, gone = set(active), set(dropped)
-    if there & gone:
-        raise DataError("asked for both secrets of one device")
+def vouch(held: Held, survivors: bytes) -> tuple[Vouched, bytes]:
+    """Sign who is in the sum: every node of it, as `in_order` writes them.
+
+    From here on this device knows which one of its two shares of each neighbour it would reveal.
+    """
+    there = survivors_of(survivors)
     if held.node not in there:
         raise DataError("asked as if this device had dropped out")
-    if there | gone != held.shares.keys() | {held.node}:
-        raise DataError("asked about others than the neighbours whose packets it was given")
-    _enough(len(there), held.threshold)
-    found = {
-        node: of_key if node in gone else of_seed for node, (of_key, of_seed) in held.shares.items()
+    active = sorted(there & (held.shares.keys() | {held.node}))
+    _check_enough(len(active), held.threshold)
+    digest = digest_of(SURVIVORS, held.common, survivors)
+    shares = {
+        node: of_seed if node in there else of_key
+        for node, (of_key, of_seed) in held.shares.items()
     }
-    return {**found, held.node: held.share}
-
-
-def own_mask_seed(token: str, node: int, seed: bytes) -> bytes:
-    """What a device's own mask is made from."""
-    return derived(seed, b"own mask", *_named(token, node))
-
-
-def pair_mask_seed(token: str, private: bytes, public: bytes) -> bytes:
-    """What the mask between two devices is made from: the same for both."""
-    return derived(
-        agreed(private, public), b"pair mask", token.encode(), *sorted([public_of(private), public])
+    kept = Vouched(
+        node=held.node,
+        threshold=held.threshold,
+        survivors=digest,
+        active=active,
+        signers=held.signers,
+        shares={**shares, held.node: held.share},
     )
+    return kept, statement(held.sign, SURVIVORS, digest)
+
+
+def reveal(vouched: Vouched, signed: Mapping[int, bytes]) -> dict[int, bytes]:
+    """One share for each neighbour, if enough of those in the sum signed the same survivors."""
+    check_alike(signed, vouched.signers, SURVIVORS, vouched.survivors, "other survivors")
+    agreeing = len(signed.keys() & set(vouched.active)) + 1
+    if agreeing < vouched.threshold:
+        raise DataError(
+            f"{agreeing} devices have signed who is in the sum, {vouched.threshold} needed"
+        )
+    return vouched.shares
+
+
+def own_mask_seed(common: bytes, node: int, seed: bytes) -> bytes:
+    """What a device's own mask is made from."""
+    return derived(seed, b"own mask", common, node.to_bytes(8, "big"))
+
+
+def pair_mask_seed(common: bytes, private: bytes, public: bytes) -> bytes:
+    """What the mask between two devices is made from: the same for both under one common task."""
+    keys = sorted([public_of(private), public])
+    return derived(agreed(private, public), b"pair mask", common, *keys)
 
 
 def sign_of(node: int, other: int) -> int:
@@ -200,18 +272,16 @@ def places_of(keepers: Collection[int]) -> dict[int, int]:
     return {node: place for place, node in enumerate(sorted(keepers), 1)}
 
 
-def _packet_key(token: str, private: bytes, public: bytes, sender: bytes, receiver: bytes) -> bytes:
-    return derived(agreed(private, public), b"packet", token.encode(), sender, receiver)
+def _packet_key(
+    common: bytes, private: bytes, public: bytes, sender: bytes, receiver: bytes
+) -> bytes:
+    return derived(agreed(private, public), b"packet", common, sender, receiver)
 
 
 def _between(sender: int, receiver: int) -> bytes:
     return framed(sender.to_bytes(8, "big"), receiver.to_bytes(8, "big"))
 
 
-def _named(token: str, node: int) -> tuple[bytes, bytes]:
-    return token.encode(), node.to_bytes(8, "big")
-
-
-def _enough(devices: int, least: int) -> None:
-    if devices < max(least, LEAST):
+def _check_enough(devices: int, threshold: int) -> None:
+    if devices < max(threshold, LEAST):
         raise DataError(f"{devices} devices are too few to hide among")

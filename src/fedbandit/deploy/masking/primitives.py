@@ -1,13 +1,17 @@
-"""What masks are made of: agreed keys, keystreams, sealed packets and shares of a secret. Knows no round.
+"""What masks are made of: agreed keys, keystreams, sealed packets, signatures and shares of a secret.
 
-Everything is the library `cryptography`'s but the sharing, for which it has nothing that takes 32 bytes.
+All of it comes from the library `cryptography` except the sharing, which it has not. Knows no round.
 """
 
 import secrets
 from collections.abc import Mapping
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -19,10 +23,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.secure_sums import MODULUS
 
-PROTOCOL = b"fedbandit secure sum 1"
+PROTOCOL = b"fedbandit secure sum 2"
 SECRET = 32  # bytes of a key, of a seed and of a digest
 SHARE = 33  # bytes of a share
 TAG = 16  # bytes that sealing adds
+SIGNATURE = 64  # bytes of a signature with a key of one attempt
 PRIME = 2**256 + 297  # the first one beyond 32 bytes
 ENTRY = 5  # bytes of an entry on the wire: what MODULUS takes
 _CHUNK = 1 << 16  # bytes of keystream at a time, which stay in the core's cache
@@ -41,11 +46,35 @@ def derived(secret: bytes, purpose: bytes, *context: bytes) -> bytes:
     return HKDF(SHA256(), SECRET, None, framed(PROTOCOL, purpose, *context)).derive(secret)
 
 
-def digest(secret: bytes, purpose: bytes, *context: bytes) -> bytes:
-    """What commits to a secret of 256 bits without telling of it."""
+def digest_of(purpose: bytes, *parts: bytes) -> bytes:
+    """A digest of some parts for one purpose; of a random secret it tells nothing."""
     found = Hash(SHA256())
-    found.update(framed(PROTOCOL, purpose, *context, secret))
+    found.update(framed(PROTOCOL, purpose, *parts))
     return found.finalize()
+
+
+def new_signing_key() -> bytes:
+    """A private key of Ed25519."""
+    return Ed25519PrivateKey.generate().private_bytes_raw()
+
+
+def signing_public_of(private: bytes) -> bytes:
+    """The public key that checks what a private one has signed."""
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def signature_of(private: bytes, content: bytes) -> bytes:
+    """A signature of SIGNATURE bytes."""
+    return Ed25519PrivateKey.from_private_bytes(private).sign(content)
+
+
+def is_signed(public: bytes, signature: bytes, content: bytes) -> bool:
+    """Whether the owner of a public key has signed the content."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def new_key() -> bytes:
@@ -59,13 +88,13 @@ def public_of(private: bytes) -> bytes:
 
 
 def agreed(private: bytes, public: bytes) -> bytes:
-    """The secret between two keys; refuses public keys for which it would be zero whatever the private one is."""
+    """The secret between two keys; refuses public keys for which it is zero with any private one."""
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(
             X25519PublicKey.from_public_bytes(public)
         )
     except ValueError:
-        raise DataError("a public key that agrees on nothing") from None
+        raise DataError("invalid public key") from None
 
 
 def add_mask(total: np.ndarray, seed: bytes, sign: int) -> None:

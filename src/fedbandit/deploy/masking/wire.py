@@ -1,14 +1,15 @@
-"""The messages of a secure sum: numbers and lists, of which neither side believes anything before it is checked here.
+"""The messages of a secure sum. Neither side believes anything in them before it is checked here.
 
 | step | to a device | back |
 | --- | --- | --- |
 | `ready` | (the token of the attempt) | its announcement |
-| `shares` | threshold, its neighbours' announcements | a sealed packet for each neighbour |
-| `vector` | the packets sealed for it, beside the task | its masked vector |
-| `unmask` | which of its neighbours are in the sum, and which have dropped out | one share for each of them |
+| `shares` | common task, its neighbours' announcements | a packet for each neighbour, a statement |
+| `vector` | packets and statements of its neighbours, beside the task | its masked vector |
+| `survivors` | who is in the sum | a statement |
+| `unmask` | statements of its neighbours | one share of each neighbour |
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fedbandit.core.errors import DataError
@@ -17,10 +18,10 @@ from fedbandit.deploy.secure_sums import MOST_SHARES
 Said = Mapping[str, Any]
 """One message: numbers, texts, bytes and lists of one of these."""
 STEP = "step"
-SHARES, VECTOR, UNMASK = "shares", "vector", "unmask"
-STEPS = (SHARES, VECTOR, UNMASK)
-THRESHOLD, NODES, PARCELS, ACTIVE, DROPPED = "threshold", "nodes", "parcels", "active", "dropped"
-ANNOUNCEMENT = "announcement"
+SHARES, VECTOR, SURVIVORS, UNMASK = "shares", "vector", "survivors", "unmask"
+STEPS = (SHARES, VECTOR, SURVIVORS, UNMASK)
+THRESHOLD, TASK, COHORT, NODES, PARCELS = "threshold", "task", "cohort", "nodes", "parcels"
+ANNOUNCEMENT, STATEMENT = "announcement", "statement"
 MASKED = "vector"
 _MOST_NODES = 2**64
 
@@ -32,7 +33,7 @@ def parcels(by_node: Mapping[int, bytes]) -> dict[str, Any]:
 
 def read_parcels(said: Mapping[str, Any], length: int | None = None) -> dict[int, bytes]:
     """The bytes by node; all of them as long as `length` if it is given."""
-    nodes, found = read_nodes(said, NODES), said.get(PARCELS)
+    nodes, found = _read_nodes(said), said.get(PARCELS, [])
     if not (isinstance(found, list) and all(isinstance(parcel, bytes) for parcel in found)):
         raise DataError(f"{PARCELS}: not a list of bytes")
     if len(nodes) != len(found):
@@ -42,15 +43,14 @@ def read_parcels(said: Mapping[str, Any], length: int | None = None) -> dict[int
     return dict(zip(nodes, found, strict=True))
 
 
-def read_nodes(said: Mapping[str, Any], name: str) -> list[int]:
-    """A list of nodes, each of them once."""
-    nodes = said.get(name, [])  # an empty list does not travel
+def _read_nodes(said: Mapping[str, Any]) -> list[int]:
+    nodes = said.get(NODES, [])  # an empty list does not travel
     if not (isinstance(nodes, list) and len(nodes) < MOST_SHARES + 1):
-        raise DataError(f"{name}: not a list of at most {MOST_SHARES} nodes")
+        raise DataError(f"{NODES}: not a list of at most {MOST_SHARES} nodes")
     if not all(type(node) is int and 0 <= node < _MOST_NODES for node in nodes):
-        raise DataError(f"{name}: not the numbers of nodes")
+        raise DataError(f"{NODES}: not the numbers of nodes")
     if len(set(nodes)) < len(nodes):
-        raise DataError(f"{name}: a node stands in it twice")
+        raise DataError(f"{NODES}: a node stands in it twice")
     return nodes
 
 
@@ -62,14 +62,9 @@ def read_number(said: Mapping[str, Any], name: str) -> int:
     return found
 
 
-def read_bytes(said: Mapping[str, Any], name: str) -> bytes:
-    """Bytes of any length."""
+def read_bytes(said: Mapping[str, Any], name: str, length: int | None = None) -> bytes:
+    """Bytes, as many as `length` if it is given."""
     found = said.get(name)
-    if not isinstance(found, bytes):
-        raise DataError(f"{name}: no bytes")
+    if not isinstance(found, bytes) or length not in (None, len(found)):
+        raise DataError(f"{name}: no bytes" + ("" if length is None else f", or not {length}"))
     return found
-
-
-def unmask(active: Collection[int], dropped: Collection[int]) -> dict[str, Any]:
-    """The last message: who is in the sum, and who of those that had sent packets is not."""
-    return {STEP: UNMASK, ACTIVE: sorted(active), DROPPED: sorted(dropped)}

@@ -20,7 +20,7 @@ from fedbandit.deploy.device.card import make_private
 from fedbandit.deploy.sqlite_files import check_format, check_structure, first_line, passes
 
 NAME = "server.sqlite"
-FORMAT = 3  # formats 1 (0.1) and 2 were one file, `state.safetensors`; see migration.py
+FORMAT = 3
 _APPLICATION = 0x66627376  # marks the file as ours
 _AT_ONCE = 500  # names in one query
 _MARKS = "SELECT name, counted, turn, settled, checksum FROM devices WHERE name"

@@ -110,8 +110,8 @@ class Rules(BaseModel):
     secure_shares: Annotated[int, Field(ge=LEAST, le=MOST_SHARES)] = (
         25  # devices that keep shares of one's secrets
     )
-    secure_threshold: Annotated[float, Field(gt=0.5, le=1)] = (
-        0.6  # the part of them that has to stay until the end
+    secure_threshold: Annotated[float, Field(ge=2 / 3, le=1)] = (
+        2 / 3  # the part of them that has to stay until the end
     )
     max_dropout: Annotated[float, Field(ge=0, lt=1)] = (
         0.3  # part of the devices in reach that would drop out if asked
@@ -148,6 +148,12 @@ class Deployment:
     ledger: Ledger | None
     initial: np.ndarray
     freezing: Freezing | None = None  # what devices neither train nor send
+
+    @cached_property
+    def untrained(self) -> str:
+        """Names what training leaves alone, which all devices of a secure sum must have alike."""
+        frozen = () if self.freezing is None else self.freezing.frozen
+        return self._first_model.untrained(frozen)
 
     @property
     def rounds(self) -> int:
@@ -259,9 +265,11 @@ class Deployment:
     @cached_property
     def space(self) -> str:
         """Names what contexts and actions mean to this deployment's devices."""
-        return self.device_model(
-            Version(self.initial, Progress(actions=len(self.actions))), 0
-        ).space
+        return self._first_model.space
+
+    @cached_property
+    def _first_model(self) -> DeviceModel:
+        return self.device_model(Version(self.initial, Progress(actions=len(self.actions))), 0)
 
     def promises(self) -> dict[str, Any]:
         """What must not change while a deployment lives: what weights mean, and what its devices were promised."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.deploy.device.participant import GainSums
-from fedbandit.deploy.messages import GRACE, Courier, Reply, Request
+from fedbandit.deploy.messages import Courier, Reply, Request
 from fedbandit.deploy.secure_sums import TOLERANCE
 from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
 from fedbandit.deploy.server.figures import RoundNoise, private_verdict
@@ -70,15 +70,12 @@ class Gatekeeper:
             )
         else:
             nodes = sorted(set(self._courier.nodes()) & set(trained))
-        question, seconds = (
-            self._question(number, version, candidate, token),
-            rules.round_seconds + GRACE,
-        )
+        question, seconds = self._question(number, version, candidate, token), rules.round_seconds
         requests = [
             Request("judge", node, question, {"weights": candidate.weights}, seconds)
             for node in nodes
         ]
-        answers = self._courier.ask(requests, rules.round_seconds, f"round {number}, judging")
+        answers = self._courier.ask(requests, seconds, f"round {number}, judging")
         found = screen(answers, token, version, self._estimator, rules.max_events)
         name_refused(number, found.refused)
         if noise is not None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.messages import GRACE, Answers, Courier, Request
+from fedbandit.deploy.messages import Answers, Courier, Request
 from fedbandit.deploy.secure_sums import figure_steps
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
@@ -73,6 +73,7 @@ class Gathering(Protocol):
     """One way of coming to a round's sum."""
 
     devices: dict[int, str]  # node -> device, as far as it has said
+    users: dict[int, str] | None  # node -> whose turns it has; None: devices have their own
 
     def gather(
         self, state: State, number: int, asked: Sequence[int], marks: MarksOf
@@ -184,7 +185,7 @@ class PlainReports:
             "bounds": self._deployment.rules.bounds.to_json(),
             **self._deployment.terms,
         }
-        seconds = self._deployment.rules.round_seconds + GRACE
+        seconds = self._deployment.rules.round_seconds
         return Request("train", node, facts, {"weights": state.kept["weights"]}, seconds)
 
     def _answers(self, requests: list[Request], number: int, sort: Any) -> Answers:
@@ -205,10 +206,23 @@ class PlainReports:
 
 
 def check_not_older(answers: Answers, number: int) -> None:
-    """Stop where devices have seen a later round: what was released since would be released once more, unaccounted.
+    """Stop where devices have seen a later round: its releases would be repeated, unaccounted.
 
-    One device alone could only want to stop the server; it refuses to take part, and the round continues without it.
+    One device alone could only want to stop the server; the round continues without it.
     """
+    later = [seen for seen in _seen(answers) if seen > number]
+    if len(later) >= min(_WITNESSES, max(1, len(answers))):
+        raise OlderThanSeen(number, sorted(later)[-_WITNESSES:][0], len(later))
+
+
+def seen_by(answers: Answers, number: int) -> bool:
+    """Whether enough devices say that they were in a sum of this very round."""
+    check_not_older(answers, number)
+    return sum(seen == number for seen in _seen(answers)) >= _WITNESSES
+
+
+def _seen(answers: Answers) -> list[int]:
+    """The latest rounds that devices have seen, where they refuse an earlier one."""
     said = {
         str(reply.facts["device"]): int(reply.facts["seen"])
         for _, reply in answers
@@ -216,9 +230,7 @@ def check_not_older(answers: Answers, number: int) -> None:
         and is_name(reply.facts.get("device"))
         and is_count(reply.facts.get("seen"))
     }
-    later = {device: seen for device, seen in said.items() if seen > number}
-    if len(later) >= min(_WITNESSES, max(1, len(answers))):
-        raise OlderThanSeen(number, sorted(later.values())[-_WITNESSES:][0], len(later))
+    return list(said.values())
 
 
 def name_refused(number: int, refused: Iterable[tuple[int, str, str]]) -> None:

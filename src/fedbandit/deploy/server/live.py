@@ -41,7 +41,7 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         1 if deployment.config.gate.confidence is None else 2
     )
     if rules.secure_aggregation:
-        longest += 3 * rules.secure_seconds
+        longest += 4 * rules.secure_seconds
     return {
         "rounds": deployment.rounds,
         "longest_round": longest,

@@ -296,8 +296,6 @@ def _unreadable(reply: Reply) -> str | None:
 
 def _wrong_by_version(facts: Mapping[str, Any], bounds: ReportBounds) -> str | None:
     rows = facts.get("by_version")
-    if "by_version" not in facts:
-        return None
     if not isinstance(rows, list) or not all(
         isinstance(row, list) and len(row) == 3 for row in rows
     ):
@@ -332,8 +330,6 @@ def _beyond(facts: Mapping[str, Any], bounds: ReportBounds) -> Refusal | None:
 
 def _report(reply: Reply, norm: float) -> Report:
     facts: Mapping[str, Any] = reply.facts
-    # A device of before this was said: what it reports is taken for choices of the model that it holds.
-    whole = [[facts["version"], facts["events"], facts["reward_sum"]]] if facts["events"] else []
     return Report(
         device=facts["device"],
         update=reply.arrays["update"],
@@ -345,7 +341,7 @@ def _report(reply: Reply, norm: float) -> Report:
         reward_sum=float(facts["reward_sum"]),
         propensity_sum=float(facts["propensity_sum"]),
         version=facts["version"],
-        by_version=tuple((row[0], row[1], float(row[2])) for row in facts.get("by_version", whole)),
+        by_version=tuple((row[0], row[1], float(row[2])) for row in facts["by_version"]),
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError, Diverged
-from fedbandit.deploy.messages import GRACE, Answers, Courier, Request, Transport
+from fedbandit.core.errors import DataError, Diverged
+from fedbandit.deploy.messages import Answers, Courier, Request, Transport
 from fedbandit.deploy.server.database import Mark, user_key
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.figures import RoundNoise, published, reported, reported_with_noise
@@ -33,7 +33,6 @@ from fedbandit.federated.state import State, Version
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 Select = Callable[[Deployment, Sequence[int], int], list[int]]
-Gather = Callable[[Deployment, Courier], Gathering]
 
 
 class Coordinator:
@@ -48,15 +47,9 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         select: Select = select,
-        gather: Gather = PlainReports,
         watch: Watch | None = None,
     ) -> None:
-        """`gather` makes one sum of a round's devices; secure sums need one that the transport brings.
-
-        `watch` is told what goes on, and changes nothing.
-        """
-        if deployment.rules.secure_aggregation and gather is PlainReports:
-            raise ConfigError("deployment.secure_aggregation: this transport has no secure sums")
+        """`watch` is told what goes on, and changes nothing."""
         kept = store.load()
         if kept is not None:
             deployment = deployment.resumed(kept.state)
@@ -66,8 +59,8 @@ class Coordinator:
         self._admission = Admission(transport)
         watched = Watched(self._admission, self._watch)
         self._courier = Courier(watched, clock, sleep, deployment.rules.poll_seconds)
-        self._gathering = gather(deployment, self._courier)
-        self._users = self._gathering.users if isinstance(self._gathering, PlainReports) else None
+        self._gathering = _gathering_of(deployment, self._courier)
+        self._users = self._gathering.users
         gated = deployment.config.gate.confidence is not None
         self._gatekeeper = Gatekeeper(deployment, self._courier) if gated else None
         self._memory: dict[int, np.ndarray] = {}  # of the noise
@@ -160,7 +153,7 @@ class Coordinator:
         if self.deployment.terms:
             facts |= {"round": self.state.round, **self.deployment.terms}
         requests = [
-            Request("install", node, facts, {"model": payload}, rules.install_seconds + GRACE)
+            Request("install", node, facts, {"model": payload}, rules.install_seconds)
             for node in behind
         ]
         # Who was asked for this version before and did not answer must not hold up every round from then on.
@@ -372,6 +365,14 @@ class Coordinator:
             )
             _logger.warning("rolled back to model %d, deployed as model %d", wanted, self.version)
         self._store.rollback_done()
+
+
+def _gathering_of(deployment: Deployment, courier: Courier) -> Gathering:
+    if not deployment.rules.secure_aggregation:
+        return PlainReports(deployment, courier)
+    from fedbandit.deploy.server.secure_gathering import SecureSums  # needs `cryptography`
+
+    return SecureSums(deployment, courier)
 
 
 def _next_version(extra: Mapping[str, Any]) -> int:

@@ -22,7 +22,7 @@ from fedbandit.core.files import (
     write_bytes,
     write_json,
 )
-from fedbandit.deploy.server import database, ledger, migration
+from fedbandit.deploy.server import database, ledger
 from fedbandit.deploy.server.database import Database, Generation, Mark
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.generations import (
@@ -94,11 +94,8 @@ class Store:
         """
         path = self.folder / database.NAME
         if not path.exists():
-            if not migration.has_old_state(self.folder):
-                self._refuse_remains()
-                return None
-            self._migrate()
-        migration.set_aside(self.folder)
+            self._refuse_remains()
+            return None
         self._database = Database(path)
         self._database.check()
         newest, *earlier = self._database.generations()
@@ -201,17 +198,6 @@ class Store:
         )
         return with_facts(state, newest)
 
-    def _migrate(self) -> None:
-        state, memory, marks = migration.old_state(self.folder)
-        spent = ledger.read_ledger(self.folder / ledger.NAME) or ledger.Spent()
-        if _is_private(state.extra) and spent.released < state.round:
-            ledger.append(self.folder / ledger.NAME, state.round, "migrated")
-        generation = Generation(1, write_files(self.folder, 1, state, memory), facts_of(state, 0))
-        database.create(self.folder / database.NAME, generation, marks.items())
-        _logger.warning(
-            "%s: migrated the state of an older fedbandit after round %d", self.folder, state.round
-        )
-
     def _check_ledger(self, newest: Generation) -> None:
         """Refuse a private state that is older than what was released, or that nothing was charged for."""
         if not _is_private(newest.facts["extra"]):
@@ -245,7 +231,7 @@ class Store:
 
     def _refuse_remains(self) -> None:
         """A folder in which rounds have been run is not a new deployment, whatever is missing."""
-        names = (migration.OLD, f"{database.NAME}-journal", ledger.NAME, "metrics.jsonl")
+        names = (f"{database.NAME}-journal", ledger.NAME, "metrics.jsonl")
         found = [name for name in names if _is_something(self.folder / name)]
         found += [
             path.name for path in sorted((self.folder / "models").glob("model-*.safetensors"))
@@ -334,17 +320,13 @@ class Summary:
 
 
 def read_summary(folder: Path) -> Summary:
-    """The state of a folder, of this format or an older one; the server may be running meanwhile."""
+    """The state of a folder; the server may be running meanwhile."""
     path = folder / database.NAME
-    if path.exists():
-        facts = Database(path).generations()[0].facts
-    elif migration.has_old_state(folder):
-        state, _, marks = migration.old_state(folder)
-        facts = facts_of(state, len(marks))
-    else:
+    if not path.exists():
         raise DataError(
             f"{folder}: not the state folder of a deployment (`state` in its TOML file)"
         )
+    facts = Database(path).generations()[0].facts
     rounds = facts["rewarded_rounds"]
     reward = facts["reward_total"] / rounds if rounds else None
     return Summary(

@@ -10,7 +10,7 @@ from masked_round import node_key, public_line, roster_of
 
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.flower import operate
-from fedbandit.deploy.flower.roster import read_roster
+from fedbandit.deploy.server.roster import read_roster
 
 
 @pytest.fixture

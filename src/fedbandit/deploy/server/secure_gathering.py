@@ -1,6 +1,7 @@
-"""A round of which the server sees only the sum: the exchanges with devices, step by step, each with its deadline.
+"""A round of which the server sees only the sum: the exchanges with devices, each with its deadline.
 
-Who drops out is left behind as long as the protocol allows it; otherwise the attempt is given up and nothing counts.
+Devices that drop out are left behind as long as the protocol allows it; otherwise the attempt is given up and nothing
+counts. Knows no transport.
 """
 
 import logging
@@ -12,24 +13,38 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.flower.roster import read_roster
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.announcements import Announcement, reused
+from fedbandit.deploy.masking.common_task import (
+    STATEMENT,
+    CommonTask,
+    cohort_of,
+    in_order,
+    task_digest,
+)
 from fedbandit.deploy.masking.primitives import SHARE, TAG
-from fedbandit.deploy.masking.server import MaskedSum, Terms
-from fedbandit.deploy.messages import GRACE, Answers, Courier, Reply, Request
+from fedbandit.deploy.masking.server import MaskedSum, Sharing
+from fedbandit.deploy.messages import Answers, Courier, Reply, Request, with_protocol
 from fedbandit.deploy.secure_sums import (
     Figures,
     decode,
     decode_private,
     figures_modulo,
     length,
+    nothing,
     why_impossible,
 )
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.gathering import Contribution, check_not_older, name_refused, rests
+from fedbandit.deploy.server.gathering import (
+    Contribution,
+    check_not_older,
+    name_refused,
+    rests,
+    seen_by,
+)
 from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
+from fedbandit.deploy.server.roster import read_roster
 from fedbandit.federated.state import State
 
 _logger = logging.getLogger("fedbandit.deploy.server")
@@ -37,11 +52,15 @@ T = TypeVar("T")
 
 
 class _GivenUp(Exception):
-    """This attempt comes to nothing, for the reason given; `left` are still there, and could try among themselves."""
+    """The attempt failed; `left` are still there, and could try among themselves."""
 
     def __init__(self, reason: str, left: Collection[int] = ()) -> None:
         super().__init__(reason)
         self.left = sorted(left)
+
+
+class _Spent(Exception):
+    """The round's sum was unmasked before, and lost with the server that ran it."""
 
 
 @dataclass
@@ -68,6 +87,7 @@ class SecureSums:
     def __init__(self, deployment: Deployment, courier: Courier) -> None:
         self._deployment, self._courier = deployment, courier
         self.devices: dict[int, str] = {}
+        self.users: dict[int, str] | None = None
         self._private = deployment.ledger is not None
         # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
         self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
@@ -78,6 +98,14 @@ class SecureSums:
         attempt = _Attempt(state, number, secrets.token_hex(8), marks)
         try:
             found, summed = self._sum(attempt, asked)
+        except _Spent:
+            name_refused(number, attempt.refused)
+            _logger.warning(
+                "round %d: its sum was unmasked before, and is lost; devices take part in one sum"
+                " of a round, so it ends without any",
+                number,
+            )
+            found, summed = nothing(state.kept["weights"].size), []
         except _GivenUp as reason:
             name_refused(number, attempt.refused)
             if self._private and 0 < len(reason.left) < len(asked):
@@ -117,40 +145,61 @@ class SecureSums:
         """What the devices add up to, and the nodes that are in the sum."""
         rules = self._deployment.rules
         ready = self._ready(attempt, asked)
-        terms = Terms.of(len(ready), rules.secure_shares, rules.secure_threshold)
-        neighbours, announced = terms.neighbours(ready), attempt.announced
+        terms = Sharing.of(len(ready), rules.secure_shares, rules.secure_threshold)
+        neighbours = terms.neighbours(ready)
+        announced = {node: attempt.announced[node] for node in ready}
+        task, arrays = self._task(attempt), {"weights": attempt.state.kept["weights"]}
+        digest = task_digest(with_protocol(task), arrays)
+        common = CommonTask(attempt.token, digest, terms.threshold, cohort_of(announced))
+        said = {
+            wire.STEP: wire.SHARES,
+            wire.THRESHOLD: common.threshold,
+            wire.TASK: common.task,
+            wire.COHORT: common.cohort,
+        }
 
         def introduced(node: int) -> wire.Said:
-            keys = {
-                other: announced[other].to_bytes() for other in sorted(neighbours[node] - {node})
+            others = sorted(neighbours[node] - {node})
+            return {
+                **said,
+                **wire.parcels({other: announced[other].to_bytes() for other in others}),
             }
-            return {wire.STEP: wire.SHARES, wire.THRESHOLD: terms.threshold, **wire.parcels(keys)}
 
         def packets(node: int, answer: wire.Said) -> dict[int, bytes]:
-            return _for_exactly(
-                neighbours[node] - {node}, wire.read_parcels(answer, 2 * SHARE + TAG)
-            )
+            """Each packet, with the sender's statement behind it."""
+            signed = wire.read_bytes(answer, wire.STATEMENT, STATEMENT)
+            found = wire.read_parcels(answer, 2 * SHARE + TAG)
+            _for_exactly(neighbours[node] - {node}, found)
+            return {other: packet + signed for other, packet in found.items()}
 
         sealed = self._step(attempt, "shares", {node: introduced(node) for node in ready}, packets)
         self._enough(sealed, "have sent shares")
         self._recoverable(sealed, neighbours, sealed, terms)
 
-        total = MaskedSum(attempt.token, length(attempt.state.kept["weights"].size))
-        self._vectors(attempt, sealed, neighbours, total)
+        total = MaskedSum(common, length(attempt.state.kept["weights"].size))
+        self._vectors(attempt, task, arrays, sealed, neighbours, total)
         self._enough(total.nodes, "have sent what is to be summed")
         self._recoverable(sealed, neighbours, total.nodes, terms)
 
-        dropped = sealed.keys() - total.nodes
-        names = {
-            node: (neighbours[node] & total.nodes, neighbours[node] & dropped)
-            for node in total.nodes
-        }
+        survivors = {wire.STEP: wire.SURVIVORS, wire.SURVIVORS: in_order(total.nodes)}
+        signed = self._step(
+            attempt,
+            "survivors",
+            dict.fromkeys(sorted(total.nodes), survivors),
+            lambda _, answer: wire.read_bytes(answer, wire.STATEMENT, STATEMENT),
+        )
+        self._recoverable(sealed, neighbours, signed, terms)
+
+        def statements(node: int) -> wire.Said:
+            others = sorted((neighbours[node] - {node}) & signed.keys())
+            return {wire.STEP: wire.UNMASK, **wire.parcels({o: signed[o] for o in others})}
+
         answers = self._step(
             attempt,
             "unmasking",
-            {node: wire.unmask(*pair) for node, pair in names.items()},
+            {node: statements(node) for node in signed},
             lambda node, answer: _for_exactly(
-                set().union(*names[node]), wire.read_parcels(answer, SHARE)
+                neighbours[node] & sealed.keys(), wire.read_parcels(answer, SHARE)
             ),
         )
         self._recoverable(sealed, neighbours, answers, terms)
@@ -159,7 +208,7 @@ class SecureSums:
             for node in sealed
         }
         try:
-            levels = total.unmasked(shares, terms.threshold, announced, neighbours, sealed)
+            levels = total.unmasked(shares, announced, neighbours, sealed)
         except DataError as problem:
             raise _GivenUp(str(problem)) from None
         return self._read(attempt, levels, len(total.nodes)), [
@@ -167,18 +216,26 @@ class SecureSums:
         ]
 
     def _ready(self, attempt: _Attempt, asked: Sequence[int]) -> list[int]:
-        """Those of the nodes that have something to train on and have announced keys, each device once in its turn.
+        """The nodes that have something to train on and announced keys, each device in its turn.
 
-        The others sit out before masks are made: among idle devices, the sum would show the only one that is not.
-        In a private round they take part all the same, and have their turn.
+        The others sit out before masks are made: among idle devices, the sum would show the only
+        one that is not. In a private round they take part all the same, and have their turn.
         """
-        facts = {"token": attempt.token, "space": self._deployment.space, **self._said}
+        facts = {
+            "token": attempt.token,
+            "round": attempt.number,
+            "space": self._deployment.space,
+            **self._said,
+            **self._deployment.terms,
+        }
         seconds = self._deployment.rules.secure_seconds
-        requests = [Request("ready", node, facts, {}, seconds + GRACE) for node in asked]
+        requests = [Request("ready", node, facts, {}, seconds) for node in asked]
+        answers = self._courier.ask(requests, seconds, f"round {attempt.number}")
+        spent = seen_by(answers, attempt.number)
         seen: set[str] = set()
         keys: set[bytes] = set()
         roster = read_roster(self._deployment.folder)
-        for node, reply in self._courier.ask(requests, seconds, f"round {attempt.number}"):
+        for node, reply in answers:
             refuse = refusal(reply, attempt.token)
             device, version, ready = (
                 reply.facts.get(name) for name in ("device", "version", "ready")
@@ -219,30 +276,42 @@ class SecureSums:
                 continue
             del attempt.devices[node]
             attempt.refused.append((node, *refuse))
+        if spent and len(attempt.devices) < self._deployment.rules.min_reports:
+            raise _Spent
         self._enough(
             attempt.devices,
             "are there whose turn it is" if self._private else "have something to train on",
         )
         return list(attempt.devices)
 
+    def _task(self, attempt: _Attempt) -> dict[str, Any]:
+        """The request to train, the same for all devices: none can be singled out by it."""
+        own = self._deployment
+        settled = {attempt.marks.get(device, Mark()).settled for device in attempt.devices.values()}
+        return {
+            "token": attempt.token,
+            "round": attempt.number,
+            "clip_norm": attempt.state.clip_norm,
+            "space": own.space,
+            "model": own.untrained,
+            "learning": own.learning,
+            "bounds": own.rules.bounds.to_json(),
+            "settled": sorted(token for token in settled if token is not None),
+            **self._said,
+            **own.terms,
+        }
+
     def _vectors(
         self,
         attempt: _Attempt,
+        task: Mapping[str, Any],
+        arrays: Mapping[str, np.ndarray],
         sealed: Mapping[int, Mapping[int, bytes]],
         neighbours: Mapping[int, set[int]],
         total: MaskedSum,
     ) -> None:
-        """The step in which devices train: the task goes out, and masked vectors are added up, at most to the goal."""
-        state, rules = attempt.state, self._deployment.rules
-        task = {
-            "round": attempt.number,
-            "clip_norm": state.clip_norm,
-            "space": self._deployment.space,
-            "learning": self._deployment.learning,
-            "bounds": rules.bounds.to_json(),
-            **self._said,
-            **self._deployment.terms,
-        }
+        """Send the task, and add up masked vectors as they come, at most to the goal."""
+        rules = self._deployment.rules
 
         def packets_for(node: int) -> wire.Said:
             found = {
@@ -257,11 +326,8 @@ class SecureSums:
             "training",
             {node: packets_for(node) for node in sealed},
             lambda node, answer: total.add(node, wire.read_bytes(answer, wire.MASKED)),
-            facts={
-                n: {**task, "settled": attempt.marks.get(attempt.devices[n], Mark()).settled}
-                for n in sealed
-            },
-            arrays={"weights": state.kept["weights"]},
+            facts=task,
+            arrays=arrays,
             seconds=rules.round_seconds,
             enough=lambda _: (
                 rules.report_goal is not None and len(total.nodes) >= rules.report_goal
@@ -275,7 +341,7 @@ class SecureSums:
         said: Mapping[int, wire.Said],
         read: Callable[[int, wire.Said], T],
         *,
-        facts: Mapping[int, Mapping[str, Any]] | None = None,
+        facts: Mapping[str, Any] | None = None,
         arrays: Mapping[str, np.ndarray] | None = None,
         seconds: float | None = None,
         enough: Callable[[Answers], bool] = lambda _: False,
@@ -288,8 +354,8 @@ class SecureSums:
         found: dict[int, T] = {}
 
         def request(node: int) -> Request:
-            known = {"token": attempt.token, **({} if facts is None else facts[node])}
-            return Request("secure", node, known, arrays or {}, seconds + GRACE, sealed=said[node])
+            known = facts or {"token": attempt.token}
+            return Request("secure", node, known, arrays or {}, seconds, sealed=said[node])
 
         def take(node: int, reply: Reply) -> Reply:
             refuse = refusal(reply, attempt.token)
@@ -306,8 +372,7 @@ class SecureSums:
         answers = self._courier.ask(
             requests, seconds, f"round {attempt.number}, {what}", enough, take
         )
-        if self._private:
-            check_not_older(answers, attempt.number)
+        check_not_older(answers, attempt.number)
         return {node: found[node] for node in said if node in found}
 
     def _enough(self, nodes: Collection[int], what: str) -> None:
@@ -320,7 +385,7 @@ class SecureSums:
         owners: Collection[int],
         neighbours: Mapping[int, set[int]],
         keepers: Collection[int],
-        terms: Terms,
+        terms: Sharing,
     ) -> None:
         """Each secret needs enough neighbours that still answer, or the masks cannot come off."""
         left_of_all = set(keepers)
@@ -343,7 +408,7 @@ class SecureSums:
         return found
 
 
-def _for_exactly(nodes: set[int], found: dict[int, bytes]) -> dict[int, bytes]:
-    if found.keys() != nodes:
+def _for_exactly(nodes: Collection[int], found: dict[int, bytes]) -> dict[int, bytes]:
+    if found.keys() != set(nodes):
         raise DataError("parcels for others than its neighbours")
     return found
