@@ -68,7 +68,7 @@ def live(folder: Path) -> dict:
             facts = {
                 "token": "t", "space": model.space, "learning": learning, "clip_norm": 0.5, "counted": None,
                 "version": 1, "bounds": bounds, "estimator": "dr", "limit": 10.0, "settled": [],
-                "round": 1, "model": model.untrained(()),
+                "round": 1, "model": model.untrained(()), "rule": dict(model.policy),
             }  # fmt: skip
             participant = Participant(agent)
             trained, arrays = participant.answer("train", facts, {"weights": flat})

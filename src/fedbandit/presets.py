@@ -138,6 +138,13 @@ _PRETRAINING = {
     ("so", "init"): ("adam", 0.05, 0.2),
     ("so", "init-shift"): ("adam", 0.05, 0.05),
 }
+# Rules for the embedded gallery, whose decisions have candidates; rates are ours, not the paper's.
+_GALLERY: dict[str, dict[str, float]] = {
+    "softmax": {"beta": 0.1},
+    "falcon": {"mu": 8, "gamma": 100},
+    "greedy": {},
+    "epsilon-greedy": {"epsilon": 0.05},
+}
 _BASE: dict[str, dict[str, Any]] = {
     "emnist": {"data": {"source": "glyphs"}, "model": {"name": "cnn"}, "rounds": 800},
     "so": {"data": {"source": "topics"}, "model": {"name": "linear"}, "rounds": 1600},
@@ -188,7 +195,7 @@ def load(what: str) -> Config:
 
 
 def all_presets() -> dict[str, Config]:
-    """Every named configuration, in the order of the paper's tables."""
+    """Every named configuration: the paper's tables in their order, then the gallery."""
     presets = {}
     for (data, setting), rows in _TABLES.items():
         for policy, row in rows.items():
@@ -201,7 +208,20 @@ def all_presets() -> dict[str, Config]:
             if data == "emnist" and not setting.endswith("-deploy40"):
                 as_printed = {**untouched, "pretraining": _pretraining(data, "printed")}
                 presets[f"{data}-{setting}-printed-baseline"] = Config.build(as_printed)
-    return presets | {name: Config.build(values) for name, values in TABLE_9.items()}
+    presets |= {name: Config.build(values) for name, values in TABLE_9.items()}
+    for policy, parameters in _GALLERY.items():
+        presets[f"gallery-{policy}"] = Config.build(
+            {
+                "scenario": "scratch",
+                "data": {"source": "gallery"},
+                "rounds": 200,
+                "deploy_every": 10,
+                "policy": {"name": policy, **parameters},
+                "server": {"learning_rate": 0.02},
+                "client": {"learning_rate": 1.0},
+            }
+        )
+    return presets
 
 
 def _beginning(name: str, presets: Iterable[str]) -> str:

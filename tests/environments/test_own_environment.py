@@ -88,7 +88,7 @@ def test_python_computes_the_same_and_it_is_part_of_the_identity(folder, importa
     monkeypatch.setenv("FEDBANDIT_CACHE", str(folder / "cache"))
     config = Config.from_toml(folder / "world.toml")
     dataset = FederatedDataset.open(folder / "data")
-    lines = [json.loads(line) for line in metrics(folder / "whole").splitlines()]
+    lines = [json.loads(line) for line in metrics(folder / "whole").splitlines()[1:]]
     found = list(simulate(config, dataset))
     assert found == lines
     assert {"regret", "missing"} <= found[0].keys()

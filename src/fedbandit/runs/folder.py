@@ -455,6 +455,8 @@ class RunFolder:
 
     def _read_summary(self) -> dict[str, Any] | None:
         """The summary, which must be of this run; `ValueError` if it is damaged."""
+        if not (self.path / "summary.json").exists():
+            return None
         from fedbandit.results.reading import (
             read_summary,  # with pictures and tables, which no run needs
         )

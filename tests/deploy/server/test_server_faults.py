@@ -8,6 +8,7 @@ from network_builders import Network, a_deployment, devices, live, settle, value
 from server_faults import Faults, serve
 from test_private_deployment import private
 
+from fedbandit.deploy.device.card import read_card
 from fedbandit.deploy.server.database import Database
 from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.store import ask_rollback
@@ -43,8 +44,7 @@ class World:
         metrics = [
             json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()
         ]
-        names = [part.answer("ready", {"token": "t", "round": 1, "space": self.deployment.space}, {})[0]["device"]
-                 for part in self.network.participants.values()]  # fmt: skip
+        names = [read_card(part._card).device for part in self.network.participants.values()]
         marks = Database(self.folder / "server.sqlite").marks(names)
         models = {path.name: path.read_bytes() for path in (self.folder / "models").iterdir()}
         extra = server.state.extra
