@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fedbandit import simulate
 from fedbandit.acting import Actor, explore, make_predictor
 from fedbandit.acting.predictors import TorchPredictor
+from fedbandit.building.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.contexts import Candidates, Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError, DataError
@@ -19,7 +20,10 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
 from fedbandit.data.dataset import Catalogue
 from fedbandit.data.embedded import gallery
+from fedbandit.data.info import describe
+from fedbandit.data.info import statistics as statistics_of
 from fedbandit.data.writer import DatasetWriter
+from fedbandit.deploy import DeviceModel
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
 from fedbandit.federated.learners.choosing import Trainable
@@ -287,3 +291,16 @@ def test_lists_that_do_not_fit_are_refused_by_client_and_row(tmp_path, candidate
         pytest.raises(DataError, match=said),
     ):
         writer.add_many(["a"], np.zeros((1, 1)), Ragged.from_rows(labels), candidates=rows)
+
+
+def test_a_catalogue_is_described_and_what_it_cannot_do_yet_is_said(photos):
+    described = describe(photos)
+    assert (
+        f"catalogue: {len(photos.train.catalogue):,} items with dense features of shape 16"
+        in described
+    )
+    with pytest.raises(DataError, match="gallery: has candidates; statistics are about fixed"):
+        next(iter(statistics_of(photos)))
+    experiment = build_experiment(config(photos), photos)
+    with pytest.raises(DataError, match="gallery: devices do not act with candidates yet"):
+        DeviceModel.of_experiment(experiment, experiment.initial_weights(), 1)

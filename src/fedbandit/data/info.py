@@ -7,7 +7,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.dataset import FederatedDataset, Split
+from fedbandit.data.dataset import FederatedDataset, Header, Split
 
 _MIN_LABELS = 20  # clients with fewer labels say too little about their own distribution
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
@@ -51,13 +51,7 @@ def describe(dataset: FederatedDataset, top: int = 10) -> str:
         lines.append(
             f"  examples per client (min, quartiles, max): {' / '.join(f'{int(mark):,}' for mark in marks)}"
         )
-    counts = np.array(header.action_counts)
-    order = np.argsort(-counts, kind="stable")[:top]
-    shown = ", ".join(f"{header.actions[i]} {counts[i]:,}" for i in order)
-    more = (
-        f" and {header.num_actions - len(order):,} more" if header.num_actions > len(order) else ""
-    )
-    lines.append(f"actions: {header.num_actions:,}; most frequent in train: {shown}{more}")
+    lines.append(_items_line(dataset) if header.items is not None else _actions_line(header, top))
     if header.encoder is not None:
         text, width = (
             header.encoder.text,
@@ -193,6 +187,30 @@ def _first_of_each_class(dataset: FederatedDataset, client: int) -> dict[int, in
     return found
 
 
+def _actions_line(header: Header, top: int) -> str:
+    counts = np.array(header.action_counts)
+    order = np.argsort(-counts, kind="stable")[:top]
+    shown = ", ".join(f"{header.actions[i]} {counts[i]:,}" for i in order)
+    more = len(counts) - len(order)
+    rest = f" and {more:,} more" if more else ""
+    return f"actions: {header.num_actions:,}; most frequent in train: {shown}{rest}"
+
+
+def _items_line(dataset: FederatedDataset) -> str:
+    items, train = dataset.header.items, dataset.train
+    assert items is not None
+    assert train.candidates is not None
+    assert train.catalogue is not None
+    counts = np.diff(train.candidates.offsets)
+    seen = len(np.unique(train.candidates.ids))
+    shape = " x ".join(map(str, items.shape))
+    return (
+        f"catalogue: {len(train.catalogue):,} items with {items.kind} features of shape {shape},"
+        f" {seen:,} of them shown in train; candidates a decision (min, mean, max):"
+        f" {counts.min()} / {counts.mean():.1f} / {counts.max()}"
+    )
+
+
 def label_matrix(split: Split, actions: int) -> np.ndarray:
     """Counts of labels by client: float64 [clients, actions]."""
     client_of_row = np.repeat(np.arange(split.num_clients), split.sizes())
@@ -270,6 +288,8 @@ def statistics(dataset: FederatedDataset) -> Iterator[str]:
     data without labels.
     """
     header, train = dataset.header, dataset.train
+    if header.items is not None:
+        raise DataError(f"{header.name}: has candidates; statistics are about fixed actions")
     if not len(train.labels.ids):
         raise DataError(f"{header.name}: no example has a label; statistics are about labels")
     yield f"data set                     {header.name} ({header.kind}, {header.num_actions} actions)"

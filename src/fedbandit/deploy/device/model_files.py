@@ -293,6 +293,8 @@ class DeviceModel:
     ) -> "DeviceModel":
         """A simulation's flat weights as the model that devices act with, and the rule that belongs to the progress."""
         header, config = experiment.dataset.header, experiment.config
+        if header.items is not None:
+            raise DataError(f"{header.name}: devices do not act with candidates yet")
         policy = experiment.bandit.work.policy
         rule = rule_at(policy, progress or Progress(version=version, actions=header.num_actions))
         vocabulary = None
