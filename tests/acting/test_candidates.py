@@ -22,7 +22,7 @@ from fedbandit.data.embedded import gallery
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import DoublyRobust, Regression, WeightedRegression
 from fedbandit.policies import EpsilonGreedy, Falcon, Floored, Greedy, Softmax, Uniform

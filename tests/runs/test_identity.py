@@ -11,8 +11,8 @@ from builders import random_text
 from command_line import fedbandit
 from small_runs import make_run, small_config
 
-from fedbandit.building import experiment as experiments
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly import experiment as experiments
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core import sources
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from fedbandit import __version__
-from fedbandit.building.experiment import Experiment
+from fedbandit.assembly.experiment import Experiment
 from fedbandit.config import PARTS, Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.files import (

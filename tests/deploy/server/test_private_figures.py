@@ -12,13 +12,13 @@ from network_builders import Network, a_deployment, coordinator, devices, live, 
 from test_gate_in_deployments import GOOD, LIMIT, WORSE, propose
 from test_gate_in_deployments import live as live_for_the_gate
 
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.secure_sums import ReportBounds
-from fedbandit.deploy.server.figures import RoundNoise, private_verdict
 from fedbandit.deploy.server.ledger import read_ledger
-from fedbandit.deploy.server.live import Watch, facts_of
+from fedbandit.deploy.server.private_metrics import RoundNoise, private_verdict
+from fedbandit.deploy.server.server_status import Watch, facts_of
 from fedbandit.deploy.server.status import (
     full_status,
     monitoring_page,

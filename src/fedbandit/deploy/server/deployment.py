@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedbandit.building.parts import (
+from fedbandit.assembly.parts import (
     build_aggregation,
     build_algorithm,
     build_clipping,
@@ -23,7 +23,7 @@ from fedbandit.building.parts import (
     build_optimizer,
     build_policy,
 )
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data.encoder import Encoder
@@ -42,7 +42,7 @@ from fedbandit.deploy.secure_sums import (
 )
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.pipeline import Vectors
 from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version

@@ -20,8 +20,8 @@ from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, Poi
 from fedbandit.federated.pipeline import (
     AdaptiveClipping,
     Clipping,
+    CompressionStage,
     FixedClipping,
-    Stage,
     Vectors,
     described,
     zeros_to_send,
@@ -29,7 +29,7 @@ from fedbandit.federated.pipeline import (
 from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
-from fedbandit.federated.server import PlainMean, Still
+from fedbandit.federated.server import NoOpOptimizer, PlainMean
 from fedbandit.models import DataSpec, Layout
 from fedbandit.objectives import Objective, TargetObjective
 from fedbandit.policies import (
@@ -99,7 +99,7 @@ def build_algorithm(
             f"{path}: {name} sends {unclipped[0]!r} without a scale, so that it is not clipped and noise cannot hide"
             " it; it cannot be private"
         )
-    return algorithm if config.training else algorithms.FedAvg(Still())
+    return algorithm if config.training else algorithms.FedAvg(NoOpOptimizer())
 
 
 def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
@@ -144,7 +144,7 @@ def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
         raise ConfigError(f"algorithm.name: {kind} cannot take a step: {error!r}") from error
 
 
-def build_stages(config: Config) -> tuple[Stage, ...]:
+def build_stages(config: Config) -> tuple[CompressionStage, ...]:
     """What compresses the updates; nothing unless a configuration names something."""
     if config.compression.name == "none":
         if config.compression.parameters:
@@ -153,7 +153,7 @@ def build_stages(config: Config) -> tuple[Stage, ...]:
             )
         return ()
     make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
-    stage: Stage = construct("compression", make, config.compression.parameters)
+    stage: CompressionStage = construct("compression", make, config.compression.parameters)
     require_methods("compression.name", stage, "encode", "decode")
     return (stage,)
 
