@@ -152,7 +152,7 @@ def test_a_run_of_an_earlier_version_is_refused_as_such(tmp_path):
     earlier = {key: value for key, value in kept.items() if key not in ("run", "files")}
     path.write_text(json.dumps({**earlier, "results": 3}), encoding="utf-8")
     for read in (lambda: run(config, out, dataset=random_text()), lambda: read_record(out, "run")):
-        with pytest.raises(DataError, match="run: of a run of fedbandit 0.2 or earlier"):
+        with pytest.raises(DataError, match=r"run: of a run of fedbandit 0\.2 or earlier"):
             read()
 
 
