@@ -111,8 +111,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         raise ConfigError(
             "data.source: holds logged feedback; a simulation needs labels to make rewards from"
         )
-    trainable = Trainable.of(config.model.described, DataSpec.of(header))
-    policy = build_policy(config, header.typical_actions, trainable.model.heads)
+    data = DataSpec.of(header)
+    trainable = Trainable.of(config.model.described, data)
+    policy = build_policy(config, data, trainable.model)
     scenario = _scenario(config, dataset)
     objective = _objective(config, policy, scenario, header)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
