@@ -22,7 +22,7 @@ from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Learner
-from fedbandit.federated.learners.choosing import Trainable, make_learner
+from fedbandit.federated.learners.make_learner import Trainable, make_learner
 from fedbandit.federated.learners.vectorised import make_vectorised_learner
 from fedbandit.federated.server import Sgd
 from fedbandit.models import DataSpec, Freezing, builtin

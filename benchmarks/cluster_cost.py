@@ -61,7 +61,7 @@ def predict(
 
 def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasurement:
     """Play a cohort on one core, chunk by chunk, after one round to warm up."""
-    from fedbandit.building.experiment import build_experiment
+    from fedbandit.assembly.experiment import build_experiment
     from fedbandit.config import Config
     from fedbandit.data import open_dataset
 

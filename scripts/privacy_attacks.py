@@ -29,7 +29,7 @@ from release_attacks import (
     possible_sums,
 )
 
-from fedbandit.deploy.server.figures import RoundNoise
+from fedbandit.deploy.server.private_metrics import RoundNoise
 from fedbandit.federated.pipeline import clipped_sum
 
 

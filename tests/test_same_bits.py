@@ -8,7 +8,7 @@ import pytest
 from builders import random_images
 from core_samples import config, images, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.clients import Broadcast
 from fedbandit.simulation.simulate import simulate

@@ -9,7 +9,7 @@ from arrays import BATCH, CLIENT_RATE, SERVER_RATE
 from protocol import serve
 
 from fedbandit import Config
-from fedbandit.building.experiment import Experiment, build_experiment
+from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset

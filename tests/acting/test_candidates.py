@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedbandit import simulate
 from fedbandit.acting import Actor, explore, make_predictor
 from fedbandit.acting.predictors import TorchPredictor
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.contexts import Candidates, Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError, DataError
@@ -26,7 +26,7 @@ from fedbandit.data.writer import DatasetWriter
 from fedbandit.deploy import DeviceModel
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import DoublyRobust, Regression, WeightedRegression
 from fedbandit.policies import EpsilonGreedy, Falcon, Floored, Greedy, Softmax, Uniform

@@ -13,7 +13,7 @@ import pytest
 from core_samples import config, images, played, text
 
 from fedbandit.algorithms import FedAvg, FedProx, RoundFacts, Scaffold
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.sparse import SparseVector
 from fedbandit.engines import ThreadEngine

@@ -7,7 +7,7 @@ from builders import random_images, random_text
 from fedbandit.acting.predictors import TorchPredictor
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import Trainable, make_learner
+from fedbandit.federated.learners.make_learner import Trainable, make_learner
 from fedbandit.federated.learners.vectorised import make_vectorised_learner
 from fedbandit.models import DataSpec, Freezing
 from fedbandit.objectives import FullInformation, Regression, WeightedRegression

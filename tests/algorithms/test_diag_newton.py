@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from core_samples import config, images, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.engines import ThreadEngine

@@ -8,7 +8,7 @@ import pytest
 from core_samples import config, images, played
 
 from fedbandit.algorithms import Sent
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.engines import ThreadEngine
 from fedbandit.models import DataSpec, Layout

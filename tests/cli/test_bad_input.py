@@ -8,7 +8,7 @@ from builders import add_example, random_images
 from command_line import fails_with_one_line, fedbandit, in_this_process
 
 from fedbandit import __version__
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged

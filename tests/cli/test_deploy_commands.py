@@ -10,7 +10,7 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 
 from fedbandit.cli.app import main
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.device.card import name_user
+from fedbandit.deploy.device.device_identity import name_user
 from fedbandit.deploy.flower.operate import take_part
 from fedbandit.deploy.flower.processes import Security, parse_address
 from fedbandit.deploy.server.operator import Wishes, read_wishes

@@ -6,7 +6,7 @@ import pytest
 from builders import random_text
 
 from fedbandit import preset
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 
 PRESETS = (

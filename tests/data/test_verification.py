@@ -13,7 +13,7 @@ from builders import add_example
 from test_wrong_bytes import make
 
 from fedbandit import Config
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import ProgressReporter
 from fedbandit.data import cache_folder, checksums, open_dataset

@@ -13,7 +13,7 @@ from network_builders import a_deployment, values
 from transports import SECURE, in_process, step_of
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.device.card import read_card
+from fedbandit.deploy.device.device_identity import read_card
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.common_task import (

@@ -5,7 +5,7 @@ import pytest
 from builders import random_images, random_text
 from core_samples import met_with
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged

@@ -8,7 +8,7 @@ import pytest
 from builders import random_images, random_text
 from core_samples import config, easy, met_with, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.contexts import Candidates, Contexts, ItemSpec
 from fedbandit.core.errors import ConfigError

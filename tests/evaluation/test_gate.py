@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.process import Stopwatch

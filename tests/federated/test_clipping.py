@@ -9,7 +9,7 @@ from core_samples import config, images, text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping, clip_factor
 from fedbandit.federated.state import Version

@@ -2,7 +2,7 @@
 
 from builders import random_text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.process import Stopwatch
 from fedbandit.engines import ThreadEngine

@@ -20,7 +20,7 @@ from network_builders import (
 )
 
 from fedbandit.algorithms import FedAvg, RoundFacts
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.pipeline import FixedClipping, IndividualUpdates, clip_factor

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedbandit.deploy.server import reports
-from fedbandit.federated.pipeline import norm_or_reason, why_not
+from fedbandit.federated.pipeline import norm_or_reason, rejection_reason
 from fedbandit.federated.server import PlainMean
 
 LIKE = np.zeros(4, np.float32)
@@ -28,11 +28,11 @@ SOUND = np.array([3.0, 0.0, 4.0, 0.0], np.float32)
 def test_unsound_updates_have_a_reason(update, reason):
     import re
 
-    assert re.match(reason, why_not(update, LIKE))
+    assert re.match(reason, rejection_reason(update, LIKE))
 
 
 def test_sound_updates_have_a_norm():
-    assert why_not(SOUND, LIKE) is None
+    assert rejection_reason(SOUND, LIKE) is None
     assert norm_or_reason(SOUND, LIKE) == 5.0
     assert norm_or_reason(np.full(4, 3e200), np.zeros(4)) == "its norm is not finite"
 

@@ -8,7 +8,7 @@ import pytest
 from core_samples import config, played, text
 from safetensors.numpy import save
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import pack, unpack
 from fedbandit.core.prediction import Progress

@@ -9,13 +9,13 @@ import torch
 from builders import random_images, random_text
 from core_samples import config, images, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.learners.vectorised import VectorisedLearner
 from fedbandit.models import DataSpec, Freezing, Model
 from fedbandit.objectives import (

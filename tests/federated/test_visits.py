@@ -8,7 +8,7 @@ from core_samples import config, text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, period_of
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.state import Version

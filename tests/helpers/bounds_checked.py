@@ -16,7 +16,7 @@ from numba.core.dispatcher import Dispatcher
 from test_wrong_bytes import make
 
 import fedbandit
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
 from fedbandit.data.importers.table import TableOptions, import_table

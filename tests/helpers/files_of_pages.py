@@ -74,7 +74,7 @@ def state_of_a_server(folder: Path) -> None:
     """The folder of docs/deployment.md's server: a private deployment of four devices after three rounds."""
     from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
-    from fedbandit.deploy.server.live import Watch, facts_of
+    from fedbandit.deploy.server.server_status import Watch, facts_of
 
     given = values(state="state", population=5) | {
         "rounds": 500,

@@ -423,7 +423,7 @@ def flower_kinds() -> Iterator[tuple[str, Kind]]:
 
 def config_kinds() -> Iterator[tuple[str, Kind]]:
     def built(folder: Path) -> Any:
-        from fedbandit.building.experiment import build_experiment
+        from fedbandit.assembly.experiment import build_experiment
 
         build_experiment(Config.build(read_toml(folder / "config.toml")), the_dataset())
 

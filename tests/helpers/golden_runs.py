@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from published import encode, sentence, write_counts, write_sqlite
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.loops import loops
 from fedbandit.core.randomness import Purpose

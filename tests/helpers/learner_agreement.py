@@ -8,7 +8,7 @@ from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import make_learner
+from fedbandit.federated.learners.make_learner import make_learner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (
     CrossEntropy,

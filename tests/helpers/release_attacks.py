@@ -7,7 +7,7 @@ from builders import dataset_in_memory
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 from scipy.stats import beta, norm
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.cohorts import PoissonCohorts

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from builders import random_text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy import Agent, Retention, SimulatedDraws

@@ -7,7 +7,7 @@ import pytest
 import torch
 from core_samples import config, images, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.models import DataSpec, Layout, Model, build_model
 from fedbandit.models.base import glorot_normal, glorot_uniform

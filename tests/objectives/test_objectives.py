@@ -9,13 +9,13 @@ from core_samples import config, images, played, text, weights_of
 
 from fedbandit.acting import make_predictor
 from fedbandit.acting.predictors import TorchPredictor
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import make_learner
+from fedbandit.federated.learners.make_learner import make_learner
 from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (

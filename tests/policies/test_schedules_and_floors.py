@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from core_samples import config, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction, Progress
 from fedbandit.deploy import Agent, DeviceModel
@@ -84,7 +84,7 @@ def test_weighted_events_take_the_scale_of_the_rule_that_made_them():
 
     from dataclasses import replace
 
-    from fedbandit.building.experiment import build_experiment
+    from fedbandit.assembly.experiment import build_experiment
     from fedbandit.federated.state import Version
 
     chosen = config(

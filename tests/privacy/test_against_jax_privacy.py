@@ -10,7 +10,7 @@ from pathlib import Path
 import dp_accounting
 import pytest
 
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.privacy.accounting import least_noise
 from fedbandit.privacy.strategies import best_banded, best_blt, prefix_error

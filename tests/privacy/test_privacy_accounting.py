@@ -7,7 +7,7 @@ import dp_accounting
 import pytest
 from dp_accounting import rdp
 
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.privacy.accounting import Ledger, epsilon_of, least_noise, plan_epsilon

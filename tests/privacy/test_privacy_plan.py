@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from builders import random_text
 
-from fedbandit.building.experiment import build_experiment
-from fedbandit.building.privacy import _open, build_ledger, candidates, server_momentum
+from fedbandit.assembly.experiment import build_experiment
+from fedbandit.assembly.privacy import _open, build_ledger, candidates, server_momentum
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
 from fedbandit.federated.cohorts import (

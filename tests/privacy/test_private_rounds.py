@@ -8,8 +8,8 @@ import pytest
 from builders import dataset_in_memory, random_images, random_text
 
 from fedbandit.algorithms import FedAvg
-from fedbandit.building.experiment import build_experiment
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.experiment import build_experiment
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, Diverged
 from fedbandit.core.process import Stopwatch

@@ -5,7 +5,7 @@ import pytest
 from core_samples import config, images, played, text, weights_of
 
 from fedbandit import reference
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

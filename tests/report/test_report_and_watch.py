@@ -11,7 +11,7 @@ import pytest
 from builders import random_text
 from small_runs import find_runs, make_run, small_config, three_policies
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.report.report import write_report
 from fedbandit.report.tables import outcomes

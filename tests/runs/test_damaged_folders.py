@@ -7,7 +7,7 @@ import pytest
 from builders import random_text
 from small_runs import small_config
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.federated import state as states
 from fedbandit.runs.folder import RunFolder, checkpoints

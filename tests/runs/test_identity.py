@@ -11,13 +11,14 @@ from builders import random_text
 from command_line import fedbandit
 from small_runs import make_run, small_config
 
-from fedbandit.building import experiment as experiments
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly import experiment as experiments
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core import sources
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data import open_dataset
+from fedbandit.results.reading import read_record
 from fedbandit.runs import folder as identity
 from fedbandit.runs.run import run
 from fedbandit.simulation import pretraining
@@ -141,6 +142,18 @@ def test_another_results_number_is_refused(tmp_path, monkeypatch):
         match=rf"already finished; .*results number {RESULTS} there and {RESULTS + 1} here",
     ):
         run(config, tmp_path / "run", dataset=random_text())
+
+
+def test_a_run_of_an_earlier_version_is_refused_as_such(tmp_path):
+    """Its files name no run: neither resumed nor reported, and not called damaged."""
+    config, out = make_run(tmp_path / "run", rounds=2), tmp_path / "run"
+    path = out / "environment.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    earlier = {key: value for key, value in kept.items() if key not in ("run", "files")}
+    path.write_text(json.dumps({**earlier, "results": 3}), encoding="utf-8")
+    for read in (lambda: run(config, out, dataset=random_text()), lambda: read_record(out, "run")):
+        with pytest.raises(DataError, match=r"run: of a run of fedbandit 0\.2 or earlier"):
+            read()
 
 
 def test_the_defaults_that_were_used_are_recorded(tmp_path):

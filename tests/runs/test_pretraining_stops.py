@@ -8,7 +8,7 @@ import pytest
 from builders import random_text
 from command_line import fails_with_one_line, in_this_process
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged
 from fedbandit.engines import ThreadEngine

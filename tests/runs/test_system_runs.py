@@ -8,7 +8,7 @@ import pytest
 from builders import random_text
 from release_attacks import planted_client
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_lines

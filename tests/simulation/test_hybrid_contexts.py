@@ -6,7 +6,7 @@ import pytest
 from messy_tables import write_clicks, write_decisions, write_tickets
 
 from fedbandit import import_frame, simulate
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.data import open_dataset
 from fedbandit.data.importers.contexts import ColumnOptions

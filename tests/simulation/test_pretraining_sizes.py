@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from core_samples import config, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.engines import ThreadEngine
 from fedbandit.presets import all_presets, preset

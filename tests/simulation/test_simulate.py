@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_samples import ROUNDS, config, easy, images, played, text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.cohorts import FixedCohorts

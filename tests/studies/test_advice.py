@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.cli.app import program
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from builders import random_text
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.prediction import Prediction

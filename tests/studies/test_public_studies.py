@@ -8,7 +8,7 @@ import pytest
 from builders import random_images
 
 from fedbandit import Results, evaluate, preset, run, sweep
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.importers.table import TableOptions, import_table

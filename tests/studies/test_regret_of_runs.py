@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.data.embedded.realizable import features_of, realizable
 from fedbandit.engines import ThreadEngine

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from small_runs import make_run, small_config
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import DataError
 from fedbandit.data import open_dataset
 from fedbandit.runs.local_runner import LocalRunner

@@ -432,7 +432,7 @@ def regret(
     """
     from contextlib import closing
 
-    from fedbandit.building.experiment import build_experiment
+    from fedbandit.assembly.experiment import build_experiment
     from fedbandit.config import Config, read_toml
     from fedbandit.core.errors import DataError
     from fedbandit.data import open_dataset

@@ -376,7 +376,7 @@ def _ledger(
     adaptive: bool = False,
 ) -> Any:
     """The ledger that a run with these values would have, made the way a run makes it."""
-    from fedbandit.building.privacy import build_ledger
+    from fedbandit.assembly.privacy import build_ledger
     from fedbandit.core.errors import ConfigError
 
     if mechanism == "none":

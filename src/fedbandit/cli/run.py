@@ -55,7 +55,7 @@ def run(
     """
     from contextlib import closing
 
-    from fedbandit.building.parts import make_engine
+    from fedbandit.assembly.parts import make_engine
     from fedbandit.config import parse_settings
     from fedbandit.data import open_dataset
     from fedbandit.presets import load

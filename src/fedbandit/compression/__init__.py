@@ -12,8 +12,8 @@ from typing import Any
 
 from fedbandit.compression.quantize import Quantize
 from fedbandit.compression.top_k import TopK
-from fedbandit.federated.pipeline import Stage, Vectors
+from fedbandit.federated.pipeline import CompressionStage, Vectors
 
 BUILT_IN: dict[str, Any] = {"quantize": Quantize, "top-k": TopK}
 
-__all__ = ["BUILT_IN", "Quantize", "Stage", "TopK", "Vectors"]
+__all__ = ["BUILT_IN", "CompressionStage", "Quantize", "TopK", "Vectors"]

@@ -74,9 +74,17 @@ def run_in(folder: Path) -> str:
         environment = read_object(folder / "environment.json")
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: damaged: {error}") from None
+    refuse_earlier(folder, environment)
     found = run_id(config, environment)
     require_run(folder / "environment.json", environment.get("run"), found)
     return found
+
+
+def refuse_earlier(folder: Path, environment: Mapping[str, Any]) -> None:
+    """Refuse a run of 0.2 or earlier by its results number: its files name no run."""
+    if "run" not in environment and environment.get("results") in (1, 2, 3):
+        remedy = "use another folder, or the version that made it"
+        raise DataError(f"{folder}: of a run of fedbandit 0.2 or earlier; {remedy}")
 
 
 def require_run(

@@ -13,6 +13,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.environments import Environment, Met
 from fedbandit.policies import Greedy, Policy
+from fedbandit.policies.rules import takes_contexts
 
 if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
     from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
@@ -175,7 +176,9 @@ def policy_value(
     total = 0.0
     for start in range(0, len(rows), _ROWS):
         block = slice(start, start + _ROWS)
-        probabilities = explore(policy, predictions(rows[block]).astype(np.float64), available)
+        found = predictions(rows[block]).astype(np.float64)
+        contexts = split.contexts(rows[block]) if takes_contexts(type(policy)) else None
+        probabilities = explore(policy, found, available, contexts)
         total += float(share[block] @ (probabilities * rewards(rows[block])).sum(axis=1))
     return total / len(chosen)
 

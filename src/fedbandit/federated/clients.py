@@ -26,8 +26,7 @@ from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.client_logs import VisitPlan, Visits
 from fedbandit.federated.learners.base import Learner
-from fedbandit.federated.pipeline import Contribution, Memories, Pipeline, Vectors
-from fedbandit.federated.pipeline import Stage as PipelineStage
+from fedbandit.federated.pipeline import CompressionStage, Contribution, Memories, Pipeline, Vectors
 from fedbandit.federated.state import State, Version
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import TargetObjective
@@ -100,7 +99,7 @@ class ClientWork:
     seed: int
     num_actions: int
     world: Scenario  # pays for actions, and says which of them exist
-    stages: tuple[PipelineStage, ...] = ()  # what compresses an update
+    stages: tuple[CompressionStage, ...] = ()  # what compresses an update
     freezing: Freezing | None = None  # which parameters are not trained
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
     scaled: bool = (

@@ -66,8 +66,8 @@ class UpdateSum(Protocol):
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """The sum of no updates, or of such as have been added already."""
+class EmptySum:
+    """The sum of no updates, or of updates already added."""
 
     def add_to(self, total: np.ndarray) -> None:
         pass
@@ -149,7 +149,7 @@ def clip_factor(norm: float, clip_norm: float) -> float:
     return min(1.0, clip_norm / norm) if norm > 0 else 1.0
 
 
-class Stage(Protocol):
+class CompressionStage(Protocol):
     """A way to write an update in fewer bytes. The client encodes, the server decodes; both halves are pure.
 
     `rng` is addressed by (seed, round, client), so that the same update is always written the same way.
@@ -183,7 +183,7 @@ class Pipeline:
     """
 
     clip_norm: float = inf
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[CompressionStage, ...] = ()
     seed: int = 0
     round: int = 0
     keep_individual_updates: bool = False  # the server's accumulator asks for each by itself
@@ -250,7 +250,7 @@ class Pipeline:
                 else:
                     totals[name] += clipped
         sums: dict[str, UpdateSum] = {
-            name: DenseSum(totals[name]) if name in totals else Nothing() for name in sends
+            name: DenseSum(totals[name]) if name in totals else EmptySum() for name in sends
         }
         if self.keep_individual_updates:
             sums = {name: IndividualUpdates(tuple(updates)) for name, updates in kept.items()}
@@ -349,7 +349,7 @@ class AdaptiveClipping:
         return clip_norm * exp(-self.rate * (unclipped - self.quantile))
 
 
-def why_not(update: object, like: np.ndarray) -> str | None:
+def rejection_reason(update: object, like: np.ndarray) -> str | None:
     """The reason to refuse an update to weights like `like`, or None if it is sound."""
     found = norm_or_reason(update, like)
     return found if isinstance(found, str) else None

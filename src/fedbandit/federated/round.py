@@ -40,7 +40,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Verdict(Protocol):
+class GateVerdict(Protocol):
     """What a gate says of a candidate model."""
 
     @property
@@ -49,12 +49,12 @@ class Verdict(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
 
-class Gate(Protocol):
+class DeploymentGate(Protocol):
     """Decides whether a candidate, weights and rule, may replace the newest deployed version."""
 
     def judge(
         self, work: ClientWork, broadcast: Broadcast, candidate: Version, cohort: np.ndarray
-    ) -> Verdict: ...
+    ) -> GateVerdict: ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Phase:
     clipping: Clipping
     deploy_every: int
     aggregation: Aggregation = field(default_factory=PlainMean)
-    gate: Gate | None = None  # decides whether a new model is deployed; None: always
+    gate: DeploymentGate | None = None  # decides whether a new model is deployed; None: always
     planned_events: int | None = (
         None  # a round; under privacy they stand for those that were logged
     )

@@ -133,7 +133,7 @@ class Adagrad:
 
 
 @dataclass(frozen=True)
-class Still:
+class NoOpOptimizer:
     """Leaves the weights where they are: for a model that is not trained."""
 
     def init(self, weights: np.ndarray) -> OptimizerState:

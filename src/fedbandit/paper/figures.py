@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.building.experiment import build_experiment
-from fedbandit.building.parts import pretraining_cohort
+from fedbandit.assembly.experiment import build_experiment
+from fedbandit.assembly.parts import pretraining_cohort
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json, write_text

@@ -163,14 +163,6 @@ class PrivacyPlan:
         multiplier: float = (self.weights_share * z**-2 - (2 * self.count_deviation) ** -2) ** -0.5
         return multiplier
 
-    def share_multiplier(self, share: float) -> float:
-        """Noise on a sum of vectors of norm at most 1 that this part of the budget pays for in every round.
-
-        One Gaussian mechanism on several sums at once: what their multipliers z₁, z₂, ... cost is what z costs, with
-        1/z² = 1/z₁² + 1/z₂² + ...
-        """
-        return self.noise_multiplier / math.sqrt(share)
-
     @cached_property
     def squared_sensitivities(self) -> np.ndarray:
         """[rounds + 1], in squared clip norms, after each round; what unamplified accounting rests on."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from fedbandit import __version__
-from fedbandit.building.experiment import Experiment
+from fedbandit.assembly.experiment import Experiment
 from fedbandit.config import PARTS, Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.files import (
@@ -37,7 +37,7 @@ from fedbandit.core.files import (
     write_json,
     write_text,
 )
-from fedbandit.core.identity import read_rounds, require_run, run_id, run_in
+from fedbandit.core.identity import read_rounds, refuse_earlier, require_run, run_id, run_in
 from fedbandit.core.parts import resolve, with_defaults
 from fedbandit.core.randomness import Secret
 from fedbandit.core.sources import RESULTS, source_digests
@@ -126,6 +126,7 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
 def _kept_environment(path: Path) -> dict[str, Any]:
     try:
         kept = read_object(path)
+        refuse_earlier(path.parent, kept)
         for key in ("sources", "files"):
             if not isinstance(kept.get(key), dict):
                 raise ValueError(f"{key} is not an object")

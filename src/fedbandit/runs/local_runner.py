@@ -21,7 +21,7 @@ from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
 from fedbandit.core.process import handling

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedbandit.building.experiment import open_same_data
+from fedbandit.assembly.experiment import open_same_data
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedbandit.building.experiment import Experiment, build_experiment
-from fedbandit.building.parts import make_engine
+from fedbandit.assembly.experiment import Experiment, build_experiment
+from fedbandit.assembly.parts import make_engine
 from fedbandit.config import Config, EnvironmentConfig
 from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
 from fedbandit.core.process import Stopwatch, handling

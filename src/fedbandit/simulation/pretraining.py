@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.building.experiment import Experiment, pretraining_server
+from fedbandit.assembly.experiment import Experiment, pretraining_server
 from fedbandit.core.errors import Diverged
 from fedbandit.core.identity import digest_of, require_run
 from fedbandit.core.process import Stopwatch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fedbandit.building.experiment import Experiment, build_experiment
-from fedbandit.building.parts import make_engine
+from fedbandit.assembly.experiment import Experiment, build_experiment
+from fedbandit.assembly.parts import make_engine
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, FedbanditError, PartFailed
 from fedbandit.core.process import Stopwatch

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.building.experiment import Experiment, build_experiment
+from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json

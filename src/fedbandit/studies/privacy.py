@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.building.privacy import candidates, server_momentum
+from fedbandit.assembly.privacy import candidates, server_momentum
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged
 from fedbandit.data import FederatedDataset

@@ -136,7 +136,7 @@ def audit(
         stated, filters = _statement(plan, what)
         needed = trials_needed(stated)
         count = trials or min(needed, MOST_TRIALS)
-        present, turns = _canaries(plan, stated, count, seed)
+        present, turns = _canaries(plan, count, seed)
         attacked = _attack_updates if what == "updates" else _attack_counts
         seen = attacked(plan, _Source(source, plan, seed, actual), turns, filters)
         scores = stated.score(seen)
@@ -220,9 +220,7 @@ def _turns_from(plan: PrivacyPlan, first: int) -> np.ndarray:
     return turns
 
 
-def _canaries(
-    plan: PrivacyPlan, stated: Stated, trials: int, seed: int
-) -> tuple[np.ndarray, Iterator[np.ndarray]]:
+def _canaries(plan: PrivacyPlan, trials: int, seed: int) -> tuple[np.ndarray, Iterator[np.ndarray]]:
     """Which planted clients are there, by fair coins, and round by round which of those take part:
     bool [trials].
     """

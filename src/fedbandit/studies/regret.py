@@ -6,8 +6,8 @@ from math import inf
 import numpy as np
 
 from fedbandit.algorithms import FedAvg
-from fedbandit.building.experiment import Experiment
-from fedbandit.building.parts import build_optimizer
+from fedbandit.assembly.experiment import Experiment
+from fedbandit.assembly.parts import build_optimizer
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.process import Stopwatch
 from fedbandit.environments import Scenario

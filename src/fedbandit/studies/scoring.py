@@ -16,7 +16,7 @@ from fedbandit.core.identity import file_digests, require_run, run_in
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import FederatedDataset, Header, Split
 from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.state import State, load_marked
 from fedbandit.models import DataSpec
 from fedbandit.runs.folder import checkpoints

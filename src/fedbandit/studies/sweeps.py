@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, field_validator
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_text

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedbandit.building.experiment import Experiment, build_experiment
-from fedbandit.building.parts import build_policy
+from fedbandit.assembly.experiment import Experiment, build_experiment
+from fedbandit.assembly.parts import build_policy
 from fedbandit.config import Config
 from fedbandit.core.contexts import rows_at
 from fedbandit.core.errors import ConfigError, Diverged

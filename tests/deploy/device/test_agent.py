@@ -11,7 +11,7 @@ from device_builders import WORDS, HandClock, dense_model, text_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from messy_tables import write_tickets
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset

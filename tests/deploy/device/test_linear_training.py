@@ -13,8 +13,8 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.training import LinearLearner, client_moves, device_learner
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.choosing import Trainable, make_learner
 from fedbandit.federated.learners.dense_linear import DenseLinearLearner
+from fedbandit.federated.learners.make_learner import Trainable, make_learner
 from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 

@@ -13,7 +13,7 @@ import pytest
 from builders import random_images, random_text
 from device_builders import dense_model, text_model
 
-from fedbandit.building.experiment import build_experiment
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError

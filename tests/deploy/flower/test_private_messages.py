@@ -7,7 +7,7 @@ pytest.importorskip("flwr")
 from network_builders import values
 from secure_builders import a_network, a_server
 
-from fedbandit.deploy.device.card import read_card
+from fedbandit.deploy.device.device_identity import read_card
 
 
 def test_a_private_round_with_figures_and_a_gate(tmp_path):

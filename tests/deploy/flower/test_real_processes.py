@@ -24,8 +24,8 @@ from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
 from fedbandit.deploy.server.deployment import read_deployment
 from fedbandit.deploy.server.ledger import read_ledger
-from fedbandit.deploy.server.live import read_live
 from fedbandit.deploy.server.operator import Wishes, change_wishes
+from fedbandit.deploy.server.server_status import read_live
 from fedbandit.deploy.server.store import read_status
 from fedbandit.federated.state import State
 

@@ -33,9 +33,9 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
 from fedbandit.deploy.server.deployment import GRID, build_deployment
-from fedbandit.deploy.server.figures import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.gathering import OlderThanSeen
 from fedbandit.deploy.server.ledger import read_ledger
+from fedbandit.deploy.server.private_metrics import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.secure_gathering import SecureSums
 from fedbandit.deploy.server.store import Store, read_status
 from fedbandit.privacy.noise import GridMean, GridNoise

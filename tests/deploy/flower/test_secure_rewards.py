@@ -80,7 +80,7 @@ def test_a_server_killed_around_its_checkpoint_counts_each_reward_once(
 
 def test_a_device_without_room_for_its_mark_drops_out(tmp_path, monkeypatch, caplog):
     """What could be counted twice later is not sent."""
-    import fedbandit.deploy.device.card as card_module
+    import fedbandit.deploy.device.device_identity as card_module
 
     deployment, grid, participants = a_network(tmp_path, number=4)
     server = a_server(deployment, grid)

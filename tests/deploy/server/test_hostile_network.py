@@ -250,7 +250,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
     server = coordinator(deployment, network)
     server.run(attempts=2)
 
-    import fedbandit.deploy.device.card as card_module
+    import fedbandit.deploy.device.device_identity as card_module
     import fedbandit.deploy.device.model_files as model_files
 
     def no_room(path, write):
@@ -270,7 +270,7 @@ def test_a_full_disk_at_the_device(tmp_path, caplog, monkeypatch):
 def test_a_device_without_room_for_its_name_does_not_take_part(tmp_path, monkeypatch):
     deployment, network = world(tmp_path)
 
-    import fedbandit.deploy.device.card as card_module
+    import fedbandit.deploy.device.device_identity as card_module
 
     def no_room(path, write):
         raise OSError(28, "No space left on device")

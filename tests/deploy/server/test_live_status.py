@@ -10,7 +10,7 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.flower.operate import Seen
 from fedbandit.deploy.messages import Reply
-from fedbandit.deploy.server.live import (
+from fedbandit.deploy.server.server_status import (
     Watch,
     facts_of,
     in_words,

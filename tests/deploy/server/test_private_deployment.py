@@ -10,7 +10,7 @@ from network_builders import Network, a_deployment, coordinator, devices, settle
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_object
-from fedbandit.deploy.device.card import read_card
+from fedbandit.deploy.device.device_identity import read_card
 from fedbandit.deploy.server.database import Mark
 from fedbandit.deploy.server.gathering import rests, select
 from fedbandit.deploy.server.store import Store

@@ -12,13 +12,13 @@ from network_builders import Network, a_deployment, coordinator, devices, live, 
 from test_gate_in_deployments import GOOD, LIMIT, WORSE, propose
 from test_gate_in_deployments import live as live_for_the_gate
 
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.deploy.secure_sums import ReportBounds
-from fedbandit.deploy.server.figures import RoundNoise, private_verdict
+from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
 from fedbandit.deploy.server.ledger import read_ledger
-from fedbandit.deploy.server.live import Watch, facts_of
+from fedbandit.deploy.server.private_metrics import RoundNoise, private_verdict
+from fedbandit.deploy.server.server_status import Watch, facts_of
 from fedbandit.deploy.server.status import (
     full_status,
     monitoring_page,
@@ -80,19 +80,28 @@ def round_noise(plan, number=1, memory=None):
 # ---- what they cost
 
 
+def multipliers(plan):
+    """Noise on the sums of model, figures and gate, in units of what one device adds at most."""
+    noise, of_round = round_noise(plan), np.sqrt(plan.noise_variances[0, 0])
+    figures, gate = noise.figures(np.zeros(3), BOUNDS), noise.gate(np.zeros(3))
+    most = np.array([BOUNDS.events, BOUNDS.events * BOUNDS.reward, BOUNDS.events])
+    added = [most * (1 + TOLERANCE) / figures.deviations, 1 / gate.deviations]
+    return [plan.update_multiplier, *(1 / np.linalg.norm(one * of_round) for one in added)]
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
 def test_model_figures_gate_and_count_together_cost_what_the_plan_says(sampling, adaptive):
     """By the accounting library, from the noise that each of them has, on one sample in every round."""
     clipping = {"clipping": AdaptiveClipping(initial=1.0, quantile=0.5)} if adaptive else {}
     plan = a_plan(sampling=sampling, separation=1, clients_per_round=80, **clipping)
-    parts = [plan.update_multiplier, plan.share_multiplier(0.2), plan.share_multiplier(0.3)]
-    parts += [2 * plan.count_deviation] if adaptive else []
+    parts = multipliers(plan) + ([2 * plan.count_deviation] if adaptive else [])
     of_round = dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(z) for z in parts])
     if sampling == "poisson":
         of_round = dp_accounting.PoissonSampledDpEvent(plan.probability, of_round)
     together = dp_accounting.SelfComposedDpEvent(of_round, ROUNDS)
-    assert epsilon_of(together, plan.delta) == pytest.approx(plan_epsilon(plan), rel=1e-6)
+    spent, stated = epsilon_of(together, plan.delta), plan_epsilon(plan)
+    assert stated * (1 - 1e-3) < spent <= stated * (1 + 1e-9)  # noise is rounded up to the grid
     alone = a_plan(
         sampling=sampling,
         separation=1,
@@ -113,9 +122,7 @@ def test_under_correlated_noise_no_device_moves_more_than_is_accounted_for(strat
     for number in range(1, ROUNDS + 1):
         rows, weights = plan.strategy.column(number, ROUNDS)
         matrix[rows, number] = weights
-    units = 1 / np.array(
-        [plan.update_multiplier, plan.share_multiplier(0.2), plan.share_multiplier(0.3)]
-    )
+    units = 1 / np.array(multipliers(plan))
     rng, most = np.random.default_rng(0), 0.0
     for first in range(1, plan.separation + 1):
         turns = range(first, ROUNDS + 1, plan.separation)
@@ -130,7 +137,8 @@ def test_under_correlated_noise_no_device_moves_more_than_is_accounted_for(strat
             )
             most = max(most, float(np.square(matrix @ joint).sum()))
     accounted = plan.squared_sensitivities[ROUNDS] / plan.noise_multiplier**2
-    assert most == pytest.approx(accounted, rel=1e-9)  # reached by the worst, exceeded by none
+    # reached by the worst but for the noise's rounding up to its grid, exceeded by none
+    assert accounted * (1 - 1e-3) < most <= accounted * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -6,7 +6,7 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.device.card import Card, name_user, read_card, write_card
+from fedbandit.deploy.device.device_identity import Card, name_user, read_card, write_card
 from fedbandit.deploy.server.database import user_key
 from fedbandit.deploy.server.gathering import one_of_each, select
 from fedbandit.deploy.server.reports import is_name

@@ -11,7 +11,7 @@ from release_attacks import (
     possible_sums,
 )
 
-from fedbandit.deploy.server.figures import RoundNoise
+from fedbandit.deploy.server.private_metrics import RoundNoise
 from fedbandit.federated.pipeline import add_steps
 
 

@@ -8,7 +8,7 @@ from network_builders import Network, a_deployment, devices, live, settle, value
 from server_faults import Faults, serve
 from test_private_deployment import private
 
-from fedbandit.deploy.device.card import read_card
+from fedbandit.deploy.device.device_identity import read_card
 from fedbandit.deploy.server.database import Database
 from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.store import ask_rollback

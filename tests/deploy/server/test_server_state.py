@@ -398,7 +398,7 @@ def test_a_banded_deployment_resumes_on_another_kind_of_cpu(tmp_path, monkeypatc
         coefficients = np.array(first.strategy.coefficients) * np.array([1.0, 1.0 + 1e-5])
         return Banded(tuple(coefficients / np.linalg.norm(coefficients)))
 
-    monkeypatch.setattr("fedbandit.building.privacy.best_banded", elsewhere)
+    monkeypatch.setattr("fedbandit.assembly.privacy.best_banded", elsewhere)
     other = private(tmp_path, rounds=8, population=4, **plan)
     assert other.ledger.plan != first
     server = rounds(other, network, 2)

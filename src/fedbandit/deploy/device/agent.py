@@ -12,7 +12,7 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.randomness import Purpose, uniforms
-from fedbandit.deploy.device.card import make_private_folder
+from fedbandit.deploy.device.device_identity import make_private_folder
 from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks

@@ -9,8 +9,8 @@ from math import isfinite
 from typing import Any
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.device.card import is_mark, is_token
-from fedbandit.deploy.device.turns import MostAgreed
+from fedbandit.deploy.device.device_identity import is_mark, is_token
+from fedbandit.deploy.device.participation import MostAgreed
 from fedbandit.deploy.messages import protocol_problem
 from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds, SecureMinimum
 

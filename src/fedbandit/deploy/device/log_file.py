@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.deploy.device.card import make_private
+from fedbandit.deploy.device.device_identity import make_private
 from fedbandit.deploy.sqlite_files import check_format, check_structure, first_line, passes
 
 

@@ -19,11 +19,11 @@ from fedbandit.core.files import pack, unpack, write_bytes
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import alone_in
 from fedbandit.data.encoder import Encoder
-from fedbandit.deploy.device.card import make_private, make_private_folder
+from fedbandit.deploy.device.device_identity import make_private, make_private_folder
 from fedbandit.policies import describe, rule_at
 
 if TYPE_CHECKING:
-    from fedbandit.building.experiment import Experiment
+    from fedbandit.assembly.experiment import Experiment
 
 FORMAT = "fedbandit-model"
 

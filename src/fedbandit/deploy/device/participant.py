@@ -18,7 +18,7 @@ from fedbandit.core.parts import construct, resolve
 from fedbandit.core.process import alone_in
 from fedbandit.core.randomness import Purpose, poisson, uniforms
 from fedbandit.deploy.device.agent import Agent
-from fedbandit.deploy.device.card import Card, is_token, read_card, write_card
+from fedbandit.deploy.device.device_identity import Card, is_token, read_card, write_card
 from fedbandit.deploy.device.instructions import (
     Limits,
     Task,
@@ -37,16 +37,16 @@ from fedbandit.deploy.device.instructions import (
 )
 from fedbandit.deploy.device.log_arrays import Logged
 from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.device.participation import LaterRoundSeen, Turns, agreed, read_terms
 from fedbandit.deploy.device.training import device_learner
-from fedbandit.deploy.device.turns import LaterRoundSeen, Turns, agreed, read_terms
 from fedbandit.deploy.messages import Reply, Request, with_protocol
 from fedbandit.deploy.secure_sums import Figures, ReportBounds, encode, nothing
 from fedbandit.evaluation.gate import GainEstimator
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
 from fedbandit.federated.learners.base import ClientSettings, Learner
-from fedbandit.federated.learners.choosing import Trainable
-from fedbandit.federated.pipeline import Pipeline, why_not
+from fedbandit.federated.learners.make_learner import Trainable
+from fedbandit.federated.pipeline import Pipeline, rejection_reason
 from fedbandit.models import DataSpec, Freezing
 
 if TYPE_CHECKING:
@@ -498,7 +498,7 @@ def _check_unsummed(card: Card, number: int) -> None:
 def _fitting(arrays: Mapping[str, np.ndarray], like: np.ndarray) -> np.ndarray:
     """The weights that the server sent, which must be such as `like`."""
     weights = arrays.get("weights")
-    if reason := why_not(weights, like):
+    if reason := rejection_reason(weights, like):
         raise DataError(f"the server's weights: {reason}")
     assert weights is not None
     return weights

@@ -16,7 +16,7 @@ from fedbandit.core.errors import DataError, needing
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import ClientSettings, Drift, Learner
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout
 from fedbandit.objectives import Objective, Pointwise
@@ -75,7 +75,9 @@ class LinearLearner:
             moved.add_to(self.layout.split(update), 1.0)
             yield update
 
-    def _moves(self, weights: np.ndarray, events: Events, pull: float) -> Iterator["Moves | None"]:
+    def _moves(
+        self, weights: np.ndarray, events: Events, pull: float
+    ) -> Iterator["LinearUpdate | None"]:
         for first, last in zip(events.bounds[:-1], events.bounds[1:], strict=True):
             rows = slice(int(first), int(last))
             parts = (self.layout, weights, events, rows, self.objective, self.settings)
@@ -83,7 +85,7 @@ class LinearLearner:
 
 
 @dataclass(frozen=True)
-class Moves:
+class LinearUpdate:
     """By how much one client's training has moved the weights that it reaches, and the bias."""
 
     reached: "_Reached"
@@ -117,7 +119,7 @@ def client_moves(
     objective: Pointwise,
     settings: ClientSettings,
     pull: float = 0.0,
-) -> Moves:
+) -> LinearUpdate:
     """One client's epochs over its events (`rows`): each step follows gradient + pull · (w - received)."""
     params, dtype = layout.split(received), received.dtype
     chosen, rewards = events.actions[rows], np.asarray(events.rewards[rows], dtype)
@@ -148,7 +150,7 @@ def client_moves(
                     bias -= dtype.type(rate * pull) * (bias - params["bias"])
                 np.subtract.at(bias, actions, moves)
                 reached.step(batch, moves)
-        return Moves(reached, reached.work - base, bias - params["bias"])
+        return LinearUpdate(reached, reached.work - base, bias - params["bias"])
 
 
 class _Reached(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import object_in
-from fedbandit.deploy.device.card import name_user
+from fedbandit.deploy.device.device_identity import name_user
 from fedbandit.deploy.flower.processes import (
     CONNECTION,
     Security,
@@ -93,7 +93,7 @@ def serve(
     from fedbandit.deploy.server.deployment import (
         read_deployment,  # a device's node needs none of it
     )
-    from fedbandit.deploy.server.live import noting_the_end
+    from fedbandit.deploy.server.server_status import noting_the_end
     from fedbandit.deploy.server.status import monitoring_page
     from fedbandit.deploy.server.store import Store
 
@@ -201,7 +201,7 @@ class Seen:
 
     def look(self) -> None:
         """Say what is new."""
-        from fedbandit.deploy.server.live import read_live, warnings_of
+        from fedbandit.deploy.server.server_status import read_live, warnings_of
         from fedbandit.deploy.server.status import round_in_words
 
         for line in self._new_lines():

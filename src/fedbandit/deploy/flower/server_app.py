@@ -13,8 +13,8 @@ from fedbandit.core.errors import FedbanditError
 from fedbandit.core.logs import rotating
 from fedbandit.deploy.flower.transport import GridTransport
 from fedbandit.deploy.server.deployment import read_deployment
-from fedbandit.deploy.server.live import Watch, facts_of
 from fedbandit.deploy.server.rounds import Coordinator
+from fedbandit.deploy.server.server_status import Watch, facts_of
 from fedbandit.deploy.server.store import Store
 
 app = ServerApp()

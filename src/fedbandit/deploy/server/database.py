@@ -16,7 +16,7 @@ from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.files import keep_names
-from fedbandit.deploy.device.card import make_private
+from fedbandit.deploy.device.device_identity import make_private
 from fedbandit.deploy.sqlite_files import check_format, check_structure, first_line, passes
 
 NAME = "server.sqlite"

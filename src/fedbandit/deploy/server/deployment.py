@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedbandit.building.parts import (
+from fedbandit.assembly.parts import (
     build_aggregation,
     build_algorithm,
     build_clipping,
@@ -23,7 +23,7 @@ from fedbandit.building.parts import (
     build_optimizer,
     build_policy,
 )
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data.encoder import Encoder
@@ -42,11 +42,11 @@ from fedbandit.deploy.secure_sums import (
 )
 from fedbandit.evaluation.gate import why_impossible
 from fedbandit.federated.algorithm import Algorithm, remembers
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.pipeline import Vectors
 from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version
-from fedbandit.models import DataSpec, Freezing
+from fedbandit.models import DataSpec, Freezing, Model
 from fedbandit.policies import Progress, describe, importance_scale, rule_at
 from fedbandit.privacy.accounting import Ledger, Redraws, finite
 from fedbandit.privacy.noise import (
@@ -414,7 +414,7 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         data=data,
         vocabulary=vocabulary,
         encoder=encoder,
-        learning=_learning(config, len(actions)),
+        learning=_learning(config, data, trainable.model),
         ledger=ledger,
         initial=_initial(rules, base, trainable, config),
         freezing=freezing,
@@ -549,8 +549,8 @@ def _check_gate(config: Config, rules: Rules, where: str) -> None:
         )
 
 
-def _learning(config: Config, num_actions: int) -> dict[str, Any]:
-    policy = build_policy(config, num_actions)
+def _learning(config: Config, data: DataSpec, model: Model) -> dict[str, Any]:
+    policy = build_policy(config, data, model)
     if (
         hasattr(policy, "at")
         and config.objective.name.startswith("weighted")
@@ -559,7 +559,9 @@ def _learning(config: Config, num_actions: int) -> dict[str, Any]:
         raise ConfigError(
             "objective.scale: missing; the rule changes with every deployment, and so would its own scale"
         )
-    objective, parameters = build_objective(config, lambda: importance_scale(policy, num_actions))
+    objective, parameters = build_objective(
+        config, lambda: importance_scale(policy, data.num_actions)
+    )
     if hasattr(objective, "targets") or getattr(objective, "supervised", False):
         raise ConfigError(
             f"objective.name: {config.objective.name} needs rewards of actions that devices do not log"

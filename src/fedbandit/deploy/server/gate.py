@@ -18,8 +18,8 @@ from fedbandit.deploy.device.participant import GainSums
 from fedbandit.deploy.messages import Courier, Reply, Request
 from fedbandit.deploy.secure_sums import TOLERANCE
 from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
-from fedbandit.deploy.server.figures import RoundNoise, private_verdict
 from fedbandit.deploy.server.gathering import name_refused, select_judges
+from fedbandit.deploy.server.private_metrics import RoundNoise, private_verdict
 from fedbandit.deploy.server.reports import by_kind, is_count, is_name, is_number, refusal
 from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
 from fedbandit.evaluation.ope.sums import Sums, value_of

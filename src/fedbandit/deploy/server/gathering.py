@@ -35,7 +35,7 @@ _logger = logging.getLogger("fedbandit.deploy.server")
 
 
 @dataclass(frozen=True)
-class Contribution:
+class RoundContribution:
     """What a round's devices come to, however it was gathered."""
 
     total: np.ndarray  # the sum of their clipped updates; of a private round in whole steps
@@ -77,7 +77,7 @@ class Gathering(Protocol):
 
     def gather(
         self, state: State, number: int, asked: Sequence[int], marks: MarksOf
-    ) -> Contribution | None:
+    ) -> RoundContribution | None:
         """Ask the nodes; None if the round did not come about. `marks` looks up what is remembered of devices."""
         ...
 
@@ -94,7 +94,7 @@ class PlainReports:
 
     def gather(
         self, state: State, number: int, asked: Sequence[int], marks: MarksOf
-    ) -> Contribution | None:
+    ) -> RoundContribution | None:
         token = secrets.token_hex(8)
         bounds, weights = self._deployment.rules.bounds, state.kept["weights"]
         screening = Screening(token, weights, state.clip_norm, bounds, marks, self.users)
@@ -142,7 +142,7 @@ class PlainReports:
                 number,
                 device,
             )
-        return Contribution(
+        return RoundContribution(
             total=summed(
                 reports,
                 weights,

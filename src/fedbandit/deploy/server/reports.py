@@ -209,7 +209,7 @@ def in_figure_steps(report: Report, bounds: ReportBounds) -> Report:
 
 
 @dataclass(frozen=True)
-class Figures:
+class RewardFigures:
     """What a round's rewards come to, each of them counted in one round only."""
 
     events: int
@@ -222,7 +222,7 @@ class Figures:
 
 def count_rewards(
     marks: Mapping[str, Mark], reports: Iterable[Report], number: int
-) -> tuple[dict[str, Mark], Figures, list[str]]:
+) -> tuple[dict[str, Mark], RewardFigures, list[str]]:
     """The new marks of the devices, the round's figures, and who reported other rewards than those that are new.
 
     A device that did not know its mark reports more than is new; its figures wait until it knows.
@@ -245,7 +245,7 @@ def count_rewards(
             before = by_version.get(version, (0, 0.0))
             by_version[version] = before[0] + some, before[1] + reward
     versions = {str(version): list(sums) for version, sums in sorted(by_version.items())}
-    return following, Figures(events, rewards, propensities, versions), elsewhere
+    return following, RewardFigures(events, rewards, propensities, versions), elsewhere
 
 
 def versions_held(versions: Iterable[int]) -> dict[str, int]:

@@ -12,21 +12,26 @@ from fedbandit.core.errors import DataError, Diverged
 from fedbandit.deploy.messages import Answers, Courier, Request, Transport
 from fedbandit.deploy.server.database import Mark, user_key
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.figures import RoundNoise, published, reported, reported_with_noise
 from fedbandit.deploy.server.gate import UNJUDGED, Gatekeeper
 from fedbandit.deploy.server.gathering import (
-    Contribution,
     Gathering,
     OlderThanSeen,
     PlainReports,
+    RoundContribution,
     awake,
     one_of_each,
     select,
     takes_turns,
 )
-from fedbandit.deploy.server.live import Watch, Watched
 from fedbandit.deploy.server.operator import Admission, Wishes, read_wishes, why_not_now
+from fedbandit.deploy.server.private_metrics import (
+    RoundNoise,
+    published,
+    reported,
+    reported_with_noise,
+)
 from fedbandit.deploy.server.reports import is_name
+from fedbandit.deploy.server.server_status import Watch, Watched
 from fedbandit.deploy.server.store import Store
 from fedbandit.federated.algorithm import RoundFacts
 from fedbandit.federated.state import State, Version
@@ -181,7 +186,7 @@ class Coordinator:
         self,
         number: int,
         asked: Sequence[int],
-        found: Contribution,
+        found: RoundContribution,
         circumstances: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Step, judge where a model would go out, checkpoint, and only then let anybody see what came of it."""

@@ -37,7 +37,7 @@ from fedbandit.deploy.secure_sums import (
 from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import (
-    Contribution,
+    RoundContribution,
     check_not_older,
     name_refused,
     rests,
@@ -94,7 +94,7 @@ class SecureSums:
 
     def gather(
         self, state: State, number: int, asked: Sequence[int], marks: MarksOf
-    ) -> Contribution | None:
+    ) -> RoundContribution | None:
         attempt = _Attempt(state, number, secrets.token_hex(8), marks)
         try:
             found, summed = self._sum(attempt, asked)
@@ -120,7 +120,7 @@ class SecureSums:
         devices = [attempt.devices[node] for node in summed]
         if self._private:
             attempt.idle = len(devices) - found.devices
-        return Contribution(
+        return RoundContribution(
             total=found.update
             if self._private
             else found.update.astype(state.kept["weights"].dtype),

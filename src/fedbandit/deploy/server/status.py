@@ -14,8 +14,8 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from fedbandit.core.errors import DataError, FedbanditError, needing
-from fedbandit.deploy.server.live import in_words, read_live, warnings_of
 from fedbandit.deploy.server.operator import Wishes, read_wishes, shown_wishes
+from fedbandit.deploy.server.server_status import in_words, read_live, warnings_of
 from fedbandit.deploy.server.store import in_lines, read_status
 
 _LISTED = 5  # nodes that the status names
@@ -145,7 +145,7 @@ def health(folder: Path, now: float | None = None) -> tuple[bool, list[str]]:
     return not any(kind in warnings for kind in _UNHEALTHY), list(warnings.values())
 
 
-class Figures:
+class PrometheusCollector:
     """What Prometheus collects: everything in the server's own words at the moment it asks."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
@@ -228,7 +228,7 @@ def monitoring_page(folder: Path, port: int | None) -> Iterator[int | None]:
     with needing("--metrics-port"):
         from prometheus_client import CollectorRegistry, make_wsgi_app
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Figures(folder))
+    registry.register(PrometheusCollector(folder))
     metrics = make_wsgi_app(registry)
 
     def page(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

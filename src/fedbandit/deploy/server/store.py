@@ -25,7 +25,7 @@ from fedbandit.core.files import (
 from fedbandit.deploy.server import database, ledger
 from fedbandit.deploy.server.database import Database, Generation, Mark
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.generations import (
+from fedbandit.deploy.server.state_files import (
     facts_of,
     read_arrays,
     read_memory,

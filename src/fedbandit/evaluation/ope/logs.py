@@ -15,6 +15,7 @@ from fedbandit.data.formats.columns import Table
 from fedbandit.data.text import in_natural_order, split_labels
 from fedbandit.evaluation.ope.estimators import Records
 from fedbandit.policies import Policy
+from fedbandit.policies.rules import takes_contexts
 
 RowScores = Callable[[np.ndarray], np.ndarray]
 """Rows of a split -> a number for every action, [n, K]: predicted or true rewards."""
@@ -46,7 +47,7 @@ def records_of(
             if predictions is None
             else predictions(rows)
         )
-        contexts = None if predictions is None else split.contexts(rows)
+        contexts = split.contexts(rows) if takes_contexts(type(policy)) else None
         exact, available = given.astype(np.float64), available_at(log, rows, num_actions)
         probabilities = explore(policy, exact, available, contexts)
         actions = np.asarray(log.actions[rows])[:, None]

@@ -16,7 +16,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.sparse import SparseVector
 from fedbandit.events import Events
-from fedbandit.federated.pipeline import DenseSum, Nothing, UpdateSum, clip_factor
+from fedbandit.federated.pipeline import DenseSum, EmptySum, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
 from fedbandit.objectives import Batch, Objective
 
@@ -280,7 +280,7 @@ class Untrained:
     def train(
         self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        return Nothing(), np.zeros(events.num_clients)
+        return EmptySum(), np.zeros(events.num_clients)
 
     def updates(
         self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None

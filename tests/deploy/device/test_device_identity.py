@@ -6,7 +6,7 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.device.card import Card, read_card, write_card
+from fedbandit.deploy.device.device_identity import Card, read_card, write_card
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedbandit.building.parts import (
+from fedbandit.assembly.parts import (
     build_clipping,
     build_optimizer,
     pretraining_clipping,

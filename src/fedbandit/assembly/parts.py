@@ -11,8 +11,10 @@ import numpy as np
 
 from fedbandit import algorithms, compression, objectives
 from fedbandit.config import Config
+from fedbandit.core.contexts import Candidates, Contexts, Features
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import construct, in_bytes, resolve
+from fedbandit.core.ragged import Ragged
 from fedbandit.engines.threads import ThreadEngine
 from fedbandit.federated import server as optimizers
 from fedbandit.federated.algorithm import Algorithm, RoundFacts, remembers
@@ -20,8 +22,8 @@ from fedbandit.federated.cohorts import BlockCohorts, Cohorts, FixedCohorts, Poi
 from fedbandit.federated.pipeline import (
     AdaptiveClipping,
     Clipping,
+    CompressionStage,
     FixedClipping,
-    Stage,
     Vectors,
     described,
     zeros_to_send,
@@ -29,13 +31,14 @@ from fedbandit.federated.pipeline import (
 from fedbandit.federated.robust import BUILT_IN as AGGREGATIONS
 from fedbandit.federated.robust import Robust
 from fedbandit.federated.round import Engine
-from fedbandit.federated.server import PlainMean, Still
-from fedbandit.models import DataSpec, Layout
+from fedbandit.federated.server import NoOpOptimizer, PlainMean
+from fedbandit.models import DataSpec, Layout, Model
 from fedbandit.objectives import Objective, TargetObjective
 from fedbandit.policies import (
     Policy,
     Prediction,
     Progress,
+    ask,
     check_probabilities,
     make_policy,
     rule_at,
@@ -43,28 +46,64 @@ from fedbandit.policies import (
 from fedbandit.privacy.accounting import Ledger
 
 
-def build_policy(config: Config, num_actions: int | None = None, heads: int = 0) -> Policy:
-    """The policy, asked once for the probabilities of so many actions where their number is known."""
+def build_policy(
+    config: Config, data: DataSpec | None = None, model: Model | None = None
+) -> Policy:
+    """The policy, asked once about two blank decisions where data and model are known."""
     policy = make_policy(config.policy.name, config.policy.parameters)
     require_methods("policy.name", policy, "probabilities")
-    if num_actions is None:
+    if data is None or model is None:
         return policy
-    blank = np.zeros((2, num_actions), np.dtype(config.dtype))
-    prediction = Prediction(
-        blank, heads=np.repeat(blank[:, None], heads, axis=1) if heads else None
-    )
+    contexts = _blank_decisions(data)
+    prediction = _blank_prediction(config, model, contexts, data.num_actions)
+    num_actions = prediction.num_actions
     try:
         for progress in (
             Progress(actions=num_actions),
             Progress(1, config.deploy_every, 1000, num_actions),
         ):
             rule = rule_at(policy, progress)
-            check_probabilities(rule.probabilities(prediction, None), prediction)
+            check_probabilities(ask(rule, prediction, None, contexts), prediction)
     except (ValueError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(
             f"policy.name: {config.policy.name} does not give probabilities: {error}"
         ) from error
     return policy
+
+
+def _blank_decisions(data: DataSpec) -> Contexts:
+    """Two decisions without any features, with as many candidates as usual where there are some."""
+    if data.items is None:
+        return Contexts(_blank_features(data.kind, data.shape, 2))
+    shown = round(data.items.shown)
+    features = _blank_features(data.items.kind, data.items.shape, 2 * shown)
+    candidates = Candidates(np.array([0, shown, 2 * shown]), np.arange(2 * shown), features)
+    return Contexts(_blank_features(data.kind, data.shape, 2), candidates)
+
+
+def _blank_features(kind: str, shape: tuple[int, ...], rows: int) -> Features:
+    if kind == "dense":
+        return np.zeros((rows, *shape), np.float32)
+    return Ragged(np.zeros(rows + 1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+def _blank_prediction(
+    config: Config, model: Model, contexts: Contexts, num_actions: int
+) -> Prediction:
+    """The model's prediction for two blank decisions with equally many actions: [2, K]."""
+    dtype, shown = np.dtype(config.dtype), contexts.candidates
+    if model.predict is not None:
+        params = {name: array.astype(dtype) for name, array in model.init(0).items()}
+        try:
+            found = model.predict(params, contexts)
+            return found if shown is None else next(iter(found.blocks()))[2]
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(
+                f"model.name: {config.model.name} does not predict: {error}"
+            ) from error
+    blank = np.zeros((2, num_actions if shown is None else int(shown.counts[0])), dtype)
+    heads = np.repeat(blank[:, None], model.heads, axis=1) if model.heads else None
+    return Prediction(blank, heads=heads)
 
 
 def build_algorithm(
@@ -99,7 +138,7 @@ def build_algorithm(
             f"{path}: {name} sends {unclipped[0]!r} without a scale, so that it is not clipped and noise cannot hide"
             " it; it cannot be private"
         )
-    return algorithm if config.training else algorithms.FedAvg(Still())
+    return algorithm if config.training else algorithms.FedAvg(NoOpOptimizer())
 
 
 def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
@@ -144,7 +183,7 @@ def try_algorithm(name: str, algorithm: Algorithm, weights: np.ndarray) -> None:
         raise ConfigError(f"algorithm.name: {kind} cannot take a step: {error!r}") from error
 
 
-def build_stages(config: Config) -> tuple[Stage, ...]:
+def build_stages(config: Config) -> tuple[CompressionStage, ...]:
     """What compresses the updates; nothing unless a configuration names something."""
     if config.compression.name == "none":
         if config.compression.parameters:
@@ -153,7 +192,7 @@ def build_stages(config: Config) -> tuple[Stage, ...]:
             )
         return ()
     make = resolve("compression.name", config.compression.name, compression.BUILT_IN)
-    stage: Stage = construct("compression", make, config.compression.parameters)
+    stage: CompressionStage = construct("compression", make, config.compression.parameters)
     require_methods("compression.name", stage, "encode", "decode")
     return (stage,)
 

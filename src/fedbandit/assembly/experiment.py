@@ -12,7 +12,7 @@ import numpy as np
 from fedbandit import objectives
 from fedbandit.acting import Predictor
 from fedbandit.algorithms import FedAvg
-from fedbandit.building.parts import (
+from fedbandit.assembly.parts import (
     build_aggregation,
     build_algorithm,
     build_clipping,
@@ -28,7 +28,7 @@ from fedbandit.building.parts import (
     target_objective,
     try_algorithm,
 )
-from fedbandit.building.privacy import build_ledger
+from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.contexts import Candidates, Contexts, Features
 from fedbandit.core.errors import ConfigError, DataError
@@ -47,7 +47,7 @@ from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, Visi
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings, Untrained
-from fedbandit.federated.learners.choosing import Trainable
+from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.round import Phase
 from fedbandit.federated.server import Aggregation, PlainMean
 from fedbandit.models import DataSpec, Freezing, Layout, Model
@@ -111,8 +111,9 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         raise ConfigError(
             "data.source: holds logged feedback; a simulation needs labels to make rewards from"
         )
-    trainable = Trainable.of(config.model.described, DataSpec.of(header))
-    policy = build_policy(config, header.typical_actions, trainable.model.heads)
+    data = DataSpec.of(header)
+    trainable = Trainable.of(config.model.described, data)
+    policy = build_policy(config, data, trainable.model)
     scenario = _scenario(config, dataset)
     objective = _objective(config, policy, scenario, header)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds, figure_steps
-from fedbandit.deploy.server.gathering import Contribution
+from fedbandit.deploy.server.gathering import RoundContribution
 from fedbandit.evaluation.gate import Verdict
 from fedbandit.privacy.noise import GridNoise
 from fedbandit.privacy.plan import PrivacyPlan
@@ -122,7 +122,7 @@ class Noised:
     of_prefix: np.ndarray  # of the noise of the sums over all rounds so far
 
 
-def reported(found: Contribution, private: bool) -> dict[str, Any]:
+def reported(found: RoundContribution, private: bool) -> dict[str, Any]:
     """What the metrics say of a round's rewards where sums are exact; nothing of a private round."""
     if private:
         names = ("reward", "propensity", "events", "idle", "unclipped", "rewards_by_version")
@@ -156,7 +156,7 @@ def published(metrics: Mapping[str, Any], private: bool) -> dict[str, Any]:
 
 
 def reported_with_noise(
-    found: Contribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
+    found: RoundContribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """What the metrics say of a private round's rewards, and the noised totals so far; nothing without a share.
 

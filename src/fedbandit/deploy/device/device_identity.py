@@ -13,7 +13,7 @@ from typing import Any
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_json
-from fedbandit.deploy.device.turns import Turns, read_turns
+from fedbandit.deploy.device.participation import Turns, read_turns
 
 _logger = logging.getLogger("fedbandit.deploy")
 
