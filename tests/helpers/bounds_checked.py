@@ -96,7 +96,7 @@ def work(folder: Path) -> None:
         FederatedDataset.open(make(folder / kind, kind), verify=True)
     experiment = build_experiment(config(), random_text())
     held_out_metrics(
-        experiment.bandit.work.learner, experiment.initial_weights(), random_text().train, True
+        experiment.bandit.work.predictor, experiment.initial_weights(), random_text().train, True
     )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import threading
+import tomllib
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +14,7 @@ from small_runs import find_runs, make_run, small_config, three_policies
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
+from fedbandit.core.identity import run_id
 from fedbandit.report.report import write_report
 from fedbandit.report.tables import outcomes
 from fedbandit.report.watch import Watcher, make_server
@@ -348,15 +350,18 @@ def test_rows_have_what_differs_and_chosen_runs_are_compared(tmp_path):
 def test_a_thousand_runs_are_read_once_and_answered_in_bounded_memory(tmp_path):
     make_run(tmp_path / "run-0000", rounds=3)
     text = (tmp_path / "run-0000" / "config.toml").read_text(encoding="utf-8")
+    environment = json.loads((tmp_path / "run-0000" / "environment.json").read_text())
     for number in range(1, 1000):
         folder = tmp_path / f"run-{number:04d}"
         folder.mkdir()
-        for name in ("environment.json", "summary.json", "metrics.jsonl", "timings.jsonl"):
-            os.link(tmp_path / "run-0000" / name, folder / name)
         changed = text.replace("beta = 0.1", f"beta = {0.1 + number % 40 / 100}").replace(
             "seed = 0", f"seed = {number}"
         )
         (folder / "config.toml").write_text(changed, encoding="utf-8")
+        run = run_id(tomllib.loads(changed), environment)
+        for name in ("environment.json", "summary.json", "metrics.jsonl", "timings.jsonl"):
+            own = (tmp_path / "run-0000" / name).read_text(encoding="utf-8")
+            (folder / name).write_text(own.replace(environment["run"], run), encoding="utf-8")
     watcher = Watcher(tmp_path)
     now = watcher.now()
     assert len(now["runs"]) == 1000

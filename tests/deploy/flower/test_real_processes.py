@@ -246,7 +246,7 @@ def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_dev
         wait_until(lambda: said()["in_reach"] == 4, 100, "four nodes in reach")
         change_wishes(network.state, lambda _: Wishes())
         wait_until(
-            lambda: "a secure sum over 4 nodes" in said()["doing"], 200, "the exchange of keys"
+            lambda: "a secure sum over nodes" in said()["doing"], 200, "the exchange of keys"
         )
         os.killpg(network.nodes[0].pid, signal.SIGKILL)
         network.wait_for_rounds(1, 400)
@@ -261,7 +261,7 @@ def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_dev
     [line] = [
         json.loads(line) for line in (network.state / "metrics.jsonl").read_text().splitlines()
     ]
-    assert line["clients"] == 3
+    assert line["clients"] is None  # how many took part is not published
     # Noise of two clip norms on the sum in each of many weights, far above the updates of three devices.
     noise = 2.0 * 0.3 / 4 * np.sqrt(kept_state(network.state).weights.size)
     assert line["update_norm"] == pytest.approx(noise, rel=0.5)
