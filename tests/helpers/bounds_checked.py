@@ -78,6 +78,7 @@ def work(folder: Path) -> None:
     ):
         played(config(rounds=3, **more), text())
     played(config(rounds=1, scenario="init", objective__name="cross-entropy"), words)
+    played(config(rounds=1, objective__name="doubly-robust", clients_per_round=3), letters)
     split = words.train
     for part in (split.features, split.labels):
         read_rows(
