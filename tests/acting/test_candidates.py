@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit import simulate
-from fedbandit.acting import Actor, explore, make_predictor
+from fedbandit.acting import Actor, NotFinite, explore, make_predictor
 from fedbandit.acting.predictors import TorchPredictor
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
@@ -304,3 +304,13 @@ def test_a_catalogue_is_described_and_what_it_cannot_do_yet_is_said(photos):
     experiment = build_experiment(config(photos), photos)
     with pytest.raises(DataError, match="gallery: devices do not act with candidates yet"):
         DeviceModel.of_experiment(experiment, experiment.initial_weights(), 1)
+
+
+def test_a_score_that_is_not_finite_names_its_decision_not_its_place_in_a_block():
+    model, layout, weights = linear()
+    contexts = decisions([2, 4, 3, 4])
+    contexts.candidates.features[contexts.candidates.bounds[3]] = np.inf
+    actor = Actor(make_predictor(model, layout, light=True), weights, Softmax(0.2))
+    with np.errstate(all="ignore"), pytest.raises(NotFinite) as found:
+        actor.choose(contexts, np.full(4, 0.5))
+    assert found.value.row == 3

@@ -71,31 +71,29 @@ class Actor:
         `available` says which actions exist: bool [K], [n, K], over candidates [m]; None: all.
         """
         prediction = self.predict(contexts)
-        if prediction.bounds is None:
-            return Chosen(prediction, *self._drawn(prediction, contexts, uniforms, available))
-        actions = np.zeros(len(contexts), np.int64)
-        propensities = np.zeros(len(contexts), prediction.mean.dtype)
-        for rows, at, block in prediction.blocks():
-            allowed = None if available is None else available[at]
-            own = contexts.take(rows) if takes_contexts(type(self.rule)) else contexts
-            drawn = self._drawn(block, own, uniforms[rows], allowed)
-            actions[rows], propensities[rows] = drawn
-        return Chosen(prediction, actions, propensities)
+        with _finite(prediction):
+            if prediction.bounds is None:
+                return Chosen(prediction, *self._drawn(prediction, contexts, uniforms, available))
+            actions = np.zeros(len(contexts), np.int64)
+            propensities = np.zeros(len(contexts), prediction.mean.dtype)
+            for rows, _, block, allowed, own in _blocks(self.rule, prediction, available, contexts):
+                drawn = self._drawn(block, own, uniforms[rows], allowed)
+                actions[rows], propensities[rows] = drawn
+            return Chosen(prediction, actions, propensities)
 
     def _drawn(
         self,
         prediction: Prediction,
-        contexts: Contexts,
+        contexts: Contexts | None,
         uniforms: np.ndarray,
         available: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Actions and propensities for decisions with equally many actions."""
         fused = fused_form(self.rule) if available is None and self.loops.compiling else None
-        with _finite(prediction):
-            drawn = None if fused is None else fused(prediction, uniforms)
-            if drawn is None:
-                probabilities = explore(self.rule, prediction, available, contexts)
-                drawn = self.loops.draw_actions(probabilities, uniforms)
+        drawn = None if fused is None else fused(prediction, uniforms)
+        if drawn is None:
+            probabilities = explore(self.rule, prediction, available, contexts)
+            drawn = self.loops.draw_actions(probabilities, uniforms)
         actions, propensities = drawn
         return actions, propensities
 
@@ -145,10 +143,7 @@ def explore(
     """
     if prediction.bounds is not None:
         probabilities = np.zeros_like(prediction.mean)
-        for rows, at, block in prediction.blocks():
-            allowed = None if available is None else available[at]
-            whole = contexts is None or not takes_contexts(type(rule))
-            own = contexts if contexts is None or whole else contexts.take(rows)
+        for _, at, block, allowed, own in _blocks(rule, prediction, available, contexts):
             probabilities[at] = explore(rule, block, allowed, own)
         return probabilities
     probabilities = ask(rule, prediction, available, contexts)
@@ -158,3 +153,16 @@ def explore(
         except ValueError as error:
             raise WrongProbabilities(f"{type(rule).__name__} gave {error}") from None
     return probabilities
+
+
+def _blocks(
+    rule: Policy,
+    prediction: Prediction,
+    available: np.ndarray | None,
+    contexts: Contexts | None,
+) -> Iterator[tuple[np.ndarray, np.ndarray, Prediction, np.ndarray | None, Contexts | None]]:
+    """Blocks of a prediction over candidates, with what is available, and contexts if the rule asks."""
+    wanted = contexts if takes_contexts(type(rule)) else None
+    for rows, at, block in prediction.blocks():
+        allowed = None if available is None else available[at]
+        yield rows, at, block, allowed, None if wanted is None else wanted.take(rows)

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _unread() -> bool:
-    """Whether whoever read the output has stopped."""
+    """Whether the reader of the output has stopped."""
     try:
         output = sys.stdout.fileno()
     except OSError:  # not a file

@@ -93,7 +93,7 @@ class Ledger:
     pretraining: PrivacyPlan | None = None
     budget: float | None = None  # epsilon at which the run stops
     accountant: Accountant = "rdp"  # of the budget
-    public_pretraining: bool = False  # declared so by whoever configured the run
+    public_pretraining: bool = False  # declared so in the configuration
     source: NoiseSource = "seed"  # of a simulation's noise
     reason: str | None = None  # why this mechanism, where it was chosen by its error
     discrete: bool = False  # the noise is discrete Gaussian: its moments are known at whole orders, its PLD is not

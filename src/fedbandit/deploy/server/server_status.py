@@ -1,4 +1,4 @@
-"""What a running server is doing, who is in reach, and what is wrong with it: one small file for whoever looks.
+"""What a running server is doing, who is in reach, and what is wrong with it: one small file for operators.
 
 `live.json` is rewritten every second or so and holds nothing that has to survive. Rounds do not depend on it.
 """
