@@ -4,8 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Quick tests that skip where the extras are not installed.
-NEED_EXTRAS := tests/deploy/flower tests/deploy/masking tests/deploy/test_conformance.py tests/deploy/test_acting_server.py \
-  tests/deploy/server/test_gate_in_deployments.py
+NEED_EXTRAS := tests/deploy
 
 # Two processes, a file at a time: what a file's tests share is made once.
 PARALLEL := -n 2 --dist loadfile

@@ -3,7 +3,7 @@
 import os
 
 # Rounds are measured as in every longer run: compiled from the start.
-COMPILED = "FEDBANDIT_PATIENCE"
+COMPILED = "FEDBANDIT_COMPILE_AFTER_SECONDS"
 os.environ[COMPILED] = "0"
 
 

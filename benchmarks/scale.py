@@ -34,7 +34,7 @@ def play(folder: Path, mode: str, rounds: int) -> dict[str, float]:
     """Open the data and play rounds: seconds to open, median CPU seconds of early and of late rounds, peak memory."""
     from fedbandit import Config
     from fedbandit.data import FederatedDataset
-    from fedbandit.simulation.simulate import simulate
+    from fedbandit.simulation import simulate
 
     started = time.perf_counter()
     dataset = FederatedDataset.open(folder)

@@ -2,6 +2,7 @@
 
     python scripts/fuzz.py                          # make fuzz: eight minutes over all kinds
     python scripts/fuzz.py --count 20000            # so many, however long it takes
+    python scripts/fuzz.py --special                # ten special files x every file x every command
     python scripts/fuzz.py --case "model file" 77   # one of them again, with its traceback
 
 Each must end as it would have without the damage, or with one line that refuses it. A signal, a traceback, a hang (or
@@ -28,7 +29,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-LONGEST = 30.0  # seconds for one case, which takes about 0.1
+from fuzz_mutations import SPECIAL
+
+LONGEST = 30.0  # seconds for one case, which takes about 0.1, on a machine that may be busy
+MOST_CPU = 5.0  # seconds of its own
 MEMORY = 3 << 30  # bytes more than the process has at the start
 SECONDS = 480.0
 
@@ -45,7 +49,7 @@ class _Tracebacks(logging.Handler):
             self.seen.append("".join(traceback.format_exception(record.exc_info[1])))
 
 
-def setting_up() -> dict[str, Any]:
+def setting_up(special: bool = False) -> dict[str, Any]:
     """All kinds, each of which works as long as nothing is spoiled."""
     import torch
 
@@ -54,13 +58,13 @@ def setting_up() -> dict[str, Any]:
     logging.getLogger("fedbandit").setLevel(logging.CRITICAL)
     from fuzz_kinds import all_kinds
 
-    kinds = all_kinds()
+    kinds = all_kinds(special)
     logging.getLogger("fedbandit").setLevel(logging.WARNING)
     return kinds
 
 
 def outcome_of(
-    kind: Any, files: dict[str, bytes], folder: Path, tracebacks: _Tracebacks
+    kind: Any, files: dict[str, Any], folder: Path, tracebacks: _Tracebacks
 ) -> tuple[str, Any]:
     """`ran` with the result, `refused` with the line, or `traceback` with it."""
     from fuzz_kinds import put
@@ -99,8 +103,10 @@ def work(
         if os.getppid() != parent:  # it was killed
             break
         os.write(said, json.dumps([name, seed]).encode() + b"\n")
-        kind = kinds[name]
+        kind, began = kinds[name], time.process_time()
         how, what = outcome_of(kind, _damaged(name, kind, seed), base / "case", tracebacks)
+        if (used := time.process_time() - began) > MOST_CPU:
+            how, what = "slow", f"{used:.1f} s of CPU, then: {how} {what}"
         if how == "ran":
             differs = kind.checked and what != expected[name]
             how, what = ("another result", f"{what!r:.2000}") if differs else (how, "")
@@ -109,9 +115,10 @@ def work(
     shutil.rmtree(base, ignore_errors=True)
 
 
-def _damaged(name: str, kind: Any, seed: int) -> dict[str, bytes]:
-    files: dict[str, bytes] = kind.damaged(random.Random(f"{name} {seed}"))
-    return files
+def _damaged(name: str, kind: Any, seed: int) -> dict[str, Any]:
+    if seed < 0:
+        return kind.with_special(-1 - seed)
+    return kind.damaged(random.Random(f"{name} {seed}"))
 
 
 def _listening() -> _Tracebacks:
@@ -192,8 +199,21 @@ class Worker:
             self.reading = -1
 
 
+def random_cases(kinds: dict[str, Any], count: int, seed: int) -> list[tuple[str, int]]:
+    """Cases of every kind in turn."""
+    names = list(kinds)
+    return [(names[i % len(names)], seed + i // len(names)) for i in range(count)]
+
+
+def special_cases(kinds: dict[str, Any], count: int | None, seed: int) -> list[tuple[str, int]]:
+    """Every file, with everything that is no file in its place; or a sample of so many."""
+    sizes = {name: len(kind.special_names()) * len(SPECIAL) for name, kind in kinds.items()}
+    every = [(name, -1 - number) for name, size in sizes.items() for number in range(size)]
+    return every if count is None else random.Random(seed).sample(every, min(count, len(every)))
+
+
 def fuzz(
-    kinds: dict[str, Any], count: int, seed: int, workers: int, seconds: float
+    kinds: dict[str, Any], cases: list[tuple[str, int]], workers: int, seconds: float
 ) -> dict[str, Counter[str]]:
     """Spoil and use; prints failures as they come. Returns how cases ended, by kind."""
     tracebacks = _listening()
@@ -203,10 +223,8 @@ def fuzz(
             how, expected[name] = outcome_of(kind, kind.files, Path(folder), tracebacks)
         if how != "ran":
             raise SystemExit(f"{name}: does not work undamaged: {expected[name]}")
-    names = list(kinds)
-    cases = [(names[i % len(names)], seed + i // len(names)) for i in range(count)]
-    tally: dict[str, Counter[str]] = {name: Counter() for name in names}
-    running = [Worker(kinds, cases[i::workers], expected) for i in range(min(workers, count))]
+    tally: dict[str, Counter[str]] = {name: Counter() for name in kinds}
+    running = [Worker(kinds, cases[i::workers], expected) for i in range(min(workers, len(cases)))]
     until = time.monotonic() + seconds
     stopping: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):  # what has been found so far is still reported
@@ -266,6 +284,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--kind", action="append", help="only kinds whose name contains this; repeatable"
     )
+    parser.add_argument(
+        "--special",
+        action="store_true",
+        help="pipes, links, folders and the like in the place of every file",
+    )
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0))))
     parser.add_argument(
         "--case", nargs=2, metavar=("KIND", "NUMBER"), help="repeat one case, and keep its files"
@@ -274,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--keep", type=Path, default=Path("fuzz-failures"), help="where --case keeps files"
     )
     given = parser.parse_args(arguments)
-    kinds = setting_up()
+    kinds = setting_up(given.special)
     if given.case:
         return again(kinds, given.case[0], int(given.case[1]), given.keep)
     if given.kind:
@@ -284,8 +307,10 @@ def main(arguments: list[str] | None = None) -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(10**9)
     print(f"seed {seed}, {len(kinds)} kinds, {given.workers} workers", flush=True)
     began = time.monotonic()
-    limit = SECONDS if given.count is None else float("inf")
-    tally = fuzz(kinds, given.count or 10**6, seed, given.workers, limit)
+    limit = SECONDS if given.count is None and not given.special else float("inf")
+    count = given.count if given.special else given.count or 10**6
+    cases = (special_cases if given.special else random_cases)(kinds, count, seed)
+    tally = fuzz(kinds, cases, given.workers, limit)
     for name, ended in tally.items():
         print(
             f"{name:32} {sum(ended.values()):6}  {', '.join(f'{how} {n}' for how, n in sorted(ended.items()))}"

@@ -1,23 +1,23 @@
-"""The parts of the documentation that figures write themselves: scoreboard, cards, details and tables.
+"""The parts of the documentation that figures write themselves: cards, scoreboard, panels and tables.
 
-    python scripts/paper_pages.py FOLDER... --into docs/gallery.md --into docs/reproduce-the-paper.md
+    python scripts/paper_pages.py docs/results/* --into docs
 
-fills what stands between the marks `<!-- begin NAME -->` and `<!-- end NAME -->` of each page from the JSON files that
-`fedbandit figure` has left in the folders.
+fills what stands between the marks `<!-- begin NAME -->` and `<!-- end NAME -->` of the pages below a folder from the
+JSON files that `fedbandit figure` has left in the folders, judged by the rules of today.
 """
 
 import argparse
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_text
 from fedbandit.paper.catalogue import OURS
-from fedbandit.paper.page import (
+from fedbandit.paper.records import (
     VERDICTS,
     FigureRecord,
     chips,
@@ -25,78 +25,146 @@ from fedbandit.paper.page import (
     comparisons,
     difference_text,
     read_figures,
-    tuned,
 )
 
+Figures = Sequence[FigureRecord]
+PAGES = {
+    "Figure 1": "figure-1.md",
+    "Figure 2": "figure-2.md",
+    "Figure 3": "figure-3.md",
+    "Figure 4": "figure-4.md",
+    "Ablations": "ablations.md",
+    "Not in the paper": "beyond.md",
+}
 
-def cards(figures: Sequence[FigureRecord], beside: Path, details: str) -> str:
-    """A Markdown grid for each figure: small pictures with their verdicts, each leading to its details on that page."""
+
+def cards(figures: Figures, beside: Path, root: Path) -> str:
+    """A Markdown grid for each figure: small pictures with their verdicts, each leading to its panel."""
     parts = []
     for heading, panels in groupby(figures, key=lambda kept: _group(kept.name)):
         cards = []
         for kept in panels:
-            title, target = kept.numbers["title"], f"{details}#{_anchor(kept)}"
-            verdicts = f"<br>{chips(kept.verdicts)}" if kept.verdicts else ""
+            title, target = kept.numbers["title"], _link(kept, beside, root)
             cards.append(f"- [![{kept.name}: {title}]({_picture(kept, beside)})]({target})\n")
-            plain = title.removesuffix(f", {kept.numbers.get('model')} model")
+            tally = f"<br>{chips(kept.tally)}" if kept.tally else ""
             cards.append(
-                f"    **{_panel(kept.name)}: {plain}**, on {_where(kept)}. [Details]({target}){verdicts}\n"
+                f"    [**{_panel(kept.name)}: {title}**]({target}), {_where(kept)}{tally}\n"
             )
-        parts.append(
-            "\n".join(
-                [
-                    f"### {heading}\n",
-                    '<div class="grid cards gallery" markdown>\n',
-                    *cards,
-                    "</div>",
-                ]
-            )
-        )
+        grid = ['<div class="grid cards gallery" markdown>\n', *cards, "</div>"]
+        parts.append("\n".join([f"### {heading}\n", *grid]))
     return "\n\n".join(parts)
 
 
-def scoreboard(figures: Sequence[FigureRecord], details: str) -> str:
-    """A Markdown table of what the paper says, with the panels in which it was found so, not so, or not clearly."""
+def scoreboard(figures: Figures, beside: Path, root: Path) -> str:
+    """A Markdown table of the paper's claims, with the panels in which each agrees, disagrees or is not clear."""
     found: dict[str, dict[str, list[str]]] = {}
     for kept in figures:
-        claims = [(claim["words"], claim["verdict"]) for claim in kept.numbers.get("claims", [])]
+        claims = [(one.words, one.verdict) for one in kept.verdicts if one.kind == "claim"]
         of_words = Counter(words for words, _ in claims)
         for (words, verdict), count in Counter(claims).items():
-            link = f"[{_panel(kept.name)}, {_where(kept)}]({details}#{_anchor(kept)})"
+            link = f"[{_panel(kept.name)}, {_where(kept)}]({_link(kept, beside, root)})"
             share = "" if count == of_words[words] else f" ({count} of {of_words[words]})"
             found.setdefault(words, {}).setdefault(verdict, []).append(link + share)
     rows = [
-        f"| {words} | {' | '.join('<br>'.join(where.get(verdict, [])) for verdict in VERDICTS)} |"
+        f"| {words} | {' | '.join('<br>'.join(where.get(v, [])) for v in VERDICTS)} |"
         for words, where in found.items()
     ]
-    return "\n".join(
-        [f"| the paper says | {' | '.join(VERDICTS)} |", "| --- | --- | --- | --- |", *rows]
+    head = f"| the paper says | {' | '.join(VERDICTS)} |"
+    return "\n".join([head, "| --- | --- | --- | --- |", *rows])
+
+
+def tally(figures: Figures) -> str:
+    """How many claims agree, disagree or are not clear, at the published rates and tuned."""
+    lines = ["| rates | " + " | ".join(VERDICTS) + " |", "| --- | ---: | ---: | ---: |"]
+    for words, tuned in (("published", False), ("tuned here", True)):
+        count = sum((kept.tally for kept in figures if kept.tuned == tuned), Counter[str]())
+        lines.append(f"| {words} | {' | '.join(str(count[verdict]) for verdict in VERDICTS)} |")
+    return "\n".join(lines)
+
+
+def panels(figures: Figures, beside: Path, heading: str) -> str:
+    """Every panel of a figure: pictures, final rewards and verdicts, a column for each data set."""
+    own = [kept for kept in figures if _group(kept.name) == heading]
+    by_panel = groupby(
+        own, key=lambda kept: (kept.name, kept.numbers["title"].split(", linear model")[0])
+    )
+    return "\n\n".join(
+        _panel_part(name, title, list(made), beside) for (name, title), made in by_panel
     )
 
 
-def tuned_table(figures: Sequence[FigureRecord]) -> str:
+def _panel_part(name: str, title: str, made: list[FigureRecord], beside: Path) -> str:
+    pictures = ['<div class="grid cards gallery" markdown>\n']
+    for kept in made:
+        pictures.append(
+            f"- ![{name}: {title}, {_where(kept)}]({_picture(kept, beside)}){{ #{_anchor(kept)} }}\n"
+        )
+        pictures.append(f"    **{_where(kept)}**. {_sentence(kept.numbers['note'])}\n")
+    parts = [f"## {_panel(name)}: {title}", "\n".join([*pictures, "</div>"])]
+    heads = [_where(kept) for kept in made]
+    labels = list(dict.fromkeys(label for kept in made for label in kept.results))
+    if labels:
+        rows = [
+            f"| {label} | {' | '.join(_reward(kept.numbers['members'].get(label)) for kept in made)} |"
+            for label in labels
+        ]
+        parts.append("\n".join([*_head(["final running average", *heads]), *rows]))
+    verdicts = [{(one.words, one.claim): one for one in kept.verdicts} for kept in made]
+    said = list(dict.fromkeys(key for found in verdicts for key in found))
+    if said:
+        rows = []
+        for words, claim in said:
+            cells = (found.get((words, claim)) for found in verdicts)
+            shown = [
+                "" if one is None else f"{difference_text(one)}<br>**{one.verdict}**"
+                for one in cells
+            ]
+            quote = f"{words}: " if words else ""
+            rows.append(f"| {quote}*{claim}* | {' | '.join(shown)} |")
+        parts.append("\n".join([*_head(["the paper says: *measured here*", *heads]), *rows]))
+    return "\n\n".join(parts)
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    rule = ["---", *["---:"] * (len(cells) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (cells, rule)]
+
+
+def _reward(member: dict[str, Any] | None) -> str:
+    if member is None:
+        return ""
+    lost = f" ({len(member['diverged'])} diverged)" if member["diverged"] else ""
+    return f"{_with_error(member)}{lost}"
+
+
+def _sentence(note: str) -> str:
+    return f"{note[:1].upper()}{note[1:]}."
+
+
+def tuned_table(figures: Figures) -> str:
     """A Markdown table of what tuning changed, for figures that were made both ways; the highest tuned is in bold."""
-    published = {_same(kept): kept for kept in figures if not kept.numbers.get("tuning")}
+    published = {_same(kept): kept for kept in figures if not kept.tuned}
     lines = [
-        "| figure | | published rates | tuned | tuned values |",
-        "| --- | --- | ---: | ---: | --- |",
+        "| figure | | published rates | tuned | tuned values | grid points tried |",
+        "| --- | --- | ---: | ---: | --- | ---: |",
     ]
     for kept in figures:
         searched, before = kept.numbers.get("tuning"), published.get(_same(kept))
         if not searched or before is None:
             continue
-        members = {
-            label: member for label, member in kept.numbers["members"].items() if label in searched
-        }
+        members = {k: member for k, member in kept.numbers["members"].items() if k in searched}
         highest = max(member["mean"] or 0.0 for member in members.values())
-        title = f"{_panel(kept.name)}, {kept.numbers['data']}"
+        title = f"{_panel(kept.name)}, {_data(kept)}"
         for label, member in members.items():
             mark = "**" if member["mean"] == highest and len(members) > 1 else ""
             cells = [
                 _with_error(before.numbers["members"][label]),
                 f"{mark}{_with_error(member)}{mark}",
             ]
-            lines.append(f"| {title} | {label} | {' | '.join(cells)} | {_values(member)} |")
+            tried = f"{searched[label]['looked_at']} of {searched[label]['grid_points']}"
+            lines.append(
+                f"| {title} | {label} | {' | '.join(cells)} | {_values(member)} | {tried} |"
+            )
             title = ""
     return "\n".join(lines)
 
@@ -130,104 +198,64 @@ def _group(name: str) -> str:
     return "Not in the paper" if name in ("drift", *OURS) else "Ablations"
 
 
+def _data(kept: FigureRecord) -> str:
+    names = {"topics-like-stackoverflow": "so-like", "so-questions": "questions"}
+    return names.get(str(kept.numbers["data"]), str(kept.numbers["data"]))
+
+
 def _where(kept: FigureRecord) -> str:
     """On which data, with which model, tuned or as published, and that there was one seed only."""
     numbers = kept.numbers
     model = f", {numbers['model']} model" if numbers.get("model") else ""
-    seeds = max(
-        (len(member["final"]) for member in numbers["members"].values() if "final" in member),
-        default=0,
-    )
-    return f"{numbers['data']}{model}{tuned(kept)}{', one seed' if seeds == 1 else ''}"
-
-
-def details(figures: Sequence[FigureRecord], beside: Path) -> str:
-    """Every figure in Markdown: picture, regime, final rewards, and each claim with its words, number and verdict."""
-    return "\n\n".join(_details(kept, beside) for kept in figures)
-
-
-def _details(kept: FigureRecord, beside: Path) -> str:
-    numbers = kept.numbers
-    title = f"{kept.name}: {numbers['title']}"
-    parts = [
-        f"### {title}, on {numbers['data']}{tuned(kept)} {{ #{_anchor(kept)} }}",
-        f"![{title}]({_picture(kept, beside)})",
-    ]
-    parts.append(f"{numbers['note'][:1].upper()}{numbers['note'][1:]}.")
-    if numbers.get("claims"):
-        rows = [
-            f"| {claim['words']} | {claim['claim']} | {difference_text(claim)} | **{claim['verdict']}** |"
-            for claim in numbers["claims"]
-        ]
-        head = [
-            "| the paper says | measured here | difference | verdict |",
-            "| --- | --- | ---: | --- |",
-        ]
-        parts.append("\n".join([*head, *rows]))
-        rows = [_reward_row(label, member) for label, member in numbers["members"].items()]
-        head = ["| | final running average | ± s.e. | paper |", "| --- | ---: | ---: | ---: |"]
-        if tuning := numbers.get("tuning"):
-            head = [f"{head[0]} tuned values | grid points tried |", f"{head[1]} --- | --- |"]
-            searched = (
-                _search(tuning.get(label), member) for label, member in numbers["members"].items()
-            )
-            rows = [row + cells for row, cells in zip(rows, searched, strict=True)]
-        parts.append("\n".join([*head, *rows]))
-    return "\n\n".join(parts)
-
-
-def _search(effort: dict[str, int] | None, member: dict[str, Any]) -> str:
-    """Two cells more: the values that a search chose, and how much of the grid it has tried."""
-    if effort is None:  # nothing to tune: it does not learn
-        return " – | – |"
-    return f" {_values(member)} | {effort['looked_at']} of {effort['grid_points']} |"
-
-
-def _reward_row(label: str, member: dict[str, Any]) -> str:
-    tried = len(member["seeds"]) + len(member["diverged"])
-    lost = f" ({len(member['diverged'])} of {tried} seeds diverged)" if member["diverged"] else ""
-    mean, error, paper = (member[key] for key in ("mean", "standard_error", "paper"))
-    cells = [f"{value:.3f}" if value is not None else "–" for value in (mean, error)]
+    seeds = max((len(one.final) for one in kept.results.values()), default=0)
     return (
-        f"| {label} | {cells[0]}{lost} | {cells[1]} | {'–' if paper is None else f'{paper:.2f}'} |"
+        f"{_data(kept)}{model}{', tuned' if kept.tuned else ''}{', one seed' if seeds == 1 else ''}"
     )
-
-
-def spliced(text: str, name: str, content: str) -> str:
-    """A page with what stands between `<!-- begin NAME -->` and `<!-- end NAME -->` replaced, if it has them."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    return f"{before}{begin}\n\n{content}\n\n{end}{after}" if found and closed else text
-
-
-def fill(markdown: Path, figures: Sequence[FigureRecord]) -> None:
-    """Write cards, details and the table of rules into a Markdown page, where it has marks for them."""
-    try:
-        text = markdown.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{markdown}: {error.strerror}") from None
-    text = spliced(text, "scoreboard", scoreboard(figures, "reproduce-the-paper.md"))
-    text = spliced(text, "cards", cards(figures, markdown.parent, "reproduce-the-paper.md"))
-    text = spliced(text, "details", details(figures, markdown.parent))
-    text = spliced(text, "tuned", tuned_table(figures))
-    write_text(markdown, spliced(text, "table", comparison_table(comparisons(figures))))
 
 
 def _anchor(kept: FigureRecord) -> str:
-    model, tuned = kept.numbers.get("model"), "tuned" if kept.numbers.get("tuning") else None
+    model, tuned = kept.numbers.get("model"), "tuned" if kept.tuned else None
     return "-".join(part for part in (kept.name, kept.numbers["data"], model, tuned) if part)
+
+
+def _link(kept: FigureRecord, beside: Path, root: Path) -> str:
+    page = os.path.relpath(root / "paper" / PAGES[_group(kept.name)], beside)
+    return f"{page}#{_anchor(kept)}"
 
 
 def _picture(kept: FigureRecord, beside: Path) -> str:
     return os.path.relpath(kept.path.with_suffix(".png"), beside)
 
 
+def fill(markdown: Path, figures: Figures, root: Path) -> None:
+    """Write what a page has marks for: cards, scoreboard, tally, tuned, table, or `panels Figure 2`."""
+    beside = markdown.parent
+    makers = {
+        "cards": lambda: cards(figures, beside, root),
+        "scoreboard": lambda: scoreboard(figures, beside, root),
+        "tally": lambda: tally(figures),
+        "tuned": lambda: tuned_table(figures),
+        "table": lambda: comparison_table(comparisons(figures)),
+        **{f"panels {h}": lambda h=h: panels(figures, beside, h) for h in PAGES},
+    }
+
+    def replaced(found: re.Match[str]) -> str:
+        name = found[1]
+        return f"<!-- begin {name} -->\n\n{makers[name]()}\n\n<!-- end {name} -->"
+
+    text = markdown.read_text(encoding="utf-8")
+    names = "|".join(map(re.escape, makers))
+    pattern = rf"<!-- begin ({names}) -->.*?<!-- end \1 -->"
+    filled = re.sub(pattern, replaced, text, flags=re.DOTALL)
+    if filled != text:
+        write_text(markdown, filled)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+", help="folders with figures")
-    parser.add_argument("--into", type=Path, action="append", required=True, help="a page to fill")
+    parser.add_argument("--into", type=Path, required=True, help="the folder of the pages")
     given = parser.parse_args()
-    made = read_figures(given.folders)
-    for page in given.into:
-        fill(page, made)
+    made = read_figures([folder for folder in given.folders if folder.is_dir()])
+    for page in sorted(given.into.rglob("*.md")):
+        fill(page, made, given.into)

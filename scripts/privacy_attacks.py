@@ -30,7 +30,7 @@ from release_attacks import (
 )
 
 from fedbandit.deploy.server.private_metrics import RoundNoise
-from fedbandit.federated.pipeline import clipped_sum
+from fedbandit.federated.pipeline import add_steps
 
 
 def figures(mechanism: str, rounds: int, streams: int) -> dict[str, Any]:
@@ -81,8 +81,8 @@ def weights(noise: float, size: int) -> dict[str, Any]:
         shares, like = [], np.zeros(size, np.float32)
         for update in (0.0, 1.0):
             server = deployment.server(deployment.noise(0, {}))
-            own = [(np.full_like(like, update), 1.0)]
-            total = clipped_sum(own, like, 1.0, deployment.grid.step)
+            total = np.zeros(like.shape, np.int64)
+            add_steps(total, np.full_like(like, update), 1.0, deployment.grid.step)
             released = server.aggregation.mean(total, 1, 1, 1.0)
             shares.append(float(impossible_with(released, 4, 1.0).mean()))
     return {

@@ -1,6 +1,7 @@
 """What one secure sum costs its server: simulated devices with signed keys, some of which drop out after sharing.
 
     python scripts/secure_sum_cost.py --devices 1000 --weights 500000 --lost 0.1
+    python scripts/secure_sum_cost.py --noise
 
 Both halves of the protocol run in one process and its clock is read around each of them. The work of a transport on
 the messages is not in it. Exits with code 1 if the sum is wrong.
@@ -22,9 +23,15 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_pri
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer
-from fedbandit.deploy.masking.common_task import STATEMENT, CommonTask, task_digest
-from fedbandit.deploy.masking.device import (
+from fedbandit.deploy.masking.announcements import (
+    STATEMENT,
+    Announcement,
+    CommonTask,
+    Roster,
+    Signer,
+    task_digest,
+)
+from fedbandit.deploy.masking.masked_sum import (
     Announced,
     Shared,
     accept,
@@ -34,10 +41,18 @@ from fedbandit.deploy.masking.device import (
     share,
     vouch,
 )
-from fedbandit.deploy.messages import Courier, Reply, Request
-from fedbandit.deploy.secure_sums import Figures, SecureMinimum, encode, update_error
+from fedbandit.deploy.messages import Reply, Request, RequestPoller
+from fedbandit.deploy.secure_sums import (
+    RANGE,
+    STEP,
+    Figures,
+    SecureMinimum,
+    encode,
+    update_error,
+)
 from fedbandit.deploy.server.deployment import Deployment, build_deployment
 from fedbandit.deploy.server.secure_gathering import SecureSums
+from fedbandit.privacy.noise import SECURE
 
 ACTIONS = 10
 
@@ -57,7 +72,8 @@ class Devices:
         self._kept: dict[int, Any] = {}
         self._open: dict[str, Request] = {}
         self.total = np.zeros(deployment.initial.size)
-        self.seconds, self.sent, self.now = 0.0, 0, 0.0
+        self.noise = np.zeros(deployment.initial.size, np.int64)
+        self.seconds, self.drawing, self.sent, self.now = 0.0, 0.0, 0, 0.0
 
     def nodes(self) -> list[int]:
         return list(self._keys)
@@ -127,7 +143,18 @@ class Devices:
         packets = {other: parcel[:-STATEMENT] for other, parcel in both.items()}
         signed = {other: parcel[-STATEMENT:] for other, parcel in both.items()}
         self._kept[node] = accept(shared, packets, signed)
-        levels = encode(Figures(update, 1, 1, 0.5, 0.5), 1.0, self._deployment.rules.bounds, rng)
+        bounds, ledger = self._deployment.rules.bounds, self._deployment.ledger
+        if ledger is None:
+            levels = encode(Figures(update, 1, 1, 0.5, 0.5), 1.0, bounds, rng)
+        else:
+            levels = encode(Figures(update, 0, 0, 0.0, 0.0, 0), 1.0, bounds, rng)
+            before = time.process_time()
+            share = ledger.tolerance.drawn(
+                update.size, len(self._keys), ledger.plan.noise_multiplier, STEP / RANGE
+            )
+            self.drawing += time.process_time() - before
+            levels[: update.size] += share
+            self.noise += share
         vector = masked(shared, self._kept[node], levels)
         self.sent = len(vector)
         return {wire.MASKED: vector}
@@ -140,7 +167,7 @@ class Devices:
         return {wire.STATEMENT: signed}
 
 
-def deployment_of(devices: int, weights: int, folder: Path) -> Deployment:
+def deployment_of(devices: int, weights: int, folder: Path, noise: bool) -> Deployment:
     values = {
         "rounds": 1,
         "clients_per_round": devices,
@@ -153,6 +180,10 @@ def deployment_of(devices: int, weights: int, folder: Path) -> Deployment:
             "min_reports": 3,
         },
     }
+    if noise:
+        values["privacy"] = {"mechanism": "dp-fedavg", "noise": "devices", "noise_multiplier": 4.0}
+        values["privacy"] |= {"sampling": "fixed", "dropout": 0.2, "colluders": 0.1}
+        values["deployment"] |= {"population": devices}
     return build_deployment(values, folder)
 
 
@@ -165,10 +196,11 @@ def main() -> int:
     parser.add_argument(
         "--lost", type=float, default=0.1, help="the part of the devices that drops out"
     )
+    parser.add_argument("--noise", action="store_true", help="devices add their own noise")
     given = parser.parse_args()
     logging.getLogger("fedbandit").setLevel(logging.ERROR)  # that devices drop out is meant
     with tempfile.TemporaryDirectory() as folder:
-        deployment = deployment_of(given.devices, given.weights, Path(folder))
+        deployment = deployment_of(given.devices, given.weights, Path(folder), given.noise)
         lost = set(
             np.random.default_rng(0).choice(
                 given.devices, int(given.lost * given.devices), replace=False
@@ -176,7 +208,7 @@ def main() -> int:
             + 1
         )
         devices = Devices(given.devices, lost, deployment)
-        courier = Courier(devices, lambda: devices.now, devices.wait, 1.0)
+        courier = RequestPoller(devices, lambda: devices.now, devices.wait, 1.0)
         before = time.process_time()
         found = SecureSums(deployment, courier).gather(
             deployment.start(), 1, devices.nodes(), lambda _: {}
@@ -185,10 +217,14 @@ def main() -> int:
     if found is None:
         print("no  a sum came about")
         return 1
-    error = float(np.abs(found.total - devices.total).max())
-    right = error < update_error(found.accepted, 1.0) + 1e-4  # the total is kept in float32
+    total, summed = found.total, found.accepted + found.idle
+    if given.noise:
+        print(f"of it, noise         {devices.drawing / given.devices:.2f} s of a device's CPU")
+        total = SECURE.centred(found.total - devices.noise) * SECURE.step
+    error = float(np.abs(total - devices.total).max())
+    right = error < update_error(summed, 1.0) + 1e-4  # the total is kept in float32
     print(
-        f"in the sum           {found.accepted} of {given.devices} devices, {devices.total.size} weights each"
+        f"in the sum           {summed} of {given.devices} devices, {devices.total.size} weights each"
     )
     print(f"sent by a device     {devices.sent / 1e6:.2f} MB in its masked vector")
     print(f"server's CPU         {seconds:.1f} s")
@@ -197,7 +233,7 @@ def main() -> int:
         f"memory at most       {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB, both sides"
     )
     print(f"{'yes' if right else 'no '}  the sum is right: within {error:.1e}")
-    return 0 if right and found.accepted == given.devices - len(lost) else 1
+    return 0 if right and summed == given.devices - len(lost) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 from fedbandit.deploy.server.database import Generation, Mark, create
 
 REPORTS = 100
+AT_ONCE = 100_000  # devices that are made before they are written
 
 
 def name_of(device: int, devices: int) -> str:
@@ -30,12 +31,16 @@ def cpu_seconds(action: Callable[[], object]) -> float:
 
 
 def measure(path: Path, devices: int, rounds: int) -> None:
-    marks = ((name_of(i, devices), Mark(i % 1000, i % 500)) for i in range(devices))
-    database = create(path, Generation(1, {}, {}), marks)
+    database, known, last = create(path, Generation(0, {}, {})), {"devices": 0, "names": 0}, 0
+    for start in range(0, devices, AT_ONCE):
+        some = range(start, min(start + AT_ONCE, devices))
+        marks = {name_of(i, devices): Mark(i % 1000, i % 500) for i in some}
+        found = database.commit(Generation(last + 1, {}, known), marks, {}, last, last)
+        known, last = dict(zip(known, found, strict=True)), last + 1
     print(f"{devices:,} devices, {path.stat().st_size / 1e6:,.0f} MB")
     chance = np.random.default_rng(0)
     spent = []
-    for number in range(1, rounds + 1):
+    for number in range(last, last + rounds):
         names = [name_of(int(i), devices) for i in chance.choice(devices, REPORTS, replace=False)]
 
         def one_round(names: list[str] = names, number: int = number) -> None:
@@ -43,8 +48,9 @@ def measure(path: Path, devices: int, rounds: int) -> None:
             found = database.marks(names)  # what their reports are held against
             following = {name: Mark(found[name].counted + 5, number) for name in names}
             nodes = {number * REPORTS + i: name for i, name in enumerate(names)}
-            facts = {"devices": devices}
-            database.commit(Generation(number + 1, {}, facts), following, nodes, number, number)
+            following_state = Generation(number + 1, {}, known)
+            found = database.commit(following_state, following, nodes, number, number)
+            known.update(zip(("devices", "names"), found, strict=True))
 
         spent.append(cpu_seconds(one_round))
     print(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from fedbandit.data.importers.table import TableOptions, import_table
+from fedbandit.data.importers.tables import TableOptions, import_table
 from fedbandit.federated.learners.base import AutogradLearner
-from fedbandit.federated.learners.sparse import SparseLinearLearner
+from fedbandit.federated.learners.linear import SparseLinearLearner
 
 # The same examples every time, and no test that fails because the machine is busy.
 settings.register_profile("fixed", derandomize=True, deadline=None)
@@ -26,17 +26,17 @@ def _own_environment(tmp_path_factory):
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDBANDIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("FEDBANDIT_PATIENCE", "0")
+        patch.setenv("FEDBANDIT_COMPILE_AFTER_SECONDS", "0")
         yield
 
 
 @pytest.fixture(scope="module")
 def small_chunks():
     """For cohorts of a few dozen events, which must still be cut into several chunks."""
-    from fedbandit.federated.learners.dense import (
+    from fedbandit.federated.learners.linear import DenseLinearLearner
+    from fedbandit.federated.learners.mlp import (
         DenseLearner,  # needs torch, which most tests do without
     )
-    from fedbandit.federated.learners.dense_linear import DenseLinearLearner
 
     with pytest.MonkeyPatch.context() as patch:
         for learner in (AutogradLearner, DenseLearner, DenseLinearLearner, SparseLinearLearner):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
@@ -21,11 +23,21 @@ def test_some_damages_of_every_kind(tmp_path):
     for kind in (
         "data set, sparse",
         "checkpoint, fedavg",
+        "stopped run beside a sibling, scaffold",
+        "folder of sweep, sweep",
         "device log",
         "server's message, train",
         "device's report",
     ):
         assert f"\n{kind} " in done.stdout
+
+
+@pytest.mark.slow
+def test_some_special_files_in_the_folders_of_runs_and_studies(tmp_path):
+    command = ("--special", "--count", 60, "--seed", 2, "--workers", 1)
+    done = run(SCRIPTS / "fuzz.py", *command, tmp_path=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith(", 0 failures")
 
 
 WRONG = """
@@ -53,7 +65,7 @@ kinds = {
     "not checked": Kind({"file": b"whole"}, does(lambda: 2)),
     "refused": Kind({"file": b"whole"}, does(refuses), checked=True),
 }
-for name, ended in fuzz.fuzz(kinds, 2 * len(kinds), 0, 1, 300.0).items():
+for name, ended in fuzz.fuzz(kinds, fuzz.random_cases(kinds, 2 * len(kinds), 0), 1, 300.0).items():
     print("ended", name, "as", *(f"{how} {number}" for how, number in ended.items()))
 """
 

@@ -96,7 +96,12 @@ def test_text_run_with_noise(start, way, dtype):
         for noise, after in zip(noises, (theirs, ours.weights), strict=True):
             noise.append((after - state.weights) / spec["slr"] * len(updates) - clipped)
         fresh = phase.start(theirs)
-        state = replace(ours, weights=theirs, kept=fresh.kept, deployed={number: fresh.deployed[0]})
+        state = replace(
+            ours,
+            weights=theirs,
+            server_state=fresh.server_state,
+            deployed={number: fresh.deployed[0]},
+        )
     for noise in map(np.concatenate, noises):
         size = noise.std() / (spec["noise"] * spec["clip"])
         assert size == pytest.approx(1, abs=4 / np.sqrt(2 * noise.size))  # four standard errors

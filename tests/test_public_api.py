@@ -12,7 +12,7 @@ import fedbandit
 
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
 PACKAGES = ["environments", "models", "objectives", "ope", "policies", "privacy"]
-MODULES = ["data.formats.columns", "data.text", "results.differences", "studies.search"]
+MODULES = ["data.importers.columns", "data.text", "results.differences", "studies.search"]
 EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "environments", "ope", "privacy"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from core_samples import config, images, played, text
 
-from fedbandit.core.sources import RESULTS
+from fedbandit.core.identity import RESULTS
 
 STORED = Path(__file__).with_name("results_number.json")
 # In float64: what is left of differences between processors is far below the digits that are kept.
@@ -77,7 +77,7 @@ def test_results_are_those_of_the_results_number(name):
         f"the digests are of results number {stored['results']}; {__doc__}"
     )
     assert digest(name) == stored["runs"][name], (
-        f"the results of {name!r} have changed. If that is meant, raise RESULTS in core/sources.py. {__doc__}"
+        f"the results of {name!r} have changed. If that is meant, raise RESULTS in core/identity.py. {__doc__}"
     )
 
 

@@ -9,9 +9,10 @@ from builders import random_images
 from core_samples import config, images, played, text
 
 from fedbandit.assembly.experiment import build_experiment
+from fedbandit.core.errors import PartFailed
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.clients import Broadcast
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -126,6 +127,6 @@ def test_an_error_in_a_chunk_reaches_the_caller():
     state = simulate(config(), text()).state
     broadcast = Broadcast(1, {"weights": state.weights}, state.deployed, 1.0)
     engine = ThreadEngine(2)
-    with pytest.raises(RuntimeError, match="a mistake in somebody's policy"):
+    with pytest.raises(PartFailed, match="RuntimeError: a mistake in somebody's policy"):
         list(engine.run(work, work.chunks(np.arange(12)), broadcast))
     engine.close()

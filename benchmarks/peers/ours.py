@@ -100,7 +100,7 @@ class TrainingRounds:
             accepted += len(result.norms)
         update = phase.aggregation.mean(total, accepted, 1, state.clip_norm)
         kept = phase.work.algorithm.step(
-            state.kept, {"weights": update}, RoundFacts(1, accepted, accepted)
+            state.server_state, {"weights": update}, RoundFacts(1, accepted, accepted)
         )
         self._state = replace(state, weights=kept["weights"], kept=kept)
 

@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.server.store import in_lines, read_status
+from fedbandit.deploy.server.status import in_lines, read_status
 
 _STYLE = (
     "body{font:16px system-ui;margin:2em auto;max-width:46em;padding:0 1em}pre{overflow-x:auto}"

@@ -1,4 +1,6 @@
-"""Everything on this machine with one command: a server, some devices with their users, and a page. Ends by Ctrl-C.
+"""Everything on this machine with one command: a server, some devices with their users, a page.
+
+Ctrl-C, SIGTERM and a closed terminal end all of it.
 
 python examples/tag_suggestions/run.py
 """
@@ -16,7 +18,7 @@ from pathlib import Path
 from page import make_page
 from users import TAGS, VOCABULARY
 
-from fedbandit.deploy.flower.processes import free_port
+from fedbandit.deploy.flower.processes import ended_by_signals, free_port, uninterrupted
 
 HERE = Path(__file__).parent
 TOML = """rounds = {rounds}
@@ -98,29 +100,34 @@ def main() -> None:
     print(f"open http://127.0.0.1:{page.server_address[1]} and press Ctrl-C to end", flush=True)
     deploy, port = (sys.executable, "-m", "fedbandit", "deploy"), free_port()
     children = Children(chosen.out)
-    try:
-        server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)
-        for number in range(chosen.devices):
-            folder = chosen.out / f"device-{number}"
-            children.start(
-                f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number
-            )
-            joins = ("client", folder, "--create", "--server", f"127.0.0.1:{port}", "--insecure")
-            children.start(f"node-{number}", *deploy, *joins)
-        while server.poll() is None:
-            time.sleep(0.5)
-        print(
-            f"the server has ended with code {server.returncode}; see {chosen.out / 'server.log'}"
-        )
-    except KeyboardInterrupt:
-        print("ending", flush=True)
-    finally:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # a second Ctrl-C must not leave processes behind
-        children.end()
-        page.shutdown()
-        page.server_close()
+    with ended_by_signals():
+        try:
+            server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)
+            for number in range(chosen.devices):
+                folder = chosen.out / f"device-{number}"
+                children.start(
+                    f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number
+                )
+                joins = (
+                    "client",
+                    folder,
+                    "--create",
+                    "--server",
+                    f"127.0.0.1:{port}",
+                    "--insecure",
+                )
+                children.start(f"node-{number}", *deploy, *joins)
+            while server.poll() is None:
+                time.sleep(0.5)
+            log = chosen.out / "server.log"
+            print(f"the server has ended with code {server.returncode}; see {log}")
+        except KeyboardInterrupt:
+            print("ending", flush=True)
+        finally:
+            with uninterrupted():  # a second signal must not leave processes behind
+                children.end()
+                page.shutdown()
+                page.server_close()
     print(f"stopped; run the same command again to resume from {chosen.out}", flush=True)
 
 

@@ -17,10 +17,11 @@ _HOMES = {
     "import_frame": "fedbandit.data",
     "import_log": "fedbandit.data",
     "run": "fedbandit.runs.run",
-    "simulate": "fedbandit.simulation.simulate",
+    "simulate": "fedbandit.simulation",
     "compare": "fedbandit.studies.compare",
     "sweep": "fedbandit.studies.sweeps",
     "evaluate": "fedbandit.studies.evaluate",
+    "export": "fedbandit.studies.trained_models",
     "Results": "fedbandit.results",
     "Agent": "fedbandit.deploy",
     "Model": "fedbandit.models",
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from fedbandit import ope as ope
     from fedbandit import policies as policies
     from fedbandit import privacy as privacy
+    from fedbandit import simulation as _simulation
     from fedbandit.config import Config as Config
     from fedbandit.data import FederatedDataset as FederatedDataset
     from fedbandit.data import import_frame as import_frame
@@ -58,10 +60,12 @@ if TYPE_CHECKING:
     from fedbandit.presets import preset as preset
     from fedbandit.results import Results as Results
     from fedbandit.runs.run import run as run
-    from fedbandit.simulation.simulate import simulate as simulate
     from fedbandit.studies.compare import compare as compare
     from fedbandit.studies.evaluate import evaluate as evaluate
     from fedbandit.studies.sweeps import sweep as sweep
+    from fedbandit.studies.trained_models import export as export
+
+    simulate = _simulation.simulate
 
 
 def __getattr__(name: str) -> Any:

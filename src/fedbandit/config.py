@@ -24,7 +24,8 @@ Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-# Sections that name a part: the key of its name, where the built-in ones are, and arguments that come from elsewhere.
+# Sections that name a part: the key of its name, where the built-in ones are, and arguments that
+# come from elsewhere.
 PARTS = (
     ("environment", "name", "fedbandit.environments", 2),
     ("policy", "name", "fedbandit.policies", 0),
@@ -53,13 +54,13 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Section(BaseModel):
+    """A section that refuses keys it does not know, and values of other types."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class _OpenSection(BaseModel):
-    """A section with further keys: the parameters of what it names, which are checked when that is
-    built.
-    """
+    """A section that names a part; further keys are its parameters, checked when it is built."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -77,10 +78,6 @@ class _OpenSection(BaseModel):
         return self
 
 
-class _Component(_OpenSection):
-    name: str
-
-
 class DataConfig(_Section):
     """Where the examples come from."""
 
@@ -89,7 +86,9 @@ class DataConfig(_Section):
     files: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
-class ModelConfig(_Component):
+class ModelConfig(_OpenSection):
+    """The model: linear, mlp, cnn or an import path; further keys are its own parameters."""
+
     name: str = "linear"
     freeze: Annotated[
         tuple[str, ...], Field(strict=False)
@@ -101,7 +100,7 @@ class ModelConfig(_Component):
         return {"name": self.name, **self.parameters}
 
 
-class EnvironmentConfig(_Component):
+class EnvironmentConfig(_OpenSection):
     """The world that pays for actions; further keys are its own parameters (`noise`, ...)."""
 
     name: str = "labels"
@@ -114,11 +113,17 @@ class EnvironmentConfig(_Component):
         return {"environment": self.name, **self.parameters}
 
 
-class PolicyConfig(_Component):
+class PolicyConfig(_OpenSection):
+    """The exploration rule; further keys are its own parameters (`beta`, `epsilon`,
+    `floor`, ...).
+    """
+
     name: str = "softmax"
 
 
-class ObjectiveConfig(_Component):
+class ObjectiveConfig(_OpenSection):
+    """The loss on logged feedback; further keys are its own parameters (`scale`, ...)."""
+
     name: str = "regression"
 
 
@@ -142,7 +147,7 @@ class ServerConfig(_OpenSection):
         return {"learning_rate": self.learning_rate, **super().parameters}
 
 
-class AlgorithmConfig(_Component):
+class AlgorithmConfig(_OpenSection):
     """The federated algorithm; further keys are its own parameters (`mu`, ...)."""
 
     name: str = "fedavg"
@@ -151,7 +156,7 @@ class AlgorithmConfig(_Component):
     )
 
 
-class CompressionConfig(_Component):
+class CompressionConfig(_OpenSection):
     """Compression of clients' updates; further keys are its own parameters (`bits`,
     `fraction`, ...).
     """
@@ -159,7 +164,7 @@ class CompressionConfig(_Component):
     name: str = "none"
 
 
-class AggregationConfig(_Component):
+class AggregationConfig(_OpenSection):
     """Aggregation of the clients' updates; further keys are the rule's own parameters
     (`trim`, ...).
     """
@@ -216,7 +221,9 @@ class PopulationConfig(_Section):
 
 
 class PrivacyConfig(_Section):
-    """Differential privacy for clients. The clip norm is that of `[clipping]`; there is no other."""
+    """Differential privacy for clients. The clip norm is that of `[clipping]`; there is no
+    other.
+    """
 
     mechanism: Literal["none", "dp-fedavg", "dp-ftrl", "banded-mf", "blt", "best"] = "none"
     noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -233,11 +240,16 @@ class PrivacyConfig(_Section):
     bands: Count | None = None  # of banded-mf; None: 32, or the separation where that is less
     buffers: Annotated[int, Field(ge=1, le=8)] | None = None  # of blt; None: 3
     restart_at_deployments: bool = False
-    noise: Literal["seed", "system"] = (
-        "seed"  # of a simulation; a deployment's is always the operating system's
-    )
+    # Of a simulation, where a deployment's is the operating system's; "devices": they add it
+    # themselves, inside a secure sum.
+    noise: Literal["seed", "system", "devices"] = "seed"
+    # With noise = "devices", the parts of a round's devices that may drop out and that may work
+    # with the server; None: 0.2 and 0.1.
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    colluders: Annotated[float, Field(ge=0, lt=1)] | None = None
     pretraining: Literal["public", "accounted"] | None = None
-    # Of deployments: parts of the budget that pay for noised figures and for the gate; None: there are none.
+    # Of deployments: parts of the budget that pay for noised figures and for the gate; None: there
+    # are none.
     figures_share: Fraction | None = None
     gate_share: Fraction | None = None
     unit: Literal["client", "user"] | None = (
@@ -284,9 +296,9 @@ class Config(_Section):
         (50, 'softmax', {'beta': 0.1})
         >>> config.with_values({"policy.beta": 0.02, "seed": 3}).policy.parameters
         {'beta': 0.02}
-        >>> config.with_values({"client.learning_rat": 1.0})
+        >>> config.with_values({"client.epoch": 1})
         Traceback (most recent call last):
-        fedbandit.core.errors.ConfigError: client.learning_rat: unknown key; did you mean learning_rate?
+        fedbandit.core.errors.ConfigError: client.epoch: unknown key; did you mean epochs?
     """
 
     scenario: str = "init-shift"
@@ -356,7 +368,8 @@ class Config(_Section):
         if all(settings.get(f"clipping.{way}") is not None for way in ("norm", "quantile")):
             raise ConfigError("clipping: either norm (fixed) or quantile (adaptive), not both")
         values = self.model_dump()
-        # A new name takes the old one's parameters away, so it must not come after those that belong to it.
+        # A new name takes the old one's parameters away, so it must not come after those that
+        # belong to it.
         for key in sorted(settings, key=lambda key: not key.endswith((".name", ".optimizer"))):
             values = _set(values, key, settings[key])
         changed = Config.build(values)
@@ -395,14 +408,14 @@ def _check_parts(config: Config, sections: set[str]) -> None:
             **importlib.import_module(module).BUILT_IN,
         }
         make = resolve(f"{section}.{key}", name, built_in)
-        floor = ("floor",) if section == "policy" else ()  # goes with every built-in rule
-        given = [parameter for parameter in chosen.parameters if parameter not in floor]
+        around = ("alpha", "floor") if section == "policy" else ()  # go with every built-in rule
+        given = [parameter for parameter in chosen.parameters if parameter not in around]
         check_keys(
             section,
             make,
             given,
             leading,
-            beside=[*type(chosen).model_fields, *floor],
+            beside=[*type(chosen).model_fields, *around],
             others=built_in,
         )
 
@@ -463,6 +476,7 @@ def parse_settings(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def _set(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
+    """The values with one dotted key set; a new name drops the parameters of the old one."""
     key, _, rest = dotted.partition(".")
     if not rest:
         return {**values, key: value}
@@ -481,6 +495,7 @@ def _set(values: dict[str, Any], dotted: str, value: Any) -> dict[str, Any]:
 
 
 def _first_problem(error: ValidationError) -> str:
+    """The first thing that pydantic has found wrong, in the words of a user."""
     problems = error.errors()
     first = problems[0]
     path = _path(first["loc"])
@@ -514,6 +529,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that a section knows, to suggest one of them."""
     model: Any = Config
     for part in location[:-1]:
         model = model.model_fields[part].annotation

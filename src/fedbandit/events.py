@@ -10,7 +10,8 @@ from fedbandit.core.prediction import entries_of
 
 @dataclass(frozen=True)
 class Events:
-    """What clients log: contexts, actions, rewards, propensities and the model version that chose. One row an event.
+    """What clients log: contexts, actions, rewards, propensities and the model version that chose.
+    One row an event.
 
     The events of one client stand together: client i owns rows bounds[i]:bounds[i + 1].
     """
@@ -24,6 +25,7 @@ class Events:
     fresh: (
         np.ndarray
     )  # bool [n]: made in the current period; older ones were already counted in the reward
+    times: np.ndarray | None = None  # int64 [n]: the round, or period, in which it happened
     available: np.ndarray | None = None  # bool [K] or [n, K]: what could be chosen; None: all
     missing: np.ndarray | None = None  # int64 [clients]: rewards of fresh events that never arrive
     regret: np.ndarray | None = None  # float64 [n]: mean reward lost against the best action
@@ -39,6 +41,7 @@ class Events:
 
     @property
     def num_clients(self) -> int:
+        """How many clients the events are of, those without any included."""
         return len(self.bounds) - 1
 
     def of_client(self, index: int) -> "Events":
@@ -54,6 +57,15 @@ class Events:
         bounds = np.searchsorted(rows, self.bounds)
         return self._rows(rows, bounds, self.contexts.take(rows), self.missing)
 
+    def sum_fresh(self, values: np.ndarray | None = None) -> np.ndarray:
+        """Sums of values [n] over each client's fresh events, added in order: float64 [clients].
+
+        Without values the number of fresh events: int64 [clients].
+        """
+        owners = np.repeat(np.arange(self.num_clients), np.diff(self.bounds))[self.fresh]
+        chosen = None if values is None else values[self.fresh]
+        return np.bincount(owners, chosen, minlength=self.num_clients)
+
     def _rows(
         self,
         rows: np.ndarray | slice,
@@ -61,6 +73,7 @@ class Events:
         contexts: Contexts,
         missing: np.ndarray | None,
     ) -> "Events":
+        """Some events, with bounds and contexts that go with them."""
         available = self.available
         if available is not None and available.ndim == 2:
             available = available[rows]
@@ -72,6 +85,7 @@ class Events:
             propensities=self.propensities[rows],
             versions=self.versions[rows],
             fresh=self.fresh[rows],
+            times=None if self.times is None else self.times[rows],
             available=available,
             missing=missing,
             regret=None if self.regret is None else self.regret[rows],
@@ -80,6 +94,7 @@ class Events:
         )
 
     def _targets(self, rows: np.ndarray | slice) -> np.ndarray | None:
+        """The targets of some events; over candidates those of their entries."""
         if self.targets is None or self.contexts.candidates is None:
             return None if self.targets is None else self.targets[rows]
         places = np.arange(len(self))[rows] if isinstance(rows, slice) else rows

@@ -1,7 +1,8 @@
-"""Objectives: logged events in, a loss out. Knows nothing of policies, and of models only their scores.
+"""Objectives: logged events in, a loss out. Knows nothing of policies, and of models only their
+scores.
 
-The built-in ones share one form, which the fast kernels use as it stands: the derivative of the loss with respect to a
-score is `factor · weight · (link(score) - reward)`.
+The built-in ones share one form, which the fast kernels use as it stands: the derivative of the
+loss with respect to a score is `factor · weight · (link(score) - reward)`.
 """
 
 from dataclasses import dataclass
@@ -52,13 +53,17 @@ class TargetObjective(Objective, Protocol):
         rewards: np.ndarray,
         propensities: np.ndarray,
     ) -> np.ndarray:
-        """A reward for every action, [n, K], from the acting model's prediction and n logged events."""
+        """A reward for every action, [n, K], from the acting model's prediction and n logged
+        events.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Pointwise:
-    """What the built-in objectives share: a squared or logistic loss, weighted or not, on one action or on all."""
+    """What the built-in objectives share: a squared or logistic loss, weighted or not, on one
+    action or on all.
+    """
 
     reduction: Reduction = "mean"
 
@@ -70,11 +75,20 @@ class Pointwise:
         """An event weighs importance/ρ; None: every event weighs 1."""
         return None
 
+    @property
+    def largest(self) -> float | None:
+        """The largest weight that an event may have; None: any."""
+        return None
+
     def weights(self, propensities: np.ndarray, counts: np.ndarray | None = None) -> np.ndarray:
-        """The weight of each event: [n] for propensities [n]; `counts` [n] says how much each counts beside that."""
+        """The weight of each event: [n] for propensities [n]; `counts` [n] says how much each
+        counts beside that.
+        """
         weights = np.ones_like(propensities)
         if self.importance is not None:
             weights = np.asarray(self.importance / propensities, propensities.dtype)
+            if self.largest is not None:
+                weights = np.minimum(weights, weights.dtype.type(self.largest))
         return weights if counts is None else weights * counts.astype(weights.dtype)
 
     def factor(self, batch_size: int, num_actions: int) -> float:
@@ -97,7 +111,10 @@ class Pointwise:
         softplus = torch.nn.functional.softplus
         loss = softplus(scores) - rewards * scores if self.logistic else (scores - rewards) ** 2 / 2
         if self.importance is not None:
-            loss = loss * (self.importance / batch.propensities)
+            weights = self.importance / batch.propensities
+            if self.largest is not None:
+                weights = weights.clamp(max=self.largest)
+            loss = loss * weights
         if batch.weights is not None:
             loss = loss * (batch.weights[:, None] if self.supervised else batch.weights)
         total = loss.sum()
@@ -113,22 +130,33 @@ class Regression(Pointwise):
 
 @dataclass(frozen=True)
 class WeightedRegression(Pointwise):
-    """Squared error weighted by scale/ρ (eq. 6). `scale` None: what the policy says (ε/K for ε-greedy, else 1)."""
+    """Squared error weighted by scale/ρ (eq. 6): right on average whatever the rule that logged.
+
+    `scale` None stands for what the policy says (ε/K for ε-greedy, else 1). `limit` caps 1/ρ, for
+    less variance and some bias (Bottou et al., 2013; Ionides, 2008): a rare event then counts at
+    most `limit` times as much as a certain one.
+    """
 
     scale: float | None = None
+    limit: float | None = None
 
     def __post_init__(self) -> None:
-        if self.scale is not None and not (self.scale > 0 and np.isfinite(self.scale)):
-            raise ValueError(f"scale must be positive, not {self.scale}")
+        _require_positive(scale=self.scale, limit=self.limit)
 
     @property
     def importance(self) -> float:
         return 1.0 if self.scale is None else self.scale
 
+    @property
+    def largest(self) -> float | None:
+        return None if self.limit is None else self.importance * self.limit
+
 
 @dataclass(frozen=True)
 class CrossEntropy(Pointwise):
-    """Binary cross-entropy of the chosen action's logit against its reward; rewards must lie in [0, 1]."""
+    """Binary cross-entropy of the chosen action's logit against its reward; rewards must lie in [0,
+    1].
+    """
 
     logistic = True
 
@@ -149,7 +177,9 @@ class FullInformation(Pointwise):
 
 @dataclass(frozen=True)
 class FullInformationCrossEntropy(Pointwise):
-    """Binary cross-entropy over all actions, for supervised pre-training; rewards must lie in [0, 1]."""
+    """Binary cross-entropy over all actions, for supervised pre-training; rewards must lie in [0,
+    1].
+    """
 
     supervised = True
     logistic = True
@@ -157,10 +187,11 @@ class FullInformationCrossEntropy(Pointwise):
 
 @dataclass(frozen=True)
 class DoublyRobust(Pointwise):
-    """Squared error over all actions, against doubly robust rewards (Dudík et al.): what a reward model predicts,
-    corrected by (r - predicted)/ρ where the log knows better. `limit` caps 1/ρ, for less variance and some bias.
+    """Squared error over all actions, against doubly robust rewards (Dudík et al., 2014).
 
-    In a simulation the deployed model's scores are the predictions: they owe nothing to the draw of the action.
+    They are what a reward model predicts, corrected by (r - predicted)/ρ where the log knows
+    better. `limit` caps 1/ρ, for less variance and some bias. In a simulation the deployed model's
+    scores are the predictions: they owe nothing to the draw of the action.
     """
 
     limit: float | None = None
@@ -168,8 +199,7 @@ class DoublyRobust(Pointwise):
     supervised = True
 
     def __post_init__(self) -> None:
-        if self.limit is not None and not (self.limit > 0 and np.isfinite(self.limit)):
-            raise ValueError(f"limit must be positive, not {self.limit}")
+        _require_positive(limit=self.limit)
 
     def targets(
         self,
@@ -188,6 +218,12 @@ class DoublyRobust(Pointwise):
             targets.dtype
         )
         return targets
+
+
+def _require_positive(**values: float | None) -> None:
+    for name, value in values.items():
+        if value is not None and not (value > 0 and np.isfinite(value)):
+            raise ValueError(f"{name} must be positive, not {value}")
 
 
 BUILT_IN = {

@@ -1,6 +1,8 @@
-"""Off-policy evaluation: what a policy would have earned, from the log of another. Computable from clients' sums alone.
+"""Off-policy evaluation: what a policy would have earned, from the log of another. Computable from
+clients' sums alone.
 
-A client makes `Records` of its log and returns `sums_of(...)`; the server adds them up and calls `combine(...)`.
+A client makes `Records` of its log and returns `sums_of(...)`; the server adds them up and calls
+`combine(...)`.
 
 Examples:
     >>> import numpy as np
@@ -17,31 +19,34 @@ Examples:
     True
 """
 
-from fedbandit.evaluation.ope.estimate import (
-    Constant,
+from fedbandit.evaluation.estimates import (
     Estimate,
+    Interval,
+    Range,
     choose_estimator,
     combine,
     estimate,
 )
-from fedbandit.evaluation.ope.estimators import (
+from fedbandit.evaluation.estimators import (
     BUILT_IN,
     IPS,
+    Bootstrap,
     Clipped,
     DirectMethod,
     DoublyRobustEstimator,
     Estimator,
+    Extremes,
     Plain,
     Records,
     SelfNormalisedIPS,
     Shrunk,
+    Sums,
     Switch,
     Weighting,
+    sums_of,
 )
-from fedbandit.evaluation.ope.intervals import Interval, Range
-from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.evaluation.ope.sums import Bootstrap, Extremes, Sums, added, sums_of
-from fedbandit.policies import Uniform
+from fedbandit.evaluation.logs import records_of
+from fedbandit.policies import Constant, Uniform
 
 __all__ = [
     "BUILT_IN",
@@ -64,7 +69,6 @@ __all__ = [
     "Switch",
     "Uniform",
     "Weighting",
-    "added",
     "choose_estimator",
     "combine",
     "estimate",

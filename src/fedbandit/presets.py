@@ -1,52 +1,31 @@
 """The paper's tables as named configurations."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.parts import nearest
+from fedbandit.core.parts import nearest, require_trust
 
-_SCRATCH: dict[str, dict[str, Any]] = {
-    "emnist": {
-        "data": {"source": "glyphs"},
-        "model": {"name": "cnn"},
-        "rounds": 800,
-        "max_examples": None,
-        "norm": 0.1,
-        "no-dp": (0.002, 0.1),  # table 1
-    },
-    "so": {
-        "data": {"source": "topics"},
-        "model": {"name": "linear"},
-        "rounds": 1600,
-        "max_examples": 256,
-        "norm": 0.8,
-        "no-dp": (0.01, 1.0),  # table 5
-    },
+# Values that all presets of a data set share.
+_BASE: dict[str, dict[str, Any]] = {
+    "emnist": {"data": {"source": "glyphs"}, "model": {"name": "cnn"}, "rounds": 800},
+    "so": {"data": {"source": "topics"}, "model": {"name": "linear"}, "rounds": 1600},
 }
-# Noise multiplier -> (server learning rate, client learning rate).
-_RATES: dict[str, dict[float, tuple[float, float]]] = {
-    "emnist": {0: (0.002, 0.2), 0.01: (0.002, 0.1), 0.1: (0.002, 0.2)},
-    "so": {0: (0.02, 0.5), 0.3: (0.01, 2.0), 0.7: (0.01, 2.0)},
+_MAX_EXAMPLES = {"emnist": None, "so": 256}
+_CLIP_NORM = {"emnist": 0.1, "so": 0.8}
+# Noise multiplier, None without privacy -> (server learning rate, client learning rate).
+_RATES: dict[str, dict[float | None, tuple[float, float]]] = {
+    "emnist": {None: (0.002, 0.1), 0: (0.002, 0.2), 0.01: (0.002, 0.1), 0.1: (0.002, 0.2)},
+    "so": {None: (0.01, 1.0), 0: (0.02, 0.5), 0.3: (0.01, 2.0), 0.7: (0.01, 2.0)},
 }
 
 
 def _privacy_values(data: str, noise: float | None) -> dict[str, Any]:
-    base = _SCRATCH[data]
-    server, client = base["no-dp"] if noise is None else _RATES[data][noise]
-    values: dict[str, Any] = {
-        "scenario": "scratch",
-        "data": base["data"],
-        "model": base["model"],
-        "rounds": base["rounds"],
-        "deploy_every": 200,
-        "policy": {"name": "softmax", "beta": 0.05},
-        "server": {"optimizer": "adam", "learning_rate": server},
-        "client": {"learning_rate": client, "max_examples": base["max_examples"]},
-    }
+    """A row of table 9; None for noise: without privacy."""
+    values = _values(data, "scratch", "softmax", (*_RATES[data][noise], {"beta": 0.05}))
     if noise is None:
         return values
     private = {
@@ -55,26 +34,20 @@ def _privacy_values(data: str, noise: float | None) -> dict[str, Any]:
         "sampling": "poisson",
         "delta": 1e-6,
     }
-    return {**values, "clipping": {"norm": base["norm"]}, "privacy": private}
-
-
-TABLE_9: dict[str, dict[str, Any]] = {
-    name: _privacy_values(data, noise)
-    for data, rates in _RATES.items()
-    for name, noise in [
-        (f"{data}-no-dp", None),
-        *((f"{data}-dp-{noise:g}", noise) for noise in rates),
-    ]
-}
+    return {**values, "clipping": {"norm": _CLIP_NORM[data]}, "privacy": private}
 
 
 def figure_members(data: str) -> dict[str, str]:
     """The four approaches of figure 4 for `emnist` or `so`: what they are called there, and their
     presets.
     """
-    return {"No DP": f"{data}-no-dp"} | {
-        f"NM={noise:g}": f"{data}-dp-{noise:g}" for noise in _RATES[data]
-    }
+    names = {"No DP" if noise is None else f"NM={noise:g}": noise for noise in _RATES[data]}
+    return {shown: _private_name(data, noise) for shown, noise in names.items()}
+
+
+def _private_name(data: str, noise: float | None) -> str:
+    """What a row of table 9 is called."""
+    return f"{data}-no-dp" if noise is None else f"{data}-dp-{noise:g}"
 
 
 # (server learning rate, client learning rate, policy parameters), as printed in tables 1 to 8.
@@ -129,8 +102,9 @@ _TABLES: dict[tuple[str, str], dict[str, _Row]] = {
         "epsilon-greedy": (0.05, 0.05, {"epsilon": 0.05}),
     },
 }
-# (server optimiser, server rate, client rate) of supervised pre-training. Stack Overflow: tables 6 to 8. EMNIST: our
-# choice; the printed 0.5 / 0.5 lies outside the paper's Adam grid, which suggests SGD, and learns far less on our data.
+# (server optimiser, server rate, client rate) of supervised pre-training. Stack Overflow: tables 6
+# to 8. EMNIST: our choice; the printed 0.5 / 0.5 lies outside the paper's Adam grid, which suggests
+# SGD, and learns far less on our data.
 _PRETRAINING = {
     ("emnist", "init"): ("adam", 0.005, 0.5),
     ("emnist", "init-shift"): ("adam", 0.005, 0.5),
@@ -138,16 +112,12 @@ _PRETRAINING = {
     ("so", "init"): ("adam", 0.05, 0.2),
     ("so", "init-shift"): ("adam", 0.05, 0.05),
 }
-# Rules for the embedded gallery, whose decisions have candidates; rates are ours, not the paper's.
-_GALLERY: dict[str, dict[str, float]] = {
+# Rules for the embedded gallery and catalogue, whose decisions have candidates; rates are ours.
+_CANDIDATE_RULES: dict[str, dict[str, float]] = {
     "softmax": {"beta": 0.1},
     "falcon": {"mu": 8, "gamma": 100},
     "greedy": {},
     "epsilon-greedy": {"epsilon": 0.05},
-}
-_BASE: dict[str, dict[str, Any]] = {
-    "emnist": {"data": {"source": "glyphs"}, "model": {"name": "cnn"}, "rounds": 800},
-    "so": {"data": {"source": "topics"}, "model": {"name": "linear"}, "rounds": 1600},
 }
 
 
@@ -188,14 +158,20 @@ def describe(config: Config) -> str:
 
 
 def load(what: str) -> Config:
-    """The preset of that name, or the configuration in a TOML file."""
+    """The preset of that name, or the configuration in a TOML file.
+
+    That of a run folder may have come from elsewhere: code that it names must be trusted.
+    """
     if what.endswith(".toml") or Path(what).is_file():
-        return Config.from_toml(Path(what))
+        config = Config.from_toml(Path(what))
+        if (Path(what).parent / "environment.json").exists():
+            require_trust(config.part_names(), what)
+        return config
     return preset(what)
 
 
 def all_presets() -> dict[str, Config]:
-    """Every named configuration: the paper's tables in their order, then the gallery."""
+    """Every named configuration: the paper's tables in their order, then those with candidates."""
     presets = {}
     for (data, setting), rows in _TABLES.items():
         for policy, row in rows.items():
@@ -208,19 +184,22 @@ def all_presets() -> dict[str, Config]:
             if data == "emnist" and not setting.endswith("-deploy40"):
                 as_printed = {**untouched, "pretraining": _pretraining(data, "printed")}
                 presets[f"{data}-{setting}-printed-baseline"] = Config.build(as_printed)
-    presets |= {name: Config.build(values) for name, values in TABLE_9.items()}
-    for policy, parameters in _GALLERY.items():
-        presets[f"gallery-{policy}"] = Config.build(
-            {
-                "scenario": "scratch",
-                "data": {"source": "gallery"},
-                "rounds": 200,
-                "deploy_every": 10,
-                "policy": {"name": policy, **parameters},
-                "server": {"learning_rate": 0.02},
-                "client": {"learning_rate": 1.0},
-            }
-        )
+    for data, rates in _RATES.items():  # table 9
+        for noise in rates:
+            presets[_private_name(data, noise)] = Config.build(_privacy_values(data, noise))
+    for data in ("gallery", "catalogue"):
+        for policy, parameters in _CANDIDATE_RULES.items():
+            presets[f"{data}-{policy}"] = Config.build(
+                {
+                    "scenario": "scratch",
+                    "data": {"source": data},
+                    "rounds": 200,
+                    "deploy_every": 10,
+                    "policy": {"name": policy, **parameters},
+                    "server": {"learning_rate": 0.02},
+                    "client": {"learning_rate": 1.0},
+                }
+            )
     return presets
 
 
@@ -241,7 +220,8 @@ def _beginning(name: str, presets: Iterable[str]) -> str:
     )
 
 
-def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any]:
+def _values(data: str, setting: str, policy: str, row: _Row) -> dict[str, Any]:
+    """The values of one row of tables 1 to 8."""
     server, client, parameters = row
     scenario = setting.removesuffix("-deploy40")
     values: dict[str, Any] = {
@@ -250,7 +230,7 @@ def _values(data: str, setting: str, policy: str, row: _Row) -> Mapping[str, Any
         "deploy_every": 40 if setting.endswith("-deploy40") else 200,
         "policy": {"name": policy, **parameters},
         "server": {"optimizer": "adam", "learning_rate": server},
-        "client": {"learning_rate": client, "max_examples": 256 if data == "so" else None},
+        "client": {"learning_rate": client, "max_examples": _MAX_EXAMPLES[data]},
     }
     if scenario in ("init", "init-shift"):
         values["rounds"] -= 100  # the paper counts the rounds of pre-training too

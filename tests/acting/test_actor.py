@@ -8,7 +8,7 @@ from builders import random_text
 from small_runs import small_config
 
 from fedbandit import simulate
-from fedbandit.acting import Actor, make_predictor
+from fedbandit.acting import Actor, Personal, make_predictor
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError
@@ -16,8 +16,8 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.data import open_dataset
 from fedbandit.data.embedded import gallery
 from fedbandit.evaluation.metrics import policy_value
-from fedbandit.models import DataSpec, Layout, Model
-from fedbandit.policies import Greedy
+from fedbandit.models import DataSpec, Layout, Model, build_model
+from fedbandit.policies import Greedy, Softmax
 
 
 @dataclass(frozen=True)
@@ -108,3 +108,20 @@ def test_a_model_whose_prediction_fails_is_named():
 
 def broken(data: DataSpec) -> Model:
     return Model(lambda seed: {"bias": np.zeros(1)}, predict=lambda params, x: params["weights"])
+
+
+def test_each_row_is_predicted_with_the_weights_of_its_owner():
+    model = build_model("linear", DataSpec("dense", (3,), 2))
+    layout, rng = Layout.of(model.init(0)), np.random.default_rng(0)
+    deployed, mine, yours = rng.normal(size=(3, layout.size))
+    contexts, predictor = Contexts(rng.normal(size=(6, 3))), make_predictor(model, layout)
+    actor = Actor(predictor, deployed, Softmax(0.3))
+    personal = Personal([mine, yours], np.array([0, -1, 1, 1, 0, -1]))
+    for row, weights in enumerate((mine, deployed, yours, yours, mine, deployed)):
+        alone = predictor.predict(weights, contexts.slice(row, row + 1))
+        found = actor.predict(contexts, personal)
+        np.testing.assert_array_equal(found.mean[row : row + 1], alone.mean)
+    chosen = actor.choose(contexts, np.full(6, 0.5), personal=personal)
+    np.testing.assert_array_equal(chosen.prediction.mean, found.mean)
+    expected = Softmax(0.3).probabilities(found)[np.arange(6), chosen.actions]
+    np.testing.assert_array_equal(chosen.propensities, expected)

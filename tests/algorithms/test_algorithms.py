@@ -15,12 +15,12 @@ from core_samples import config, images, played, text
 from fedbandit.algorithms import FedAvg, FedProx, RoundFacts, Scaffold
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.sparse import SparseVector
+from fedbandit.core.ragged import SparseVector
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.server import Sgd
 from fedbandit.runs.run import execute
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 SCAFFOLD = {"algorithm__name": "scaffold", "clipping__enabled": False, "server__optimizer": "sgd"}
 
@@ -66,7 +66,7 @@ def by_hand(experiment, rounds):
             if not len(mine):
                 continue
             ci = own.get(client, np.zeros_like(x))
-            (delta,) = learner.updates(x, mine, drift=lambda _, ci=ci, c=c: c - ci)
+            (delta,) = learner.updates(x, mine, gradient_offset=lambda _, ci=ci, c=c: c - ci)
             new = ci - c - delta / (learner.settings.steps(len(mine)) * rate)
             dy, dc, own[client] = dy + delta, dc + new - ci, new
         x = x + phase.work.algorithm.optimizer.learning_rate * dy / len(cohort)
@@ -85,7 +85,7 @@ def test_scaffold_follows_the_published_rule(data):
     _, simulation = played(chosen, data())
     x, c = by_hand(experiment, 6)
     np.testing.assert_allclose(simulation.state.weights, x, rtol=0, atol=1e-11)
-    np.testing.assert_allclose(simulation.state.kept["control"], c, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(simulation.state.server_state["control"], c, rtol=0, atol=1e-11)
     assert np.abs(c).max() > 1e-3
 
 
@@ -313,7 +313,7 @@ def test_frozen_parameters_stay_and_the_rest_learns():
         np.testing.assert_array_equal(before[name], after[name])
         assert (before[name] != other[name]).any()
     assert np.abs(before["dense2"] - after["dense2"]).max() > 1e-4
-    assert len(simulation.state.kept["weights"]) < layout.size
+    assert len(simulation.state.server_state["weights"]) < layout.size
     assert simulation.state.deployed[max(simulation.state.deployed)].weights.shape == (layout.size,)
 
 
@@ -350,7 +350,7 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients(compression, cli
     phase = simulation.experiment.bandit
     remembered = simulation.memory.read(phase.cohorts.pool, 9).values()
     mean = sum(vectors["control"] for vectors in remembered) / len(phase.cohorts.pool)
-    np.testing.assert_allclose(simulation.state.kept["control"], mean, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(simulation.state.server_state["control"], mean, rtol=0, atol=1e-12)
     assert np.abs(mean).max() > 1e-4
     simulation.close()
 

@@ -179,7 +179,7 @@ def test_frozen_parameters_are_not_trained_and_not_sent():
     part = freezing.pick(start)
     assert len(part) == 5 * dataset.header.num_actions + dataset.header.num_actions
     np.testing.assert_array_equal(freezing.join(part, start), start)
-    updates = [u for u in learner.updates(part, events, pull=0.3) if u is not None]
+    updates = [u for u in learner.updates(part, events, proximal=0.3) if u is not None]
     assert all(len(update) == len(part) for update in updates)
     # Training the last layer alone is training a linear model on the hidden features.
     views = trainable.layout.split(start)

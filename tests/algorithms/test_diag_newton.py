@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from core_samples import config, images, played, text
 
+from fedbandit.algorithms import diag_newton
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.engines import ThreadEngine
-from fedbandit.federated.learners import curvature
 from fedbandit.runs.run import execute
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 NEWTON = {"algorithm__name": "diag-newton"}
 POPULATION = {
@@ -36,11 +36,11 @@ def matrix(contexts, features):
     return x
 
 
-def by_hand(simulation, rounds, rate, prior, keep):
+def by_hand(simulation, rounds, rate, prior, keep, bias):
     """The weights and H after some rounds from the simulation's initial state, every weight at every step."""
     phase, state = simulation.experiment.bandit, simulation.state
     work, k = phase.work, phase.work.num_actions
-    w, total = state.weights.reshape(-1, k), 0.0
+    w, total = np.split(state.weights, 2)[0].reshape(-1, k), 0.0
     for number in range(1, rounds + 1):
         broadcast = work.broadcast(state)
         events = work.act(phase.cohorts.draw(number), broadcast)
@@ -49,12 +49,14 @@ def by_hand(simulation, rounds, rate, prior, keep):
         counts = work.learner.objective.weights(events.propensities)[:, None]
         counts = counts * (chosen if events.targets is None else np.ones_like(chosen))
         total = keep * total + (x**2).T @ counts
-        w = w - rate * (x.T @ (counts * (x @ w - rewards))) / (prior + total)
+        rates = np.append(np.full(len(w) - 1, rate), bias * rate)[:, None]
+        w = w - rates * (x.T @ (counts * (x @ w - rewards))) / (prior + total)
         deployed = dict(state.deployed)
         if number % phase.deploy_every == 0:
-            version = replace(deployed[max(deployed)], weights=w.reshape(-1))
+            whole = np.concatenate([w.reshape(-1), (prior + total).reshape(-1)])
+            version = replace(deployed[max(deployed)], weights=whole)
             deployed[number // phase.deploy_every] = version
-        state = replace(state, round=number, weights=w.reshape(-1), deployed=deployed)
+        state = replace(state, round=number, deployed=deployed)
     return w.reshape(-1), total.reshape(-1)
 
 
@@ -63,19 +65,17 @@ def by_hand(simulation, rounds, rate, prior, keep):
 @pytest.mark.parametrize("objective", ["regression", "weighted-regression", "doubly-robust"])
 @pytest.mark.parametrize("data", [text, images], ids=["text", "images"])
 def test_it_is_the_plain_rule(data, objective, scenario, mode, small_chunks):
-    rate, prior, keep = 0.3, 0.7, 0.9
-    settings = {"algorithm__rate": rate, "algorithm__prior": prior, "algorithm__keep": keep}
+    numbers = {"rate": 0.3, "prior": 0.7, "keep": 0.9, "bias": 0.4}
+    settings = {f"algorithm__{name}": value for name, value in numbers.items()}
     settings |= {"policy__name": "epsilon-greedy", "policy__epsilon": 0.5, "scenario": scenario}
     chosen = config(**NEWTON, **settings, **mode, objective__name=objective, rounds=6)
-    expected, total = by_hand(simulate(chosen, data()), 6, rate, prior, keep)
+    expected, total = by_hand(simulate(chosen, data()), 6, **numbers)
     _, simulation = played(chosen, data())
-    state = simulation.state
-    np.testing.assert_allclose(state.weights, expected, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(state.kept["curvature"], total, rtol=0, atol=1e-9)
-    moved = np.abs(state.weights - simulate(chosen, data()).state.weights)
+    weights, precision = np.split(simulation.state.weights, 2)
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(precision, 0.7 + total, rtol=0, atol=1e-9)
+    moved = np.abs(weights - np.split(simulate(chosen, data()).state.weights, 2)[0])
     assert moved.max() > 1e-3
-    precision = simulation.experiment.bandit.work.algorithm.precision(state.kept)
-    np.testing.assert_allclose(precision, prior + total, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("objective", ["regression", "weighted-regression"])
@@ -84,10 +84,11 @@ def test_sums_in_one_loop_are_those_of_single_clients(objective):
     phase, algorithm = experiment.bandit, experiment.bandit.work.algorithm
     state = phase.start(experiment.initial_weights())
     events = phase.work.act(np.arange(8), phase.work.broadcast(state))
-    what = (algorithm.layout, algorithm.objective, state.weights, events)
-    *sums, norms = curvature.curvature_sums(*what, 0.5)
-    singles = list(curvature.curvatures(*what))
-    totals = np.zeros((2, len(state.weights)))
+    weights = algorithm.broadcast(state.server_state)["weights"]
+    what = (algorithm.layout, algorithm.objective, weights, events)
+    *sums, norms = diag_newton.curvature_sums(*what, 0.5)
+    singles = list(diag_newton.curvatures(*what))
+    totals = np.zeros((2, len(weights)))
     for one, norm in zip(singles, norms, strict=True):
         if one is None:
             assert norm == 0
@@ -140,7 +141,8 @@ def test_it_can_be_private(data):
     private = {"privacy__mechanism": "dp-fedavg", "privacy__noise_multiplier": 1.0}
     rounds, simulation = played(config(**NEWTON, **private, clipping__norm=1.0), data())
     assert rounds[-1]["epsilon"] > 0
-    assert (simulation.state.kept["curvature"] >= 0).all()
+    _, precision = np.split(simulation.state.weights, 2)
+    assert (precision >= 0.2).all()  # the prior, whatever noise does to H
     assert np.isfinite(simulation.state.weights).all()
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedbandit.algorithms import FedAvg
-from fedbandit.core.sparse import SparseVector
+from fedbandit.core.ragged import SparseVector
 from fedbandit.runs.run import execute
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 exec(re.search(r"<!-- file: my_feddyn.py -->\n```python\n(.*?)```", PAGE, re.DOTALL)[1])  # FedDyn
@@ -65,9 +65,9 @@ def test_feddyn_follows_the_published_rule():
     assert all(isinstance(one, SparseVector) for one in remembered)
     mean = sum(remembered, SparseVector.zeros(remembered[0].size)) * (1 / len(pool))
     np.testing.assert_allclose(
-        np.asarray(mean), simulation.state.kept["correction"], rtol=0, atol=1e-12
+        np.asarray(mean), simulation.state.server_state["correction"], rtol=0, atol=1e-12
     )
-    assert np.abs(simulation.state.kept["correction"]).max() > 1e-4
+    assert np.abs(simulation.state.server_state["correction"]).max() > 1e-4
     simulation.close()
 
 

@@ -91,8 +91,10 @@ def logged(simulation):
 def test_what_is_sent_arrives_in_its_own_shape_and_type():
     _, simulation = played(config(**OWN, rounds=4), images())
     outer, products, weights = logged(simulation)
-    np.testing.assert_allclose(simulation.state.kept["outer"], outer, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(simulation.state.kept["products"], products, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(simulation.state.server_state["outer"], outer, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        simulation.state.server_state["products"], products, rtol=0, atol=1e-9
+    )
     np.testing.assert_allclose(simulation.state.weights, weights, rtol=0, atol=1e-9)
 
 
@@ -112,7 +114,7 @@ def test_the_same_bits_on_any_threads_and_after_a_pause(settings, tmp_path, smal
     for threads in (1, 3):
         rounds, simulation = played(chosen, images(), engine=ThreadEngine(threads))
         found.append(([json.dumps(line) for line in rounds], simulation.state.weights.tobytes()))
-        assert simulation.state.kept["outer"].dtype == np.float64
+        assert simulation.state.server_state["outer"].dtype == np.float64
         assert simulation.state.weights.dtype == np.float32
     assert found[0] == found[1]
     for until in (2, None):
@@ -125,7 +127,7 @@ def test_all_that_is_sent_is_clipped_to_one_norm_under_privacy():
     loose = {**OWN, "clipping__enabled": True, "clipping__norm": 0.25}
     chosen = config(**loose, **private, rounds=1, privacy__sampling="fixed")
     _, simulation = played(chosen, images())
-    kept = simulation.state.kept
+    kept = simulation.state.server_state
     moved = kept["outer"] - np.eye(kept["outer"].shape[-1])
     sent = np.sqrt((moved**2).sum() + 0.5**2 * (kept["products"] ** 2).sum())
     assert 0 < sent <= 0.25 * chosen.clients_per_round * (1 + 1e-6)

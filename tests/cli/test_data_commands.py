@@ -17,8 +17,9 @@ from published import emnist_rows, pack, sentence, write_counts, write_sqlite
 from fedbandit.cli.app import main
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT
-from fedbandit.data.formats.fetching import unpacked
+from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.importers.images import import_emnist
+from fedbandit.data.importers.published import unpacked
 
 TABLE = "user,title,tags\n" + "".join(
     f"u{i % 20},sort a list {i},python|t{i % 3}\n" for i in range(200)
@@ -356,3 +357,23 @@ def test_logs_of_others_in_and_out(here, tmp_path, monkeypatch):
         "has no split 'tset'"
         in here("export", "log", "--to", "dsjson", "-o", "x", "--split", "tset").stderr
     )
+
+
+def test_logs_without_propensities_are_imported_with_estimates(here, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    actions = rng.choice(3, 600, p=[0.6, 0.3, 0.1])
+    lines = [f"u{i % 40},{rng.random():.3f},a{a},{rng.integers(2)}" for i, a in enumerate(actions)]
+    (tmp_path / "log.csv").write_text("user,x,did,click\n" + "\n".join(lines) + "\n")
+    words = ["import", "logged", "log.csv", "--client", "user", "--action", "did"]
+    words += ["--reward", "click", "--out", "log"]
+    refused = here(*words)
+    assert refused.returncode == 2
+    assert "name its column, or --estimate-propensities" in refused.stderr
+    done = here(*words, "--estimate-propensities")
+    assert not done.returncode, done.stderr
+    log = FederatedDataset.open(tmp_path / "log")
+    assert log.header.source["propensities"] == "estimated"
+    found = [log.train.log.propensities[log.train.log.actions == a].mean() for a in range(3)]
+    np.testing.assert_allclose(found, [0.6, 0.3, 0.1], atol=0.08)
+    assert "propensities estimated" in here("info", "log").stdout

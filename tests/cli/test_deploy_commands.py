@@ -13,7 +13,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.deploy.device.device_identity import name_user
 from fedbandit.deploy.flower.operate import take_part
 from fedbandit.deploy.flower.processes import Security, parse_address
-from fedbandit.deploy.server.operator import Wishes, read_wishes
+from fedbandit.deploy.server.operator import OperatorRequests, read_requests
 from fedbandit.deploy.server.store import read_rollback
 
 
@@ -68,25 +68,23 @@ def test_rollback_is_asked_for_and_shown(state):
 
 def test_pause_pin_and_revoke_are_kept_and_shown(state):
     assert run("pause", state) == "no new round begins until `fedbandit deploy resume`\n"
-    assert (
-        run("revoke", state, "1994420943236413360") == "1994420943236413360 is not asked any more\n"
-    )
+    assert run("revoke", state, "101") == "101 is not asked any more\n"
     assert (
         run("pin", state, "1")
         == "nothing newer than model 1 is deployed until `fedbandit deploy unpin`\n"
     )
-    assert read_wishes(state) == Wishes(True, 1, ("1994420943236413360",))
+    assert read_requests(state) == OperatorRequests(True, 1, ("101",))
     shown = run("status", state)
     assert "paused         no round begins until `fedbandit deploy resume`" in shown
     assert (
         "pinned         to model 1: nothing newer is deployed until `fedbandit deploy unpin`"
         in shown
     )
-    assert "revoked        1994420943236413360" in shown
+    assert "revoked        101" in shown
     run("resume", state)
     run("unpin", state)
-    run("revoke", state, "1994420943236413360", "--undo")
-    assert read_wishes(state) == Wishes()
+    run("revoke", state, "101", "--undo")
+    assert read_requests(state) == OperatorRequests()
 
 
 def test_a_pin_of_another_version_rolls_back_to_it(state):
@@ -94,7 +92,7 @@ def test_a_pin_of_another_version_rolls_back_to_it(state):
         "the server will roll back to model 0 at its next round; nothing newer than model 0"
         in run("pin", state, 0)
     )
-    assert (read_rollback(state), read_wishes(state).pinned) == (0, 0)
+    assert (read_rollback(state), read_requests(state).pinned) == (0, 0)
     with pytest.raises(DataError, match="model 0 is pinned; unpin it first, or pin 1 instead"):
         run("rollback", state, 1)
 

@@ -4,13 +4,15 @@ import errno
 import os
 import re
 import subprocess
+from pathlib import Path
 
 import click
 import pytest
 import typer
-from command_line import COMMAND, fails_with_one_line, in_this_process
+from command_line import COMMAND, fails_with_one_line, fedbandit, in_this_process
 
 from fedbandit.cli.app import program
+from fedbandit.presets import load, preset
 
 ROOT = typer.main.get_command(program())
 
@@ -111,3 +113,27 @@ def test_a_broken_connection_is_no_reader_that_stopped(monkeypatch):
 
     monkeypatch.setattr("fedbandit.cli.app.program", broken)
     fails_with_one_line(in_this_process("deploy", "status"), "Broken pipe")
+
+
+def test_the_page_of_the_command_line_is_the_help(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    scripts = Path(__file__).parents[2] / "scripts"
+    monkeypatch.syspath_prepend(str(scripts))
+    from command_line_page import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python scripts/command_line_page.py"
+
+
+def test_a_shell_completes_commands_and_options():
+    def completed(words, number):
+        return fedbandit(_FEDBANDIT_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=number)
+
+    assert completed("fedbandit ba", "1").stdout.split() == ["bakeoff"]
+    assert completed("fedbandit compare --aga", "2").stdout.split() == ["--against"]
+
+
+def test_a_preset_is_printed_as_a_file_that_can_be_run(tmp_path):
+    made = in_this_process("presets", "so-init-shift-softmax")
+    (tmp_path / "mine.toml").write_text(made.stdout)
+    assert load(str(tmp_path / "mine.toml")) == preset("so-init-shift-softmax")
+    fails_with_one_line(in_this_process("presets", "so-init-shif-softmax"), "did you mean")

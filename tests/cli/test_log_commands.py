@@ -4,29 +4,18 @@ import json
 
 import numpy as np
 import pytest
-import typer
+from command_line import fails_with_one_line, in_this_process
 from typer.testing import CliRunner
 
-from fedbandit.cli import evaluate as cli_evaluate
-from fedbandit.cli import evaluate as cli_theory
-from fedbandit.cli import experiments as cli_drift
+from fedbandit.cli.app import program
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError, FedbanditError
-from fedbandit.data.importers.logged import LoggedOptions, import_logged
+from fedbandit.data.importers.tables import LoggedOptions, import_table
 from fedbandit.engines import ThreadEngine
 from fedbandit.runs.run import run
 from fedbandit.studies.tuning import exploration_around
 
-app = typer.Typer()
-for function in (
-    cli_evaluate.evaluate,
-    cli_evaluate.tune,
-    cli_theory.theory,
-    cli_theory.regret,
-    cli_drift.drift,
-):
-    app.command()(function)
-app.command("train-offline")(cli_evaluate.train_offline)
+app = program()
 
 LOGGING = np.array([0.6, 0.3, 0.1])
 ELSEWHERE = np.array([0.1, 0.2, 0.7])
@@ -39,7 +28,7 @@ def _run(*words):
     if isinstance(result.exception, FedbanditError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +61,7 @@ def logged(table, tmp_path_factory):
         text=["weather"],
         test_fraction=0.3,
     )
-    return import_logged(table, out, options)
+    return import_table(table, out, options)
 
 
 def _estimates(*words):
@@ -139,7 +128,6 @@ def test_the_plain_report_says_what_a_person_needs(table):
         (("--clip", "2", "--shrink", "2"), ConfigError, "give one"),
         (("--clip", "-1"), ConfigError, "clip"),
         (("--confidence", "1.5"), ConfigError, "confidence"),
-        (("--interval", "normal"), ConfigError, "--interval"),
         (("--interval", "bernstein", "--floor", "0.5"), ConfigError, "floor: the log has"),
         (
             ("--interval", "bernstein", "--floor", "0"),
@@ -286,18 +274,32 @@ def _small_words():
     return [word for key, value in sizes.items() for word in ("--set", f"{key}={value}")]
 
 
-def test_tuning_says_what_it_chose_and_how_good_it_is():
+def test_tuning_says_what_it_chose_and_how_good_it_is(tmp_path):
     grid = ("--server", "0.01,0.05", "--client", "0.5", "--explore", "0.1,0.5", "--seeds", "1")
-    said = _run("tune", "so-scratch-epsilon-greedy", *grid, *_small_words())
-    assert said.count("  run 0.") == 4
+    words = ["tune", "so-scratch-epsilon-greedy", *grid, *_small_words(), "--workers", "1"]
+    words += ["-q", "-o", tmp_path / "out"]
+    said = _run(*words)
+    heads = "server rate  client rate  epsilon  estimate  ± s.e.  simulated"
+    [start] = [i for i, line in enumerate(said.splitlines()) if line == heads]
+    table = said.splitlines()[start : start + 5]
+    assert {line.split()[0] for line in table[1:]} == {"0.01", "0.05"}
+    assert max(map(len, table)) <= 80
     assert said.count("<- chosen") == 1
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"candidates.csv", "report.html", "comparison.png", "differences.png"} <= written
+    runs = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")}
+    assert len(runs) == 4
+    rows = json.loads(_run(*words, "--json"))
+    assert [row["chosen"] for row in rows].count(True) == 1
+    assert all(f"{row['simulated']:.4f}" in said for row in rows)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("metrics.jsonl")} == runs
     assert "% of the best candidate's" in said
     assert "cannot be seen in a log of this size" in said
     assert ("use it: --set server.learning_rate=" in said) != (
         "the check refutes the choice" in said
     )
     with pytest.raises(ConfigError, match="exploration"):
-        _run("tune", "so-scratch-greedy", "--explore", "1", *_small_words())
+        _run("tune", "so-scratch-greedy", "--explore", "1", *_small_words(), "-o", tmp_path)
 
 
 def test_without_values_tuning_looks_around_what_the_policy_itself_explores():
@@ -391,6 +393,8 @@ def test_theory_and_drift_draw(tmp_path):
     )
     for words in ("ε-greedy", "FALCON", "eq. 9", "compare shapes"):
         assert words in said
+    assert max(map(len, said.splitlines()[:-1])) <= 80  # the last one names files
+    assert (tmp_path / "theory.csv").read_text().count("\n") == 1 + 2 * 3
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")
     words = (
         "--rounds",
@@ -419,3 +423,26 @@ def test_theory_and_drift_draw(tmp_path):
     }.items():
         with pytest.raises(ConfigError, match=message):
             _run("theory", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("evaluate", "log.csv", "--interval", "x"), "'bootstrap', 'bernstein'"),
+        (("evaluate", "log.csv", "--reward-range", "1"), "expected LOW,HIGH, not '1'"),
+        (("tune", "so-scratch-softmax", "--estimator", "dm"), "'ips', 'snips', 'dr'"),
+        (("regret", "run", "-o", "x.txt"), "--out: x.txt must end in .csv or .json or .parquet"),
+    ],
+)
+def test_wrong_choices_are_one_line(words, said):
+    fails_with_one_line(in_this_process(*words), said)
+
+
+@pytest.mark.parametrize("name", ["found.csv", "found.json", "found.parquet"])
+def test_a_table_is_written_to_the_file_that_is_asked_for(table, tmp_path, name):
+    said = _run("evaluate", table, "--client", "user", "-o", tmp_path / name)
+    assert "95% interval" in said
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    if name == "found.csv":
+        first = (tmp_path / name).read_text().splitlines()[0]
+        assert first.replace('"', "").startswith("estimator,value,standard_error,interval.low")

@@ -4,6 +4,8 @@ import html
 import json
 
 import pytest
+from audit_violations import VIOLATIONS
+from command_line import fails_with_one_line, in_this_process
 from typer.testing import CliRunner
 
 from fedbandit.cli.privacy import app
@@ -12,6 +14,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.privacy.reporting import in_one_line
 from fedbandit.report.report import write_report
 from fedbandit.runs.run import execute
+from fedbandit.studies.privacy import ClipNorm, Tried
 
 SMALL = [
     "epsilon",
@@ -32,7 +35,7 @@ def lines(*arguments):
         app, [str(argument) for argument in arguments], catch_exceptions=False
     )
     assert result.exit_code == 0, result.output
-    return result.output.splitlines()
+    return result.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,7 @@ def test_compared_mechanisms_stand_in_order_and_can_be_drawn(tmp_path):
         out,
     ]
     shown = lines("compare", *given)
-    errors = [float(line.split()[0]) for line in shown[1:-2]]
+    errors = [float(line.split()[0]) for line in shown[1:-3]]
     assert errors == sorted(errors)
     assert len(errors) == 7
     assert any("blt with 3 buffers" in line for line in shown)
@@ -109,23 +112,30 @@ def test_compared_mechanisms_stand_in_order_and_can_be_drawn(tmp_path):
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
-AUDIT = ["audit", "--mechanism", "dp-ftrl", "--rounds", "10", "--source", "simulation"]
+AUDIT = ["audit", "--mechanism", "dp-ftrl", "--rounds", "6", "--target", "simulation"]
 
 
 @pytest.mark.parametrize(
     ("given", "code", "said"),
     [
-        ([], 0, "finds half the noise"),
-        (["--actual-noise", "0"], 1, "violated"),
-        (["--actual-noise", "1"], 1, "violated"),
-        (["--noise", "90", "--trials", "60"], 2, "decide nothing: it takes"),
+        ([], 0, "tests; right rounds fail any of them in 0.001 of audits at most"),
+        (["--verbose"], 0, "independence of rounds: correlation"),
+        (["--noise", "900", "--runs", "1"], 2, "clip norm and divisor: a client moves sums by"),
     ],
 )
-def test_an_audit_passes_fails_or_cannot_say(given, code, said):
+def test_an_audit_passes_or_cannot_tell(given, code, said):
     result = CliRunner().invoke(app, [*AUDIT, *given])
     assert result.exit_code == code, result.output
     assert said in result.output
-    assert result.output.splitlines()[0] == {0: "passed", 1: "violated", 2: "inconclusive"}[code]
+    assert result.stdout.splitlines()[0] == {0: "passed", 2: "cannot tell"}[code]
+
+
+def test_an_audit_fails():
+    with VIOLATIONS["half the noise"]():
+        result = CliRunner().invoke(app, AUDIT)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[0] == "violated"
+    assert "  noise: 0.50" in result.output
 
 
 def test_extrapolation_is_the_papers():
@@ -179,11 +189,6 @@ def test_plot_draws(tmp_path):
             [*SMALL, "--mechanism", "dp-ftrl", "--sampling", "poisson"],
             "amplification",
         ),
-        (
-            [*SMALL, "--accountant", "x"],
-            "--accountant",
-        ),
-        ([*AUDIT, "--source", "x"], "--source"),
         ([*AUDIT, "--noise", 0], "--noise"),
         (
             [
@@ -208,11 +213,28 @@ def test_nonsense_is_refused(arguments, message):
         CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [([*SMALL, "--accountant", "x"], "'rdp', 'pld'"), ([*AUDIT, "--target", "x"], "'deployment'")],
+)
+def test_a_wrong_choice_is_one_line_that_says_what_there_is(arguments, known):
+    fails_with_one_line(in_this_process("privacy", *arguments), arguments[-2], known)
+
+
+def test_answers_are_json_where_programs_ask(tmp_path):
+    found = json.loads("\n".join(lines(*SMALL, "--json")))
+    assert found["epsilon"] > 0
+    assert "one client" in found["unit"]
+    rows = json.loads("\n".join(lines(*AUDIT, "-q", "--json", "-o", tmp_path / "audit.csv")))
+    assert {row["verdict"] for row in rows} == {"passed"}
+    assert (tmp_path / "audit.csv").read_text().count("\n") == len(rows) + 1
+
+
 @pytest.mark.slow
 def test_clip_norm_prints_a_norm_and_the_next_command(tmp_path):
     toml = tmp_path / "small.toml"
     toml.write_text(
-        'scenario = "scratch"\nrounds = 40\nclients_per_round = 16\nthreads = 1\n'
+        'scenario = "scratch"\nrounds = 40\ndeploy_every = 10\nclients_per_round = 16\nthreads = 1\n'
         '[clipping]\nnorm = 1.0\n[privacy]\nmechanism = "dp-fedavg"\nnoise_multiplier = 0.5\n'
     )
     shown = lines("clip-norm", toml)
@@ -222,6 +244,18 @@ def test_clip_norm_prints_a_norm_and_the_next_command(tmp_path):
     assert sum(line.split()[0].replace(".", "").isdigit() for line in shown[3:12]) == 9
     assert f"clipping.norm={norm:g}" in shown[-2]
     assert "without privacy" in shown[-1]
+
+
+def test_no_rates_are_recommended_where_several_earned_exactly_the_same():
+    tried = (Tried(0.01, 0.1, 0.02), Tried(0.02, 0.1, 0.02), Tried(0.05, 0.1, None))
+    said = ClipNorm(0.016, 0.0161, 0.5, 40, tried).in_words().splitlines()
+    assert said[-3:-1] == [
+        "no rates are best: several earned exactly the same, or all diverged",
+        "next: --set clipping.norm=0.016",
+    ]
+    assert max(map(len, said)) <= 80
+    ahead = ClipNorm(0.016, 0.0161, 0.5, 40, (*tried, Tried(0.05, 0.2, 0.03))).in_words()
+    assert "clipping.norm=0.016 --set server.learning_rate=0.05 --set client.learn" in ahead
 
 
 def test_a_run_folder_holds_epsilon_and_what_it_assumes(tmp_path):

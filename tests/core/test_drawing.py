@@ -1,16 +1,18 @@
 """The compiled draw against the plain one that devices use: the same actions and propensities, bit for bit."""
 
 import numpy as np
+import numpy_loops
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.core import kernels as drawing
-from fedbandit.core import plain
+from fedbandit.core.contexts import Contexts
+from fedbandit.events import Events
 
 
 def assert_same(probabilities, uniforms):
-    expected_actions, expected_propensities = plain.draw_actions(probabilities, uniforms)
+    expected_actions, expected_propensities = numpy_loops.draw_actions(probabilities, uniforms)
     actions, propensities = drawing.draw_actions(probabilities, uniforms)
     np.testing.assert_array_equal(actions, expected_actions)
     assert propensities.dtype == expected_propensities.dtype
@@ -47,12 +49,14 @@ def test_probabilities_that_do_not_lie_in_order():
     assert_same(p, np.random.default_rng(1).random(30))
 
 
-@pytest.mark.parametrize("loops", [plain, drawing])
-def test_fresh_sums_leave_out_what_was_counted_before(loops):
+def test_fresh_sums_leave_out_what_was_counted_before():
     bounds, fresh = np.array([0, 2, 2, 5]), np.array([True, False, True, True, False])
     rewards = np.array([1, 2, 4, 8, 16], np.float32)
     propensities = np.array([0.5, 0.5, 0.25, 0.125, 1.0], np.float32)
-    counts, reward_sums, propensity_sums = loops.fresh_sums(bounds, fresh, rewards, propensities)
+    blank = np.zeros(5, np.int64)
+    events = Events(bounds, Contexts(blank), blank, rewards, propensities, blank, fresh)
+    counts, reward_sums = events.sum_fresh(), events.sum_fresh(rewards)
+    propensity_sums = events.sum_fresh(propensities)
     np.testing.assert_array_equal(counts, [1, 0, 2])
     np.testing.assert_array_equal(reward_sums, [1, 0, 12])
     np.testing.assert_array_equal(propensity_sums, [0.5, 0, 0.375])

@@ -13,7 +13,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 def packages(requirements: list[str]) -> set[str]:
     names = {re.split(r"[<>=\[;]", requirement)[0].strip() for requirement in requirements}
-    return {name.replace("-", "_") for name in names} - {"fedbandit"}
+    modules = {name.replace("-", "_") for name in names} - {"fedbandit"}
+    return {"google" if name == "protobuf" else name for name in modules}
 
 
 @pytest.mark.parametrize("extra", ["simulation", "torch", "ray", "flower", "tensorboard"])

@@ -11,65 +11,83 @@ import pytest
 from builders import random_text
 from safetensors.numpy import load_file
 
-from fedbandit.core import kernels, loops, plain
+from fedbandit.core import kernels, loops
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.loops import PATIENCE, Loops
-from fedbandit.data.embedded import topics_kernels, topics_plain
-from fedbandit.data.embedded.topics import generate
-from fedbandit.models.kernels import sparse_kernels, sparse_plain
+from fedbandit.core.loops import COMPILE_AFTER_SECONDS, Kernels
+from fedbandit.models.kernels import sparse_kernels, sparse_loops
+
+COMPILED = SimpleNamespace(both=lambda: "compiled", declined=lambda: "compiled")
 
 
 @pytest.fixture
-def pair(monkeypatch):
-    """Loops over two made-up modules, whose functions say where they are from."""
-    found = {
-        "plain": SimpleNamespace(both=lambda: "plain", declined=lambda: NotImplemented),
-        "compiled": SimpleNamespace(
-            both=lambda: "compiled", declined=lambda: "compiled", alone=lambda: "compiled"
-        ),
-    }
-    monkeypatch.setattr(loops, "import_module", found.__getitem__)
-    monkeypatch.delenv(PATIENCE)
-    return Loops("plain", "compiled", patience=1.0)
+def kernels_of_two(monkeypatch):
+    """Loops with a compiled form in a made-up module; each says which form it is."""
+    monkeypatch.setattr(loops, "import_module", {"compiled": COMPILED}.__getitem__)
+    monkeypatch.delenv(COMPILE_AFTER_SECONDS)
+    made = Kernels("compiled", after=1.0)
+
+    @made
+    def both():
+        return "numpy"
+
+    @made
+    def declined():
+        return NotImplemented
+
+    return SimpleNamespace(kernels=made, both=both, declined=declined)
 
 
-def test_the_plain_form_is_used_until_it_has_had_its_time(pair, monkeypatch):
+def test_the_numpy_form_is_used_until_it_has_had_its_time(kernels_of_two, monkeypatch):
     clock = iter([0.0, 0.6, 1.0, 1.6])
     monkeypatch.setattr(loops, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert [pair.both(), pair.compiling, pair.both(), pair.compiling] == [
-        "plain",
+    pair = kernels_of_two
+    assert [pair.both(), pair.kernels.in_use, pair.both(), pair.kernels.in_use] == [
+        "numpy",
         False,
-        "plain",
+        "numpy",
         True,
     ]
-    assert [pair.both(), pair.both()] == ["compiled", "compiled"]
+    assert [pair.both(), pair.both(), pair.both.numpy()] == ["compiled", "compiled", "numpy"]
 
 
-def test_what_has_no_plain_form_is_compiled(pair):
-    assert (pair.alone(), pair.declined(), pair.both()) == ("compiled", "compiled", "plain")
+def test_what_the_numpy_form_declines_is_compiled(kernels_of_two):
+    assert (kernels_of_two.declined(), kernels_of_two.both()) == ("compiled", "numpy")
 
 
 @pytest.mark.parametrize(
-    ("patience", "used"), [("0", "compiled"), ("inf", "plain"), ("0.5", "plain")]
+    ("seconds", "used"), [("0", "compiled"), ("inf", "numpy"), ("0.5", "numpy")]
 )
-def test_patience_is_a_setting_of_the_environment(pair, monkeypatch, patience, used):
-    monkeypatch.setenv(PATIENCE, patience)
-    assert pair.both() == used
+def test_when_to_compile_is_a_setting_of_the_environment(
+    kernels_of_two, monkeypatch, seconds, used
+):
+    monkeypatch.setenv(COMPILE_AFTER_SECONDS, seconds)
+    assert kernels_of_two.both() == used
 
 
-def test_patience_that_is_no_number_is_refused(pair, monkeypatch):
-    monkeypatch.setenv(PATIENCE, "much")
-    with pytest.raises(
-        ConfigError, match="FEDBANDIT_PATIENCE: should be a number of seconds, not 'much'"
-    ):
-        pair.both()
+def test_a_time_to_compile_that_is_no_number_is_refused(kernels_of_two, monkeypatch):
+    monkeypatch.setenv(COMPILE_AFTER_SECONDS, "much")
+    said = "FEDBANDIT_COMPILE_AFTER_SECONDS: should be a number of seconds, not 'much'"
+    with pytest.raises(ConfigError, match=said):
+        kernels_of_two.both()
 
 
-def test_without_numba_the_plain_form_is_used_for_good(pair, monkeypatch):
-    monkeypatch.setenv(PATIENCE, "0")
+def test_without_numba_the_numpy_form_is_used_for_good(kernels_of_two, monkeypatch):
+    monkeypatch.setenv(COMPILE_AFTER_SECONDS, "0")
     monkeypatch.setattr(loops, "find_spec", lambda name: None)
-    assert pair.both() == "plain"
-    assert not pair.compiling
+    assert kernels_of_two.both() == "numpy"
+    assert not kernels_of_two.kernels.in_use
+
+
+def test_every_loop_has_a_compiled_form():
+    for module, compiled in ((loops, kernels), (sparse_loops, sparse_kernels)):
+        named = [name for name, found in vars(module).items() if isinstance(found, loops.Loop)]
+        assert len(named) >= 3
+        assert all(hasattr(compiled, name) for name in named)
+
+
+def forms(loop):
+    """A loop's two forms."""
+    return loop.numpy, loop.compiled
 
 
 def assert_same(mine, other):
@@ -93,12 +111,13 @@ def test_linear_models_on_text_score_and_train_alike(dtype, seed, pull, drifts):
     clip_norms = np.where(np.arange(len(split.offsets) - 1) % 2, 0.1, 1e3)
     drift = rng.normal(size=weight.size + k if drifts else 0).astype(dtype)
     found = []
-    for form in (sparse_plain, sparse_kernels):
+    score, train = forms(sparse_loops.scores), forms(sparse_loops.train_chosen)
+    for score_all, train_chosen in zip(score, train, strict=True):
         scores, norms = np.empty((n, k), dtype), np.zeros(len(clip_norms))
-        form.scores(weight, bias, texts.offsets, texts.ids, values, scores)
+        score_all(weight, bias, texts.offsets, texts.ids, values, scores)
         entries, moves = np.empty(len(texts.ids), np.int64), np.empty(len(texts.ids), dtype)
         total_bias = np.zeros_like(bias)
-        count = form.train_chosen(
+        count = train_chosen(
             texts.offsets, texts.ids, values, split.offsets, actions, rewards, weights, False, steps, 4, 2, clip_norms,
             drift.dtype.type(0.1), drift.dtype.type(pull), drift,
             weight.reshape(-1), bias, entries, moves, total_bias, norms,
@@ -118,10 +137,10 @@ def test_curvatures_are_alike(dtype, seed):
     logged = rng.random(n), rng.random(n)
     weight, bias, rewards, counts = (part.astype(dtype) for part in (weight, bias, *logged))
     actions, found = rng.integers(0, k, n), []
-    for form in (sparse_plain, sparse_kernels):
+    for curvature_chosen in forms(sparse_loops.curvature_chosen):
         entries, moments = np.empty(len(texts.ids), np.int64), np.empty((2, len(texts.ids)), dtype)
         biases, norms = np.zeros((2, k), dtype), np.zeros(len(split.offsets) - 1)
-        count = form.curvature_chosen(
+        count = curvature_chosen(
             texts.offsets, texts.ids, texts.values.astype(dtype), split.offsets, actions, rewards,
             counts, 2.0, weight.reshape(-1), bias, entries, moments, biases, norms,
         )  # fmt: skip
@@ -138,39 +157,15 @@ def test_steps_of_adam_and_sums_are_alike(dtype):
     constants = np.array([0.01, 0.9, 0.999, 1e-7], dtype)
     entries, values = rng.integers(0, 1000, 5000), rng.normal(size=5000).astype(dtype)
     found = []
-    for form in (plain, kernels):
+    pairs = zip(forms(loops.adam_moments), forms(loops.add_rows), strict=True)
+    for adam_moments, add_rows in pairs:
         outs = [np.empty(1000, dtype) for _ in range(3)]
-        form.adam_moments(m, v, w, update, constants, *outs)
-        total = w.copy()
-        form.add_entries(entries, values, total)
-        found.append([*outs, total])
-        for wrong in (np.nan, np.inf, -np.inf):
-            assert form.all_finite(w)
-            assert not form.all_finite(np.append(w, w.dtype.type(wrong)))
+        adam_moments(m, v, w, update, constants, *outs)
+        rows = w.reshape(100, 10).copy()
+        add_rows(entries[:50] % 100, values[:500].reshape(50, 10), rows)
+        found.append([*outs, rows])
     for mine, other in zip(*found, strict=True):
         assert_same(mine, other)
-
-
-def test_rewards_are_alike():
-    rng, labels = np.random.default_rng(0), random_text(1, num_actions=6).train.labels
-    actions, exact, near_value = (
-        rng.integers(0, 6, len(labels)),
-        *rng.random((2, 6)).astype(np.float32),
-    )
-    table = exact, np.array([1, -1, 0, 5, -1, 3], np.int32), near_value
-    mine, other = (
-        form.best_rewards(labels.offsets, labels.ids, actions, *table) for form in (plain, kernels)
-    )
-    assert_same(mine, other)
-    assert len(set(mine)) > 3
-
-
-def test_generated_texts_are_alike(tmp_path, monkeypatch):
-    for form in (topics_plain, topics_kernels):
-        monkeypatch.setattr("fedbandit.data.embedded.topics._drawing", form)
-        generate(tmp_path / form.__name__, users=60, words=1500, like="stackoverflow")
-    mine, other = (tmp_path / form.__name__ for form in (topics_plain, topics_kernels))
-    assert (mine / "checksums.json").read_bytes() == (other / "checksums.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -200,7 +195,7 @@ def test_whole_runs_are_alike_and_short_ones_do_without_numba(tmp_path, preset):
             f"import sys; from fedbandit.cli.app import program; program('run')({command!r}, standalone_mode=False);"
             " print('numba' in sys.modules)"
         )
-        environment = {**os.environ, PATIENCE: patience}
+        environment = {**os.environ, COMPILE_AFTER_SECONDS: patience}
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True
         )

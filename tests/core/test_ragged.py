@@ -1,19 +1,15 @@
 """Ragged rows: the compiled loops and their twins in numpy give the same bits."""
 
 import numpy as np
+import numpy_loops as in_numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.core import kernels as ragged_kernels
-from fedbandit.core import plain as in_numpy
 from fedbandit.core.ragged import Ragged
 
 ROWS = st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=8)
-
-
-def offsets_of(rows: list[list[int]]) -> np.ndarray:
-    return np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
 
 
 @given(ROWS, st.data())
@@ -23,7 +19,7 @@ def test_gathering_is_the_same_with_and_without_numba(rows, data):
     chosen = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=10)), np.int64)
     found = []
     for loops in (ragged_kernels, in_numpy):
-        offsets = loops.gathered_offsets(ragged.offsets, chosen)
+        offsets = ragged.take(chosen).offsets
         arrays = [np.full(offsets[-1], -1, source.dtype) for source in (ragged.ids, values)]
         for source, target in zip((ragged.ids, values), arrays, strict=True):
             loops.gather(ragged.offsets, source, chosen, offsets, target)
@@ -32,23 +28,6 @@ def test_gathering_is_the_same_with_and_without_numba(rows, data):
         assert compiled.dtype == plain.dtype
         np.testing.assert_array_equal(compiled, plain)
     assert found[1][1].tolist() == [i for row in chosen for i in rows[row]]
-
-
-@given(ROWS, st.integers(0, 10))
-def test_counting_words_is_the_same_with_and_without_numba(rows, unknown):
-    ids = np.array([i for row in rows for i in row], np.int32)
-    found = []
-    for loops in (ragged_kernels, in_numpy):
-        offsets, words = np.zeros(len(rows) + 1, np.int64), np.empty(len(ids), np.int32)
-        values = np.empty(len(ids), np.float32)
-        total = loops.count_rows(offsets_of(rows), ids, unknown, offsets, words, values)
-        found.append((offsets, words[:total], values[:total]))
-    for compiled, plain in zip(*found, strict=True):
-        np.testing.assert_array_equal(compiled, plain)
-    assert (
-        found[1][0].tolist()
-        == offsets_of([sorted({i for i in row if i < unknown}) for row in rows]).tolist()
-    )
 
 
 def test_taking_rows_keeps_their_values():

@@ -13,9 +13,8 @@ import pytest
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT
-from fedbandit.data.formats.fetching import download
-from fedbandit.data.importers import stackoverflow as published_files
-from fedbandit.data.importers.stackoverflow import find_counts, find_database
+from fedbandit.data.importers import published as published_files
+from fedbandit.data.importers.published import download, find_counts, find_database
 
 
 class Server(ThreadingHTTPServer):

@@ -7,7 +7,7 @@ from benchmarks import difficulty
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import FederatedDataset
-from fedbandit.data.embedded import glyphs, topics
+from fedbandit.data.embedded import catalogue, glyphs, topics
 from fedbandit.data.embedded.glyph_shapes import FORMS, MAX_STROKES, load_shapes
 from fedbandit.data.info import heterogeneity, label_matrix, statistics, writer_effect
 from fedbandit.data.text import EMNIST_ACTIONS
@@ -264,3 +264,31 @@ def test_statistics_are_printed_for_both(drawn, written):
         text = "\n".join(statistics(dataset))
         assert f"{dataset.train.num_clients:,}, {dataset.train.num_examples:,}" in text
         assert "total variation" in text
+
+
+def test_a_catalogue_has_items_that_appear_and_vanish(tmp_path):
+    small = FederatedDataset.open(
+        catalogue.generate(tmp_path / "small", users=20, items=300, test_fraction=0.5)
+    )
+    large = FederatedDataset.open(
+        catalogue.generate(tmp_path / "large", users=40, items=300, test_fraction=0)
+    )
+    rows = small.train.num_examples
+    np.testing.assert_array_equal(  # a larger population has the same users first
+        large.train.candidates.ids[: len(small.train.candidates.ids)], small.train.candidates.ids
+    )
+    np.testing.assert_array_equal(large.train.times[:rows], small.train.times)
+    shop, when = large.train.catalogue, large.train.times[large.train.candidates.row_of_entry()]
+    assert (when >= shop.since[large.train.candidates.ids]).all()
+    early, late = (
+        set(large.train.candidates.ids[one].tolist())
+        for one in (when < np.quantile(when, 0.2), when > np.quantile(when, 0.8))
+    )
+    assert len(late - early) > 20  # new ones
+    assert len(early - late) > 20  # vanished ones, or rare
+    counts = np.sort(np.bincount(large.train.candidates.ids, minlength=300))[::-1]
+    assert counts[:30].sum() > 0.3 * counts.sum()
+    assert large.header.item_encoder.text == ("title",)
+    assert len(large.item_vocabulary()) == large.header.item_encoder.words
+    chosen = np.diff(large.train.labels.offsets)
+    assert 0.15 < chosen.sum() / counts.sum() < 0.5

@@ -88,7 +88,7 @@ def test_float_features_and_a_single_channel(tmp_path):
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_arrays_stored_by_columns_are_read(tmp_path, compressed, monkeypatch):
-    monkeypatch.setattr("fedbandit.data.formats.binary._BLOCK_BYTES", 10_000)  # several blocks
+    monkeypatch.setattr("fedbandit.data.importers.arrays._BLOCK_BYTES", 10_000)  # several blocks
     arrays = handwriting(50)
     labels = np.eye(50, 5, dtype=np.int64)
     turned = {

@@ -14,13 +14,11 @@ from test_files import ARRAYS, handwriting, save
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.progress import SILENT
-from fedbandit.data.formats import binary as limits
-from fedbandit.data.formats import fetching
-from fedbandit.data.importers import stackexchange
+from fedbandit.data.importers import common as limits
+from fedbandit.data.importers import published, stackexchange
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
 from fedbandit.data.importers.images import import_emnist
-from fedbandit.data.importers.stackexchange import import_stackexchange
-from fedbandit.data.importers.stackoverflow import read_tag_counts
+from fedbandit.data.importers.stackexchange import import_stackexchange, read_tag_counts
 
 
 def npy(descr, shape, data=b""):
@@ -118,7 +116,7 @@ def test_a_packed_file_that_asks_for_all_memory_is_refused(tmp_path):
     path.write_bytes(packed)
     with (
         pytest.raises(DataError, match=r"lzma: damaged: "),
-        fetching.unpacked(path, tmp_path / "out", SILENT),
+        published.unpacked(path, tmp_path / "out", SILENT),
     ):
         pass
 

@@ -10,13 +10,8 @@ from fedbandit.core.errors import DataError
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.export import export_dsjson, export_open_bandit
 from fedbandit.data.importers.contexts import ColumnOptions
-from fedbandit.data.importers.decisions import (
-    dsjson_options,
-    import_dsjson,
-    import_open_bandit,
-    open_bandit_options,
-    preview_dsjson,
-)
+from fedbandit.data.importers.logs import DsJson, OpenBandit, dsjson_options, open_bandit_options
+from fedbandit.data.importers.tables import import_table, preview_table
 
 OPTIONS = dsjson_options("User.id", ColumnOptions(), test_fraction=0)
 
@@ -25,7 +20,7 @@ OPTIONS = dsjson_options("User.id", ColumnOptions(), test_fraction=0)
 def log(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dsjson")
     path = write_decisions(folder / "log.dsjson", rows=200)
-    return FederatedDataset.open(import_dsjson(path, folder / "log", OPTIONS))
+    return FederatedDataset.open(import_table(DsJson(path), folder / "log", OPTIONS))
 
 
 def test_decisions_of_vowpal_wabbit(log, tmp_path):
@@ -47,7 +42,9 @@ def test_decisions_of_vowpal_wabbit(log, tmp_path):
     one = next(event for event in events if event["c"]["User"]["id"] == log.train.client_id(0))
     chosen = one["c"]["_multi"][one["_label_Action"] - 1]["Action"]["topic"]
     assert log.header.actions[log.train.log.actions[0]] == chosen
-    assert "2 lines without a decision to learn from are left out" in preview_dsjson(path, OPTIONS)
+    assert "2 lines without a decision to learn from are left out" in preview_table(
+        DsJson(path), OPTIONS
+    )
 
 
 def same_log(first, second):
@@ -62,7 +59,7 @@ def same_log(first, second):
 def test_dsjson_comes_back_as_it_went(log, tmp_path):
     path = export_dsjson(log, tmp_path / "out.dsjson")
     options = dsjson_options("client.id", ColumnOptions(scale="none"), test_fraction=0)
-    again = FederatedDataset.open(import_dsjson(path, tmp_path / "again", options))
+    again = FederatedDataset.open(import_table(DsJson(path), tmp_path / "again", options))
     same_log(log, again)
     np.testing.assert_array_equal(again.train.log.available.ids, log.train.log.available.ids)
     line = json.loads(path.read_text().splitlines()[0])
@@ -85,7 +82,7 @@ def test_open_bandit_comes_back_as_it_went(log, tmp_path):
         .startswith(",timestamp,item_id,position,click,propensity_score,user_feature_0")
     )
     options = open_bandit_options(folder, ColumnOptions(scale="none"), test_fraction=0)
-    again = FederatedDataset.open(import_open_bandit(folder, tmp_path / "again", options))
+    again = FederatedDataset.open(import_table(OpenBandit(folder), tmp_path / "again", options))
     same_log(log, again)
 
 
@@ -101,7 +98,7 @@ def test_the_published_layout(tmp_path):
     (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "item_context.csv").write_text(",item_id,item_feature_0\n0,0,-0.5\n")
     options = open_bandit_options(tmp_path, ColumnOptions(), test_fraction=0)
-    found = FederatedDataset.open(import_open_bandit(tmp_path, tmp_path / "out", options))
+    found = FederatedDataset.open(import_table(OpenBandit(tmp_path), tmp_path / "out", options))
     assert found.header.actions == ("0", "1", "2", "3")
     assert [column.name for column in found.header.encoder.columns] == [
         "position",
@@ -147,11 +144,11 @@ def test_bad_lines_are_refused(tmp_path, changes, match):
     path = tmp_path / "log.dsjson"
     path.write_text(f"{json.dumps(GOOD)}\n{json.dumps({**GOOD, **changes})}\n")
     with pytest.raises(DataError, match=match) as caught:
-        import_dsjson(path, tmp_path / "out", OPTIONS)
+        import_table(DsJson(path), tmp_path / "out", OPTIONS)
     assert "\n" not in str(caught.value)
     path.write_text("{")
     with pytest.raises(DataError, match="line 1: not JSON"):
-        import_dsjson(path, tmp_path / "out", OPTIONS)
+        import_table(DsJson(path), tmp_path / "out", OPTIONS)
     path.write_text("{}\n[]\n")
     with pytest.raises(DataError, match="line 2: a list where an event is expected"):
-        import_dsjson(path, tmp_path / "out", OPTIONS)
+        import_table(DsJson(path), tmp_path / "out", OPTIONS)

@@ -11,9 +11,13 @@ from messy_tables import write_clicks, write_tickets
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.data.formats.dialect import find_dialect
-from fedbandit.data.importers.logged import LoggedOptions, import_logged, preview_logged
-from fedbandit.data.importers.table import TableOptions, import_table, preview_table
+from fedbandit.data.importers.columns import find_dialect
+from fedbandit.data.importers.tables import (
+    LoggedOptions,
+    TableOptions,
+    import_table,
+    preview_table,
+)
 
 CLICKS = TableOptions(client="visitor", labels="clicked")
 TICKETS = TableOptions(client="Kunde", labels=["Queue", "Queue 2"])
@@ -304,9 +308,9 @@ def test_a_second_log_like_the_first(tmp_path):
         )
 
     roles = {"client": "user", "action": "did", "reward": "fine", "propensity": "p"}
-    first = FederatedDataset.open(import_logged(log(300), tmp_path / "a", LoggedOptions(**roles)))
+    first = FederatedDataset.open(import_table(log(300), tmp_path / "a", LoggedOptions(**roles)))
     like = LoggedOptions(**roles, like=first.path)
-    second = FederatedDataset.open(import_logged(log(100, 20.0, ["go"]), tmp_path / "b", like))
+    second = FederatedDataset.open(import_table(log(100, 20.0, ["go"]), tmp_path / "b", like))
     assert (second.header.encoder, second.header.actions) == (first.header.encoder, ("go", "stop"))
     assert first.test is not None  # something is always held out
     assert set(np.unique(first.train.log.rewards)) == {0.0, 1.0}
@@ -317,8 +321,8 @@ def test_a_second_log_like_the_first(tmp_path):
     with pytest.raises(
         DataError, match=r"column did \(4 of 6\), row \d+: no action called 'wait' among those of a"
     ):
-        import_logged(log(50, 0.0, ["wait"]), tmp_path / "c", like)
-    assert "the action that was taken: 2 of them" in preview_logged(log(20), like)
+        import_table(log(50, 0.0, ["wait"]), tmp_path / "c", like)
+    assert "the action that was taken: 2 of them" in preview_table(log(20), like)
 
 
 def test_numbers_and_dates_in_the_ways_they_are_written(tmp_path):

@@ -11,7 +11,7 @@ from published import emnist_rows, encode, image, pack, sentence, write_counts, 
 from fedbandit.core.errors import DataError
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.importers.images import import_emnist
-from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
+from fedbandit.data.importers.stackexchange import StackOverflowOptions, import_stackoverflow
 
 WORDS = {"the": 90, "how": 50, "sort": 20, "list": 10, "rare": 1}
 TAGS = {"rarely": 2, "python": 40, "java": 60}

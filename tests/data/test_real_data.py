@@ -5,8 +5,11 @@ import pytest
 
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
+from fedbandit.data.importers.contexts import ColumnOptions
+from fedbandit.data.importers.items import ItemOptions
+from fedbandit.data.importers.logs import OpenBandit, open_bandit_options
 from fedbandit.data.importers.stackexchange import import_stackexchange
-from fedbandit.data.importers.table import TableOptions, import_table
+from fedbandit.data.importers.tables import TableOptions, import_table
 from fedbandit.data.info import write_contact_sheet
 from fedbandit.data.text import EMNIST_ACTIONS
 
@@ -51,3 +54,45 @@ def test_handwriting(real_data_folder, tmp_path):
 def test_a_stack_exchange_site(real_data_folder, tmp_path):
     path = import_stackexchange(real_data_folder / "stackexchange-beer", tmp_path / "out")
     assert totals(FederatedDataset.open(path)) == (659, 325)
+
+
+@pytest.mark.slow
+def test_online_retail_is_a_catalogue_with_candidates(real_data_folder, tmp_path):
+    """The recipe of docs/your-own-data.md."""
+    path = real_data_folder / "online_retail.parquet"
+    others = ["InvoiceNo", "Quantity", "InvoiceDate", "CustomerID", "Country"]
+    left_out = [f"{name}=ignore" for name in ("InvoiceNo", "Description", "UnitPrice")]
+    items = ItemOptions(
+        table=path,
+        column="StockCode",
+        negatives=9,
+        time="InvoiceDate",
+        columns=ColumnOptions(treat=[f"{name}=ignore" for name in others]),
+    )
+    options = TableOptions(
+        client="CustomerID",
+        labels="StockCode",
+        items=items,
+        missing=["0"],
+        where="Quantity>0",
+        treat=left_out,
+    )
+    dataset = FederatedDataset.open(import_table(path, tmp_path / "out", options))
+    assert len(dataset.train.catalogue) == 4_070
+    examples, clients = totals(dataset)
+    assert clients == 4_339  # 4,372 customers, 33 of whom only returned things
+    assert examples == 397_924
+    assert (np.diff(dataset.train.candidates.offsets) == 10).all()
+    assert 0.09 < np.mean(dataset.train.labels.ids == 0) < 0.11
+
+
+def test_open_bandit_with_features_of_items(real_data_folder, tmp_path):
+    folder = real_data_folder / "open-bandit" / "random" / "men"
+    options = open_bandit_options(folder, ColumnOptions(), None, 0.1, item_features=True)
+    source = OpenBandit(folder, item_features=True)
+    dataset = FederatedDataset.open(import_table(source, tmp_path / "out", options))
+    assert len(dataset.train.catalogue) == 34
+    assert totals(dataset)[0] == 10_000
+    assert 900 < dataset.test.num_examples < 1100
+    clicks = [int(split.log.rewards.sum()) for split in (dataset.train, dataset.test)]
+    assert clicks[1] >= 0.07 * sum(clicks)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import Example, encode
 
-from fedbandit.data.formats.binary import NotAnExample, parse_example
+from fedbandit.data.importers.published import NotAnExample, parse_example
 
 FLOAT = st.floats(width=32, allow_nan=False)
 INT64 = st.integers(-(2**63), 2**63 - 1)

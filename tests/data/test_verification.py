@@ -20,8 +20,7 @@ from fedbandit.data import cache_folder, checksums, open_dataset
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.validation import FolderReader
 from fedbandit.engines import ThreadEngine
-from fedbandit.simulation.pretraining import Pretraining
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import Pretraining, simulate
 
 
 @pytest.fixture
@@ -237,7 +236,7 @@ TRUNCATE = """
 import os, sys
 from fedbandit import Config
 from fedbandit.data.dataset import FederatedDataset
-from fedbandit.simulation import simulate as module
+from fedbandit import simulation as module
 
 real = module.run_round
 def cut(*arguments):

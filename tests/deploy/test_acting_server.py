@@ -16,7 +16,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.deploy.device.device_identity import read_card
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.common_task import (
+from fedbandit.deploy.masking.announcements import (
     SURVIVORS,
     CommonTask,
     cohort_of,
@@ -24,7 +24,7 @@ from fedbandit.deploy.masking.common_task import (
     statement,
     task_digest,
 )
-from fedbandit.deploy.masking.device import (
+from fedbandit.deploy.masking.masked_sum import (
     masked,
     own_mask_seed,
     pair_mask_seed,
@@ -122,7 +122,7 @@ def test_a_task_that_devices_have_not_signed_is_not_trained_on(tmp_path, caplog,
 
 def test_weights_rewards_bounds_and_round_are_part_of_the_task(tmp_path, caplog):
     site = secure_site(tmp_path, 5)
-    weights, courier = site.deployment.initial + np.float32(1), site.server()._courier
+    weights, courier = site.deployment.initial + np.float32(1), site.server()._poller
     for number, change in enumerate(
         (
             lambda request: {"arrays": {"weights": weights}},
@@ -174,7 +174,7 @@ def test_masks_under_different_tasks_do_not_cancel():
 
 def gathered(site, cohorts, *, inside=False):
     """Sums over several cohorts in one round: one after the other, or all before any is unmasked."""
-    courier, state, found = site.server()._courier, site.deployment.start(), []
+    courier, state, found = site.server()._poller, site.deployment.start(), []
 
     class Nested(SecureSums):
         def _step(self, attempt, what, *args, **more):
@@ -365,7 +365,7 @@ def test_a_private_round_whose_sum_was_lost_ends_without_one_and_is_charged(tmp_
 def test_what_a_server_can_still_do_choose_the_rounds(tmp_path):
     """Two rounds whose devices differ by one: the sums differ by its update, as the docs say."""
     site = secure_site(tmp_path, 4)
-    sums = SecureSums(site.deployment, site.server()._courier)
+    sums = SecureSums(site.deployment, site.server()._poller)
     state = site.deployment.start()
     whole = sums.gather(state, 1, site.nodes, lambda _: {})
     rest = sums.gather(state, 2, site.nodes[1:], lambda _: {})
@@ -374,7 +374,7 @@ def test_what_a_server_can_still_do_choose_the_rounds(tmp_path):
     task["bounds"] = site.deployment.rules.bounds.to_json()
     own = site.participants[site.nodes[0]]
     own._secure_only = False
-    _, arrays = own.answer("train", task, {"weights": state.kept["weights"]})
+    _, arrays = own.answer("train", task, {"weights": state.server_state["weights"]})
     np.testing.assert_allclose(whole.total - rest.total, arrays["update"], atol=1e-5)
 
 

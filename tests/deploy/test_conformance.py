@@ -46,7 +46,7 @@ def train_request(site, node, **facts):
     own = site.deployment
     task = {"token": "t", "round": 1, "clip_norm": 1.0, "space": own.space, "counted": None}
     task |= {"learning": own.learning, "bounds": own.rules.bounds.to_json(), **facts}
-    return Request("train", node, task, {"weights": own.start().kept["weights"]}, 60.0)
+    return Request("train", node, task, {"weights": own.start().server_state["weights"]}, 60.0)
 
 
 # What a transport carries

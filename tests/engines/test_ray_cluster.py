@@ -9,7 +9,7 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import topics
 from fedbandit.engines import ThreadEngine
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 ray = pytest.importorskip("ray")
 pytestmark = [
@@ -59,7 +59,8 @@ def test_two_nodes_and_then_one(two_nodes, tmp_path):
         cluster.remove_node(second, allow_graceful=False)
         seen += [json.dumps(metrics) for metrics in rounds]
         assert seen == expected
-        assert engine.traffic.replaced >= 1
+        # The other node has its work, whether Ray has noticed the loss by then or not.
+        assert engine.traffic.replaced + engine.traffic.given_again >= 1
     finally:
         engine.close()
 

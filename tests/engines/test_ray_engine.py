@@ -12,7 +12,7 @@ import pytest
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.core import sources
+from fedbandit.core import identity as sources
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.ragged import Ragged
@@ -21,7 +21,7 @@ from fedbandit.data.embedded import topics
 from fedbandit.data.writer import DatasetWriter
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.round import run_round
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 ray = pytest.importorskip("ray")
 pytestmark = [

@@ -5,7 +5,7 @@ from builders import random_images
 
 from fedbandit.config import Config
 from fedbandit.engines import ThreadEngine
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 
 class InPlace:

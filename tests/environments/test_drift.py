@@ -12,7 +12,7 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.environments import Liked, exact_match
 from fedbandit.environments.scenarios import drift
 from fedbandit.federated.state import Version
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 HEADER = random_text().header
 K = HEADER.num_actions

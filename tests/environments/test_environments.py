@@ -31,10 +31,11 @@ from fedbandit.environments import (
 from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.federated.state import Version
 from fedbandit.runs.run import run
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 DATA = {"text": random_text(), "images": random_images()}
-NAMES = [name for name in BUILT_IN if name != "labels"]
+WORLDS = [name for name in BUILT_IN if name != "stated"]  # which needs data of its own: test_coba
+NAMES = [name for name in WORLDS if name != "labels"]
 
 
 def world(name, header, **parameters):
@@ -50,7 +51,7 @@ def many_times(dataset, rows, times):
 
 
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", WORLDS)
 def test_the_mean_of_many_rewards_is_what_is_expected(name, data):
     dataset, times = DATA[data], 4000
     k = dataset.header.num_actions
@@ -65,7 +66,7 @@ def test_the_mean_of_many_rewards_is_what_is_expected(name, data):
             assert paid.mean() == pytest.approx(expected[action], abs=error)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", WORLDS)
 def test_a_reward_is_fixed_by_its_event_whatever_else_is_asked(name):
     dataset = DATA["text"]
     environment = world(name, dataset.header)

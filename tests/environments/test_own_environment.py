@@ -12,11 +12,11 @@ import pytest
 from command_line import COMMAND, fails_with_one_line, fedbandit
 
 from fedbandit.config import Config
-from fedbandit.core import sources
+from fedbandit.core import identity as sources
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import topics
 from fedbandit.runs.run import run
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 ROUNDS = 40

@@ -16,7 +16,7 @@ from fedbandit.evaluation.metrics import expected_rewards, policy_value
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.round import run_round
 from fedbandit.federated.state import Version, load_state, save_state
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 WORLD = realizable(seed=2, clients=120, examples=30, features=4, actions=3)
 

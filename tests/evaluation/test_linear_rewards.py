@@ -10,16 +10,16 @@ import pytest
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log, Split
-from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.evaluation.ope.reward_models import (
+from fedbandit.evaluation.logs import (
     action_means,
     choose_columns,
     linear_rewards,
     linear_sums,
+    records_of,
 )
 from fedbandit.ope import Bootstrap, DirectMethod, DoublyRobustEstimator, Range, estimate
 from fedbandit.policies import Uniform
-from fedbandit.studies.evaluate import EvaluationRequest, _rewards
+from fedbandit.studies.evaluate import _Opened, _reward_model
 
 ACTIONS, CLIENTS, EVENTS, DRAWS = 3, 60, 20, 150
 TARGET = np.array([0.2, 0.1, 0.7])
@@ -178,7 +178,7 @@ def test_it_is_the_default_where_there_are_contexts():
     split = _log(3)
     rows = np.arange(50)
     assert np.array_equal(
-        _rewards(split, None, ACTIONS, EvaluationRequest())(rows),
+        _reward_model(_Opened(split, ("a", "b", "c")), "auto")(rows),
         linear_rewards(split, ACTIONS)(rows),
     )
     bare = Split(
@@ -186,10 +186,11 @@ def test_it_is_the_default_where_there_are_contexts():
     )
     bare = Split(bare.client_ids, bare.offsets, bare.features, bare.labels, log=split.log)
     assert np.array_equal(
-        _rewards(bare, None, ACTIONS, EvaluationRequest())(rows), action_means(bare, ACTIONS)(rows)
+        _reward_model(_Opened(bare, ("a", "b", "c")), "auto")(rows),
+        action_means(bare, ACTIONS)(rows),
     )
     with pytest.raises(ConfigError, match="linear needs contexts"):
-        _rewards(bare, None, ACTIONS, EvaluationRequest(reward_model="linear"))
+        _reward_model(_Opened(bare, ("a", "b", "c")), "linear")
 
 
 def test_wide_contexts_are_cut_to_what_varies():

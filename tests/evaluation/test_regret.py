@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from builders import dataset_in_memory
+from known_worlds import exact_regret
 
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.embedded.realizable import features_of, realizable
-from fedbandit.evaluation.metrics import exact_regret, policy_value
+from fedbandit.evaluation.metrics import policy_value
 from fedbandit.policies import EpsilonGreedy, Greedy, Uniform
 
 WORLD = realizable(seed=1, clients=30, examples=40, features=4, actions=3)

@@ -104,7 +104,8 @@ def test_the_page_before_the_first_round(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_command_runs_all_of_it_and_ctrl_c_ends_it(tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_one_command_runs_all_of_it_and_a_signal_ends_it(tmp_path, ending):
     pytest.importorskip("flwr")
     command = [
         sys.executable,
@@ -125,11 +126,11 @@ def test_one_command_runs_all_of_it_and_ctrl_c_ends_it(tmp_path):
             assert running.poll() is None
             time.sleep(1)
     finally:
-        running.send_signal(signal.SIGINT)
+        running.send_signal(ending)
         said, _ = running.communicate(timeout=90)
     assert "<rect" in page
-    assert running.returncode == 0
-    assert "run the same command again to resume" in said
+    assert running.returncode == (0 if ending == signal.SIGINT else 143)
+    assert ("run the same command again to resume" in said) == (ending == signal.SIGINT)
     left = subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True)
     assert left.stdout == "", "a process was left behind"
     Store(tmp_path / "out" / "server").close()  # refused while a server app still has the folder

@@ -13,8 +13,8 @@ from learner_agreement import (
 )
 
 from fedbandit.core.contexts import Contexts
-from fedbandit.federated.learners.dense import ChosenMlpLearner, DenseLearner
-from fedbandit.federated.learners.dense_linear import DenseLinearLearner
+from fedbandit.federated.learners.linear import DenseLinearLearner
+from fedbandit.federated.learners.mlp import ChosenMlpLearner, DenseLearner
 from fedbandit.objectives import Regression
 
 MODELS = {"linear": DenseLinearLearner, "mlp": ChosenMlpLearner}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedbandit.deploy.server import reports
+from fedbandit.deploy.server import gathering
 from fedbandit.federated.pipeline import norm_or_reason, rejection_reason
 from fedbandit.federated.server import PlainMean
 
@@ -39,7 +39,7 @@ def test_sound_updates_have_a_norm():
 
 def summed(*updates, clip_norm):
     found = [SimpleNamespace(update=u, norm=norm_or_reason(u, LIKE)) for u in updates]
-    return reports.summed(found, LIKE, clip_norm, PlainMean())
+    return gathering.summed(found, LIKE, clip_norm, PlainMean())
 
 
 def test_sound_updates_are_clipped_and_added():

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedbandit.assembly.experiment import build_experiment
-from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, period_of
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.state import Version
+from fedbandit.federated.visit_plans import PopulationVisits, SimpleVisits, period_of
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 

@@ -19,8 +19,7 @@ import fedbandit
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.data import FederatedDataset
 from fedbandit.data.embedded import glyphs, topics
-from fedbandit.data.importers.table import TableOptions, import_table
-from fedbandit.data.mapped_files import read_rows
+from fedbandit.data.importers.tables import TableOptions, import_table
 from fedbandit.evaluation.metrics import held_out_metrics
 
 
@@ -79,15 +78,6 @@ def work(folder: Path) -> None:
         played(config(rounds=3, **more), text())
     played(config(rounds=1, scenario="init", objective__name="cross-entropy"), words)
     played(config(rounds=1, objective__name="doubly-robust", clients_per_round=3), letters)
-    split = words.train
-    for part in (split.features, split.labels):
-        read_rows(
-            part,
-            split.offsets[:-1],
-            split.offsets[1:],
-            split.offsets,
-            np.arange(split.num_examples),
-        )
     (folder / "t.csv").write_text(
         "user,title,tags\n" + "".join(f"u{i % 9},a word{i % 5},t{i % 3}\n" for i in range(60))
     )

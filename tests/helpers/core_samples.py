@@ -10,7 +10,7 @@ from fedbandit.core.contexts import Contexts
 from fedbandit.core.ragged import Ragged
 from fedbandit.data import FederatedDataset
 from fedbandit.environments import Met
-from fedbandit.simulation.simulate import Simulation, simulate
+from fedbandit.simulation import Simulation, simulate
 
 ROUNDS = 5
 

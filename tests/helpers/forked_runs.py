@@ -20,7 +20,7 @@ def outcomes(folders: list[Path]) -> dict[Path, str]:
 def _run(folder: str) -> str:
     from fedbandit import Config
     from fedbandit.data import FederatedDataset
-    from fedbandit.simulation.simulate import simulate
+    from fedbandit.simulation import simulate
 
     try:
         dataset = FederatedDataset.open(folder)
@@ -53,6 +53,6 @@ def _forked(folder: str) -> str:
 
 
 if __name__ == "__main__":
-    import fedbandit.simulation.simulate  # noqa: F401 - imported once, not by every child
+    import fedbandit.simulation  # noqa: F401 - imported once, not by every child
 
     print(json.dumps({folder: _forked(folder) for folder in sys.argv[1:]}))

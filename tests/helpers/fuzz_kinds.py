@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from builders import add_example, with_checksums
-from fuzz_mutations import signed_anew, spoiled, to_npy
+from fuzz_mutations import SPECIAL, Special, signed_anew, spoiled, to_npy
 from network_builders import Network, a_deployment, coordinator, devices, live, settle, values
 from published import emnist_rows, pack, sentence, write_counts, write_sqlite
 from small_runs import small_config
@@ -33,6 +33,7 @@ from fedbandit.deploy.messages import Reply
 from fedbandit.federated.state import load_state
 
 WORDS, ACTIONS = 30, 5
+Files = dict[str, bytes | Special]
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,33 @@ class Kind:
     by_field: tuple[
         str, ...
     ] = ()  # files whose bytes are somebody else's to check: only what they say is changed
+    sibling: dict[str, bytes] | None = None  # another run, whose files take the place of its own
+    special: bool = False  # whether something that is no file may stand there
 
-    def damaged(self, rng: Any) -> dict[str, bytes]:
-        """The files with one of them spoiled."""
-        name = rng.choice(sorted(self.files.keys() - set(self.spared)))
+    def damaged(self, rng: Any) -> Files:
+        """The files with one of them spoiled, exchanged for its sibling's, or no file any more."""
+        names = sorted(self.files.keys() - set(self.spared))
+        way = rng.random() if self.special else 1.0
+        if way < 0.2:
+            return {**self.files, rng.choice(names): rng.choice(SPECIAL)}
+        if way < 0.4 and self.sibling is not None:
+            name = rng.choice(names)
+            there = {k: v for k, v in self.files.items() if k != name}
+            return {**there, **({name: self.sibling[name]} if name in self.sibling else {})}
+        name = rng.choice(names)
         return {**self.files, name: self.spoil(name, self.files[name], rng, name in self.by_field)}
+
+    def with_special(self, number: int) -> Files:
+        """The files with the `number`-th combination of a name and something that is no file."""
+        name = self.special_names()[number // len(SPECIAL)]
+        return {**self.files, name: SPECIAL[number % len(SPECIAL)]}
+
+    def special_names(self) -> list[str]:
+        """One file of every name: of the runs of a study, those of the first."""
+        first: dict[str, str] = {}
+        for name in sorted(self.files.keys() - set(self.spared)) if self.special else ():
+            first.setdefault(Path(name).name, name)
+        return list(first.values())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -62,10 +85,13 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def put(files: dict[str, bytes], folder: Path) -> Path:
+def put(files: Files, folder: Path) -> Path:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
+        if isinstance(data, Special):
+            data.make(folder / name)
+        else:
+            (folder / name).write_bytes(data)
     return folder
 
 
@@ -106,7 +132,7 @@ def write_dataset(folder: Path, kind: str) -> Path:
 
 def run_rounds(folder: Path) -> Any:
     """Open it, and where it has labels run two rounds with it."""
-    from fedbandit.simulation.simulate import simulate
+    from fedbandit.simulation import simulate
 
     dataset = FederatedDataset.open(folder)
     if dataset.header.logged:
@@ -193,10 +219,23 @@ def runs() -> Iterator[tuple[str, Kind]]:
         # Timings have no checksum; what is computed from now on does not depend on them.
         yield f"stopped run, {name}", Kind(files, resumed(config), checked=True)
         checkpoint = max(n for n in files if n.startswith("checkpoints"))
+        with scratch() as folder:
+            other = config.with_values({"seed": 1})
+            execute(other, folder / "r", dataset=the_dataset(), until=4)
+            sibling = contents(folder / "r")
+        yield (
+            f"stopped run beside a sibling, {name}",
+            Kind(files, resumed(config), checked=True, sibling=sibling, special=True),
+        )
+        others = tuple(n for n in files if not n.startswith("checkpoints"))
+        yield (
+            f"stopped run signed anew, {name}",
+            Kind(files, resumed(config), spoil=signed, spared=others),
+        )
 
         def load(folder: Path, checkpoint: str = checkpoint) -> Any:
             state = load_state(folder / checkpoint)
-            kept = [array for _, array in sorted(state.kept.items())]
+            kept = [array for _, array in sorted(state.server_state.items())]
             parts = [
                 state.weights,
                 *kept,
@@ -476,10 +515,13 @@ def run_rounds_of_any(folder: Path) -> None:
 def source_kinds() -> Iterator[tuple[str, Kind]]:
     from fedbandit.data.importers.arrays import ArrayOptions, import_arrays
     from fedbandit.data.importers.images import import_emnist, import_leaf
-    from fedbandit.data.importers.logged import LoggedOptions, import_logged
-    from fedbandit.data.importers.stackexchange import StackExchangeOptions, import_stackexchange
-    from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
-    from fedbandit.data.importers.table import TableOptions, import_table
+    from fedbandit.data.importers.stackexchange import (
+        StackExchangeOptions,
+        StackOverflowOptions,
+        import_stackexchange,
+        import_stackoverflow,
+    )
+    from fedbandit.data.importers.tables import LoggedOptions, TableOptions, import_table
 
     rng = np.random.default_rng(1)
     file = io.BytesIO()
@@ -536,12 +578,10 @@ def source_kinds() -> Iterator[tuple[str, Kind]]:
         "Stack Exchange",
         Kind({"Posts.xml": text}, imported(import_stackexchange, "Posts.xml", options)),
     )
-    yield from _tables(TableOptions, import_table, LoggedOptions, import_logged)
+    yield from _tables(TableOptions, LoggedOptions, import_table)
 
 
-def _tables(
-    options: Any, import_table: Any, logged_options: Any, import_logged: Any
-) -> Iterator[tuple[str, Kind]]:
+def _tables(options: Any, logged_options: Any, import_table: Any) -> Iterator[tuple[str, Kind]]:
     import pandas as pd
 
     rng = np.random.default_rng(2)
@@ -566,25 +606,34 @@ def _tables(
     log = logged_options(
         client="user", action="action", reward="reward", propensity="p", features=["x*"]
     )
-    for name, frame, function, chosen in (
-        ("table", table, import_table, text),
-        ("logged table", logged, import_logged, log),
+    for name, frame, chosen in (
+        ("table", table, text),
+        ("logged table", logged, log),
     ):
         yield (
             f"{name}, CSV",
             Kind(
-                {"t.csv": frame.to_csv(index=False).encode()}, imported(function, "t.csv", chosen)
+                {"t.csv": frame.to_csv(index=False).encode()},
+                imported(import_table, "t.csv", chosen),
             ),
         )
         file = io.BytesIO()
         frame.to_parquet(file)
         yield (
             f"{name}, Parquet",
-            Kind({"t.parquet": file.getvalue()}, imported(function, "t.parquet", chosen)),
+            Kind({"t.parquet": file.getvalue()}, imported(import_table, "t.parquet", chosen)),
         )
 
 
-def all_kinds() -> dict[str, Kind]:
-    """Every kind by its name; making them takes some seconds."""
-    makers = (data_sets, runs, device_kinds, report_kinds, flower_kinds, config_kinds, source_kinds)
-    return {name: kind for make in makers for name, kind in make()}
+def all_kinds(special: bool = False) -> dict[str, Kind]:
+    """Every kind by its name, or those in which something that is no file may stand; it takes some seconds."""
+    from fuzz_studies import study_kinds
+
+    folders = (runs, study_kinds)
+    others = (data_sets, device_kinds, report_kinds, flower_kinds, config_kinds, source_kinds)
+    made = {
+        name: kind
+        for make in (*folders, *others[: 0 if special else None])
+        for name, kind in make()
+    }
+    return {name: kind for name, kind in made.items() if kind.special or not special}

@@ -1,14 +1,21 @@
-"""Ways to spoil a file: bits, cuts and insertions in its bytes, or one field of what it says; drawn from a seed."""
+"""Ways to spoil a file: bits, cuts and insertions in its bytes, one field of what it says, or what is no file at all.
+
+Drawn from a seed.
+"""
 
 import io
 import json
+import os
 import random
+import socket
 import sqlite3
 import tomllib
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -351,3 +358,44 @@ def spoiled(name: str, data: bytes, rng: random.Random, fields_only: bool = Fals
         if changed != data:
             return changed
     return spoiled_bytes(data, rng) if not fields_only else data
+
+
+@dataclass(frozen=True)
+class Special:
+    """Something in the place of a file that is none, or one without an end."""
+
+    name: str
+    make: Callable[[Path], None]
+
+
+def _link_to_a_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name(f"{path.name}-pipe"))
+    path.symlink_to(f"{path.name}-pipe")
+
+
+def _terabyte(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        here = os.open(path.parent, os.O_RDONLY)  # the path itself may be too long for a socket
+        try:
+            made.bind(f"/proc/self/fd/{here}/{path.name}")
+        finally:
+            os.close(here)
+
+
+SPECIAL = (
+    Special("pipe", os.mkfifo),
+    Special("link to a pipe", _link_to_a_pipe),
+    Special("link to /dev/zero", lambda path: path.symlink_to("/dev/zero")),
+    Special("link to /dev/full", lambda path: path.symlink_to("/dev/full")),
+    Special("link to /dev/null", lambda path: path.symlink_to("/dev/null")),
+    Special("link to nothing", lambda path: path.symlink_to("nowhere")),
+    Special("link to itself", lambda path: path.symlink_to(path.name)),
+    Special("folder", Path.mkdir),
+    Special("terabyte of nothing", _terabyte),
+    Special("socket", _socket),
+)

@@ -12,13 +12,12 @@ from published import encode, sentence, write_counts, write_sqlite
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
-from fedbandit.core.loops import loops
 from fedbandit.core.randomness import Purpose
 from fedbandit.data import FederatedDataset
 from fedbandit.data.importers.images import import_emnist
-from fedbandit.data.importers.stackoverflow import StackOverflowOptions, import_stackoverflow
-from fedbandit.federated.client_logs import SimpleVisits
+from fedbandit.data.importers.stackexchange import StackOverflowOptions, import_stackoverflow
 from fedbandit.federated.clients import ClientWork
+from fedbandit.federated.visit_plans import SimpleVisits
 
 
 def spec_of(run):
@@ -170,8 +169,8 @@ class RecordedActions(ClientWork):
 
     run: Any = None
 
-    def act(self, clients, broadcast, watch=None):
-        ours = super().act(clients, broadcast, watch)
+    def act(self, clients, broadcast, *more):
+        ours = super().act(clients, broadcast, *more)
         events = of_clients(self.run, broadcast.round, clients)
         return replace(
             ours,
@@ -215,4 +214,4 @@ def draw_as_recorded(run, monkeypatch):
         ]
         return uniforms[events]
 
-    monkeypatch.setattr(loops, "uniforms", recorded, raising=False)
+    monkeypatch.setattr("fedbandit.federated.clients.uniforms", recorded)

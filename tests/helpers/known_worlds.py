@@ -7,9 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedbandit.evaluation.metrics import Regret, best_value, policy_value
 from fedbandit.ope import Records
 
 CONTEXTS, ACTIONS = 5, 4
+
+
+def exact_regret(split, truth, clients, policy, predictions):
+    """The regret of a policy against the best one, from the true mean rewards of rows."""
+    ours = policy_value(split, clients, policy, predictions, truth)
+    return Regret(best_value(split, truth, clients), ours)
 
 
 @dataclass(frozen=True)

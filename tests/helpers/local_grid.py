@@ -1,7 +1,13 @@
-"""Flower's grid and client app in one process: messages are Flower's own, no process is started."""
+"""Flower's grid and client app in one process: messages are Flower's own, no process is started.
+
+A test module that uses it is skipped where Flower is not installed; `make test-slow` runs it."""
 
 import copy
 import types
+
+import pytest
+
+pytest.importorskip("flwr")
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid

@@ -13,10 +13,17 @@ from cryptography.hazmat.primitives.serialization import (
     SSHCertificateType,
 )
 
-from fedbandit.deploy.masking.announcements import Roster, Signer
-from fedbandit.deploy.masking.common_task import CommonTask, cohort_of, in_order
-from fedbandit.deploy.masking.device import accept, announce, masked, reveal, share, vouch
-from fedbandit.deploy.masking.server import MaskedSum, Sharing
+from fedbandit.deploy.masking.announcements import CommonTask, Roster, Signer, cohort_of, in_order
+from fedbandit.deploy.masking.masked_sum import (
+    MaskedSum,
+    Sharing,
+    accept,
+    announce,
+    masked,
+    reveal,
+    share,
+    vouch,
+)
 from fedbandit.deploy.secure_sums import SecureMinimum
 
 TOKEN = "a token"

@@ -12,7 +12,7 @@ from fedbandit.deploy.messages import Reply, Request
 from fedbandit.deploy.server.deployment import Deployment, build_deployment
 from fedbandit.deploy.server.rounds import Coordinator
 from fedbandit.deploy.server.store import Store
-from fedbandit.federated.state import State, Version
+from fedbandit.federated.state import State
 
 WORDS = ("the", "cat", "sat", "on", "a", "mat", "dog")
 ACTIONS = ("animals", "furniture", "other")
@@ -146,7 +146,7 @@ def live(participant: Participant, events: int = 6, seed: int = 0) -> float:
 
 def settle(deployment: Deployment, participants: dict[int, Participant]) -> None:
     """Install the initial model and let everybody act."""
-    payload = deployment.device_model(Version(deployment.initial), 0).to_bytes()
+    payload = deployment.device_model(deployment.start().deployed[0], 0).to_bytes()
     for i, participant in enumerate(participants.values()):
         participant.agent.install(payload)
         live(participant, seed=i)

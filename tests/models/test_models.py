@@ -9,7 +9,7 @@ from core_samples import config, images, played, text
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
-from fedbandit.models import DataSpec, Layout, Model, build_model
+from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.models.base import glorot_normal, glorot_uniform
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
@@ -233,9 +233,9 @@ def test_a_model_of_ones_own_is_one_file(own_module):
     assert len(rounds) == 5
     assert simulation.experiment.layout.shapes == (("w", (16, 6)),)
     assert np.ptp(simulation.state.weights) > 0
-    assert isinstance(
-        build_experiment(config(model__name=f"{own_module}:finished"), images()).model, Model
-    )
+    finished = build_experiment(config(model__name=f"{own_module}:finished"), images())
+    assert finished.layout.shapes == (("w", (16, 6)),)
+    assert not finished.initial_weights().any()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
+from fedbandit.federated.learners.linear import SparseLinearLearner
 from fedbandit.federated.learners.make_learner import make_learner
-from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 from fedbandit.objectives import (
     BUILT_IN,
@@ -127,6 +127,33 @@ def test_a_weighted_loss_is_divided_by_the_batch_and_not_by_its_weights():
         WeightedRegression(scale=0.3).weights(events.propensities.numpy()), weights
     )
     np.testing.assert_allclose(Regression().weights(events.propensities.numpy()), 1)
+
+
+def test_clipped_weights_are_the_same_in_kernel_and_autograd_and_capped():
+    propensities = np.array([0.5, 0.1, 0.01])
+    for scale, limit in ((None, 4.0), (0.2, 4.0), (0.2, None)):
+        capped = np.minimum(1 / propensities, np.inf if limit is None else limit)
+        expected = (1.0 if scale is None else scale) * capped
+        objective = WeightedRegression(scale=scale, limit=limit)
+        np.testing.assert_allclose(objective.weights(propensities), expected)
+        scores = torch.tensor([[0.5, 0.0]] * 3, dtype=torch.float64, requires_grad=True)
+        batch = Batch(
+            torch.zeros(3, dtype=torch.int64), torch.zeros(3).double(), torch.tensor(propensities)
+        )
+        (gradient,) = torch.autograd.grad(objective.loss(scores, batch), scores)
+        np.testing.assert_allclose(gradient[:, 0], 2 / 3 * expected * 0.5)
+    with pytest.raises(ValueError, match="limit must be positive"):
+        WeightedRegression(limit=0.0)
+
+
+@pytest.mark.parametrize("data", [text, images], ids=["text", "images"])
+def test_clipped_weights_in_a_run_are_those_of_a_limit_that_binds(data):
+    def weights(**settings):
+        run = config(objective__name="weighted-regression", objective__scale=1.0, **settings)
+        return played(run, data())[1].state.weights
+
+    np.testing.assert_array_equal(weights(objective__limit=1e9), weights())
+    assert np.abs(weights(objective__limit=1.5) - weights()).max() > 1e-3
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("inf"), float("nan")])

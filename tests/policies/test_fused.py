@@ -1,12 +1,13 @@
 """Exploring and drawing in one go against the plain rule and draw that devices use: the same bits."""
 
 import numpy as np
+import numpy_loops
 import pytest
 from builders import random_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbandit.core import kernels, plain
+from fedbandit.core import kernels
 from fedbandit.core.prediction import Prediction
 from fedbandit.policies import (
     EpsilonGreedy,
@@ -31,7 +32,7 @@ RULES = [
 
 
 def assert_same(rule, scores, uniforms):
-    expected = plain.draw_actions(rule.probabilities(Prediction(scores.copy())), uniforms)
+    expected = numpy_loops.draw_actions(rule.probabilities(Prediction(scores.copy())), uniforms)
     found = fused_form(rule)(Prediction(scores), uniforms)
     assert found is not None
     for one, other in zip(found, expected, strict=True):
@@ -97,7 +98,7 @@ def test_a_subclass_that_changes_probabilities_alone_is_not_drawn_by_its_parent(
 # --- held-out labels among the best ---
 
 
-@pytest.mark.parametrize("loops", [plain, kernels])
+@pytest.mark.parametrize("loops", [numpy_loops, kernels])
 @given(actions=st.integers(1, 12), top=st.sampled_from([1, 5]), seed=st.integers(0, 2**32 - 1))
 def test_labels_among_the_best_are_those_of_a_stable_sort(loops, actions, top, seed):
     rng = np.random.default_rng(seed)
@@ -108,7 +109,7 @@ def test_labels_among_the_best_are_those_of_a_stable_sort(loops, actions, top, s
     assert loops.labels_among_best(scores, labels.offsets, labels.ids, top) == hits
 
 
-@pytest.mark.parametrize("loops", [plain, kernels])
+@pytest.mark.parametrize("loops", [numpy_loops, kernels])
 def test_a_score_that_is_not_a_number_is_not_among_the_best(loops):
     scores = np.array([[np.nan, 1.0, 0.0]])
     one = np.array([0, 1])

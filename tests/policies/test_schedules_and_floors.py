@@ -28,14 +28,15 @@ from fedbandit.policies import (
     rule_at,
 )
 
-SCORES = Prediction(np.array([[0.1, 0.9, 0.3, 0.2], [5.0, 5.0, -5.0, 0.0]]))
+MEAN = np.array([[0.1, 0.9, 0.3, 0.2], [5.0, 5.0, -5.0, 0.0]])
+SCORES = Prediction(MEAN, heads=np.stack([MEAN, -MEAN], axis=1), width=np.ones_like(MEAN))
 
 
 def test_falcon_follows_its_published_schedule():
     policy = FalconSchedule(c=2.0, delta=0.1, complexity=7.0)
     assert rule_at(policy, Progress(0, 0, 0, 4)) == Uniform()
     rule = rule_at(policy, Progress(version=3, rounds=60, events=5000, actions=4))
-    assert rule == Falcon(mu=4.0, gamma=2 * sqrt(4 * 5000 / (7 + log(5000 / 0.1))))
+    assert rule == Falcon(mu=None, gamma=2 * sqrt(4 * 5000 / (7 + log(5000 / 0.1))))
     unset = rule_at(FalconSchedule(), Progress(1, 20, 5000, 4))
     assert unset.gamma == pytest.approx(sqrt(4 * 5000 / (4 + log(5000 / 0.05))))
 
@@ -94,7 +95,7 @@ def test_weighted_events_take_the_scale_of_the_rule_that_made_them():
         objective__name="weighted-regression",
     )
     experiment = build_experiment(chosen, text())
-    work = replace(experiment.bandit.work, policy=Two(), scaled=True)
+    work = replace(experiment.bandit.work, policy=Two(), per_version_importance=True)
     weights = experiment.initial_weights()
     k = work.num_actions
     state = experiment.bandit.start(weights)

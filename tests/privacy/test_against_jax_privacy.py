@@ -9,11 +9,12 @@ from pathlib import Path
 
 import dp_accounting
 import pytest
+from noise_matrices import prefix_error
 
 from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.privacy.accounting import least_noise
-from fedbandit.privacy.strategies import best_banded, best_blt, prefix_error
+from fedbandit.privacy.strategies import best_banded, best_blt
 
 FOLDER = Path(__file__).parents[1] / "golden"
 STORED = json.loads((FOLDER / "jax_privacy.json").read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from noise_matrices import noise_matrix
 from scipy.stats import norm
 from test_privacy_noise import ROUNDS, STRATEGIES, in_the_middle, plan
 
@@ -20,7 +21,7 @@ from fedbandit.privacy.noise import (
     room_needed,
     secret_normals,
 )
-from fedbandit.privacy.strategies import Independent, Tree, noise_matrix, stays_whole
+from fedbandit.privacy.strategies import Independent, Tree, stays_whole
 
 GRID = Grid(2.0**-21, 2**40)
 CLIP = 0.5

@@ -4,6 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
+from noise_matrices import noise_matrix
 from scipy.stats import chi2, kstest
 
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
@@ -21,7 +22,6 @@ from fedbandit.privacy.strategies import (
     Tree,
     best_banded,
     best_blt,
-    noise_matrix,
 )
 
 ROUNDS = 12

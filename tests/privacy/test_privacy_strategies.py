@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from noise_matrices import noise_matrix, prefix_error
 from scipy.optimize import check_grad
 
 from fedbandit.privacy.strategies import (
@@ -18,9 +19,7 @@ from fedbandit.privacy.strategies import (
     honaker_variances,
     largest_column,
     never_rises,
-    noise_matrix,
-    noise_of_weights,
-    prefix_error,
+    noise_of_rounds,
     squared_sensitivities,
 )
 
@@ -165,7 +164,7 @@ def test_the_noise_of_the_weights_is_that_of_the_matrix(strategy, momentum):
     mean = np.where(lags >= 0, (1 - momentum) * momentum ** np.maximum(lags, 0.0), 0.0)
     weights = np.tri(rounds) @ mean @ noise_matrix(strategy, rounds)
     np.testing.assert_allclose(
-        noise_of_weights(strategy, rounds, momentum), (weights**2).sum(axis=1), rtol=1e-9
+        noise_of_rounds(strategy, rounds, momentum)[1], (weights**2).sum(axis=1), rtol=1e-9
     )
 
 

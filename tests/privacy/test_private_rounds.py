@@ -22,7 +22,7 @@ from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.noise import DrawnOnce, PrivateMean, SimulatedNoise
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.reporting import summary
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 MECHANISMS = {
     "dp-fedavg": {"mechanism": "dp-fedavg", "noise_multiplier": 0.8},
@@ -288,14 +288,19 @@ def test_adaptive_private_runs_move_their_norm_and_report_it():
 
 def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
     data = random_images(clients=8)
-    honest = AutogradLearner._local_training
+    honest = AutogradLearner.local
 
-    def training(self, start, events, first, last, *correction):
-        local = honest(self, start, events, first, last, *correction)
-        return local * float("nan") if (first, last) == broken["bounds"] else local
+    def training(self, weights, events):
+        train = honest(self, weights, events)
 
-    broken = {"bounds": None}
-    monkeypatch.setattr(AutogradLearner, "_local_training", training)
+        def one(batches, *correction):
+            bounds = (batches[0][0], batches[-1][1])
+            return train(batches, *correction) * (np.nan if bounds in broken else 1)
+
+        return one
+
+    broken = []
+    monkeypatch.setattr(AutogradLearner, "local", training)
     chosen = config(
         clients_per_round=8,
         model={"name": "linear-heads"},  # trained by automatic differentiation on images
@@ -308,15 +313,15 @@ def test_updates_that_are_not_finite_are_left_out_and_named(monkeypatch):
     cohort = experiment.bandit.cohorts.draw(1)
     sizes = data.train.sizes()[cohort]
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    broken["bounds"] = (int(bounds[2]), int(bounds[3]))
+    broken.append((int(bounds[2]), int(bounds[3])))
     state = experiment.bandit.start(experiment.initial_weights())
     following, metrics = run_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
     assert metrics["rejected"] == [data.train.client_id(int(cohort[2]))]
     assert np.isfinite(following.weights).all()
     monkeypatch.setattr(
         AutogradLearner,
-        "_local_training",
-        lambda self, start, *_: start * float("nan") + float("nan"),
+        "local",
+        lambda self, weights, events: lambda *_: weights * float("nan"),
     )
     with pytest.raises(Diverged, match="diverged at round 1"):
         run_round(experiment.bandit, state, ThreadEngine(1), Stopwatch())
@@ -345,7 +350,11 @@ def test_noise_of_the_system_is_never_the_same_and_the_summary_says_whose_it_is(
     np.testing.assert_array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[2], weights[3])
     assert "recompute" in summary(runs[0].experiment.privacy, 2)["noise"]
-    assert "cannot be recomputed" in summary(runs[2].experiment.privacy, 2)["noise"]
+    assert "who has secret.key" in summary(runs[2].experiment.privacy, 2)["noise"]
+    independent = build_ledger(
+        config(privacy={**MECHANISMS["dp-fedavg"], "noise": "system"}), 30, pretrained=False
+    )
+    assert "cannot be recomputed" in summary(independent, 2)["noise"]
     with pytest.raises(DrawnOnce):  # its memory is gone
         list(simulate(config(privacy=system, rounds=3), data, state=runs[2].state))
 

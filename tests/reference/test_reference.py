@@ -6,6 +6,8 @@ from core_samples import config, images, played, text, weights_of
 
 from fedbandit import reference
 from fedbandit.assembly.experiment import build_experiment
+from fedbandit.data import FederatedDataset
+from fedbandit.data.embedded import gallery
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -248,3 +250,26 @@ def test_cohorts_without_any_events():
     rewards = [line["reward"] for line in rounds]
     assert None in rewards
     assert any(reward is not None for reward in rewards)
+
+
+@pytest.mark.parametrize("data", ["text", "images", "candidates"])
+@pytest.mark.parametrize("environment", ["labels", "bernoulli"])
+def test_linucb_over_fixed_actions_and_candidates(data, environment, tmp_path):
+    if data == "candidates":
+        folder = gallery.generate(tmp_path / "gallery", users=12, dimension=3, shown=4)
+        dataset = FederatedDataset.open(folder)
+    else:
+        dataset = DATA[data]()
+    chosen = config(
+        algorithm__name="statistics", algorithm__prior=0.5, algorithm__keep=0.9,
+        algorithm__dimensions=500, policy__name="ucb", policy__alpha=0.4, policy__floor=0.1,
+        environment__name=environment, rounds=6, client__max_examples=6,
+    )  # fmt: skip
+    expected, thetas = reference.run_linucb(chosen, dataset)
+    rounds, simulation = played(chosen, dataset)
+    for ours, theirs in zip(rounds, expected, strict=True):
+        for name, value in theirs.items():
+            np.testing.assert_allclose(ours[name], value, **TOLERANCE, err_msg=name)
+    found = simulation.experiment.acting.layout.split(simulation.state.weights)["theta"]
+    np.testing.assert_allclose(found, thetas, **TOLERANCE)
+    assert np.abs(found).max() > 0.01

@@ -12,9 +12,9 @@ from small_runs import find_runs, make_run, small_config
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.identity import run_in
-from fedbandit.report.report import write_report
-from fedbandit.report.tables import MetricsFile, apart, outcomes
+from fedbandit.report.report import apart, outcomes, write_report
 from fedbandit.report.watch import Watcher
+from fedbandit.results.reading import MetricsFile
 from fedbandit.runs.index import grouped
 from fedbandit.runs.run import run
 

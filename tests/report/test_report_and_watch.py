@@ -15,13 +15,14 @@ from small_runs import find_runs, make_run, small_config, three_policies
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.core.identity import run_id
-from fedbandit.report.report import write_report
-from fedbandit.report.tables import outcomes
+from fedbandit.report.report import outcomes, write_report
 from fedbandit.report.watch import Watcher, make_server
 from fedbandit.runs import index as collection
 from fedbandit.runs.folder import RunFolder
 from fedbandit.runs.index import grouped
+from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.runs.run import run
+from fedbandit.studies.search import SearchCandidate, race
 
 
 @pytest.fixture(scope="module")
@@ -375,3 +376,37 @@ def test_a_thousand_runs_are_read_once_and_answered_in_bounded_memory(tmp_path):
     assert all(
         watcher._reader._known[path][1] is config for path, config in configs.items()
     )  # none is parsed again
+
+
+def test_columns_begin_with_what_differs_most_and_rates_are_among_them(tmp_path):
+    for number in range(4):
+        rates = {
+            "client__learning_rate": 0.1 + number / 10,
+            "server__learning_rate": 0.01 + number % 2,
+        }
+        make_run(tmp_path / str(number), **rates, rounds=3)
+    assert Watcher(tmp_path).now()["parameters"] == ["client.learning_rate", "server.learning_rate"]
+
+
+def test_members_of_a_sweep_are_called_by_what_sets_them_apart(tmp_path):
+    for beta, digest in ((0.1, "0123456789"), (0.4, "abcdef0123")):
+        make_run(tmp_path / f"softmax-{digest}" / "seed-0", policy__beta=beta, rounds=3)
+    rows = Watcher(tmp_path).now()["runs"]
+    assert [row["title"] for row in rows] == [
+        "softmax beta=0.1, seed 0",
+        "softmax beta=0.4, seed 0",
+    ]
+
+
+def test_a_run_that_a_search_gave_up_is_eliminated_not_stopped(tiny_text, tmp_path):
+    members = [
+        SearchCandidate(
+            f"rate-{rate:g}",
+            small_config(data__source=str(tiny_text), client__learning_rate=rate),
+            {},
+        )
+        for rate in (0.01, 0.5)
+    ]
+    race(members, [0], lambda c, seed: tmp_path / c.name, [8, 12], 2, runner=LocalRunner(1))
+    states = [row["status"] for row in Watcher(tmp_path).now()["runs"]]
+    assert sorted(states) == ["eliminated", "finished"]

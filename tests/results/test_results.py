@@ -13,6 +13,7 @@ from fedbandit import Results, run, simulate
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError, FedbanditError
 from fedbandit.core.files import read_lines
+from fedbandit.results.reading import MetricsFile, columns_of, read_columns
 from fedbandit.runs.folder import read_metrics
 
 BASE = Config.build(
@@ -126,7 +127,7 @@ def test_a_setting_with_the_name_of_a_metric_does_not_hide_it():
 
 
 def _with_metric(record, name, value):
-    return replace(record, rounds=tuple({**line, name: value} for line in record.rounds))
+    return replace(record, columns={**record.columns, name: [value] * record.rounds})
 
 
 def test_several_runs_are_a_matrix_and_can_be_taken_apart(softmax):
@@ -186,7 +187,8 @@ def test_rounds_without_a_value_are_not_a_number():
 def test_the_summary_has_a_row_per_configuration(folder):
     results = Results.open(folder)
     summary = results.summary()
-    softmax, greedy = summary.rows
+    greedy, softmax = summary.rows  # the best comes first
+    assert greedy["running_reward"] > softmax["running_reward"]
     final = results.where({"policy.name": "softmax"})["running_reward"][:, -1]
     assert (softmax["configuration"], softmax["runs"], softmax["rounds"]) == ("softmax", 2, 6)
     assert softmax["running_reward"] == pytest.approx(final.mean())
@@ -197,7 +199,7 @@ def test_the_summary_has_a_row_per_configuration(folder):
     )  # the other one is not finished
     lines = str(summary).splitlines()
     assert lines[0].split() == ["configuration", "runs", "rounds", "running", "reward"]
-    assert f"{final.mean():.4f} ± {softmax['standard_error']:.4f}" in lines[1]
+    assert f"{final.mean():.4f} ± {softmax['standard_error']:.4f}" in lines[2]
     assert lines[3] == "note: greedy/seed-1: unfinished, after 4 of 6 rounds"
     alone = results[0].summary().rows[0]
     assert alone["standard_error"] is None
@@ -328,3 +330,38 @@ def test_a_damaged_folder_is_left_out_and_named(tmp_path, name, text):
     assert [one.name for one in results.runs] == ["good"]
     assert len(results.problems) == 1
     assert "damaged" in results.problems[0]
+
+
+ODD_LINES = {
+    "plain": {"reward": 0.25, "rejected": [], "spread": {"p50": 0.5, "inner": {"least": 0}}},
+    "missing": {"reward": None},
+    "a date": {"reward": 0.5, "note": "2026-11-18"},
+    "a list of objects": {"rejected": [{"version": 1}, {"why": "worse"}]},
+    "mixed": {"reward": "none"},
+    "large": {"reward": 10**400},
+    "not a number": {"reward": float("nan")},
+    "a text for an object": {"spread": "wide"},
+}
+
+
+@pytest.mark.parametrize("odd", ODD_LINES)
+def test_long_files_are_read_as_short_ones_are(tmp_path, odd):
+    """Arrow reads many lines at a time; whatever it would read otherwise is left to Python."""
+    plain, number = ODD_LINES["plain"], 700
+    lines = [{"round": i, **(ODD_LINES[odd] if i == number else plain)} for i in range(1, 1201)]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [{"run": "a"}, *lines]))
+    found, wanted = read_columns(path, "a"), columns_of(lines)
+    assert list(found) == list(wanted)
+    for name, values in wanted.items():
+        np.testing.assert_equal(found[name], values)
+
+
+def test_a_damaged_line_of_a_long_file_is_named(tmp_path):
+    lines = [json.dumps({"round": i, "reward": 0.5, "running_reward": 0.5}) for i in range(1, 1201)]
+    lines[699] = lines[699][:-5]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(['{"run": "a"}', *lines]) + "\n")
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.follow()
+    assert metrics.problem is not None
+    assert metrics.problem.startswith("line 700 of metrics.jsonl is damaged")

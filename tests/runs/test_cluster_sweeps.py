@@ -15,9 +15,10 @@ from small_runs import running_metrics, small_config
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import FederatedDataset
+from fedbandit.results.reading import write_table
 from fedbandit.runs.local_runner import Job, LocalRunner
 from fedbandit.runs.ray_runner import runner_of
-from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep, write_table
+from fedbandit.studies.sweeps import read_sweep, rows_of, run_sweep
 
 ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [

@@ -12,7 +12,7 @@ from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.federated import state as states
 from fedbandit.runs.folder import RunFolder, checkpoints
 from fedbandit.runs.run import execute, run
-from fedbandit.simulation.pretraining import pretrained_file
+from fedbandit.simulation import pretrained_file
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ from exchanges import FILES, STAGES, Exchange, World, exchanges, generations
 from small_runs import small_config
 
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.parts import trusting
 from fedbandit.data import open_dataset
-from fedbandit.data.importers.table import TableOptions, import_table
+from fedbandit.data.importers.tables import TableOptions, import_table
 from fedbandit.report.report import write_report
 from fedbandit.results import Results
 from fedbandit.runs.run import run
-from fedbandit.studies.scoring import load_scorer, newest_state
+from fedbandit.studies.trained_models import load_scorer, newest_state
 
 EVERY = [*exchanges(), *generations()]
 
@@ -176,12 +177,16 @@ def test_a_run_whose_part_reads_another_file_now_is_refused(towers, tmp_path):
     for rounds in (6, 8):
         with pytest.raises(ConfigError, match=r"run: already finished; actions\.npy has changed"):
             run(small_config(**chosen, rounds=rounds), "run", dataset=towers)
-    with pytest.raises(
-        DataError, match=r"run: actions\.npy has changed since the model was trained"
+    with (
+        trusting("my_towers:two_tower"),
+        pytest.raises(
+            DataError, match=r"run: actions\.npy has changed since the model was trained"
+        ),
     ):
         load_scorer("run", towers.header)
     np.save("actions.npy", actions)
-    load_scorer("run", towers.header)
+    with trusting("my_towers:two_tower"):
+        load_scorer("run", towers.header)
     assert run(small_config(**chosen, rounds=8), "run", dataset=towers)["reward"].shape == (8,)
 
 

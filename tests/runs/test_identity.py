@@ -11,17 +11,17 @@ from builders import random_text
 from command_line import fedbandit
 from small_runs import make_run, small_config
 
+from fedbandit import simulation as pretraining
 from fedbandit.assembly import experiment as experiments
 from fedbandit.assembly.experiment import build_experiment
-from fedbandit.core import sources
+from fedbandit.core import identity as sources
 from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.identity import RESULTS, source_digests
 from fedbandit.core.prediction import Prediction
-from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.data import open_dataset
 from fedbandit.results.reading import read_record
 from fedbandit.runs import folder as identity
 from fedbandit.runs.run import run
-from fedbandit.simulation import pretraining
 
 POLICY = """
 import numpy as np
@@ -121,7 +121,7 @@ def test_the_digest_is_of_what_was_executed_and_covers_what_it_imports(tmp_path,
     (package / "helper.py").write_text("SCALE = 2.0\n")
     assert source_digests([name]) == before  # this process keeps what it has loaded
     code = (
-        f"from fedbandit.core.parts import resolve; from fedbandit.core.sources import RESULTS, source_digests;"
+        f"from fedbandit.core.parts import resolve; from fedbandit.core.identity import RESULTS, source_digests;"
         f"resolve('x', '{name}', {{}}); import json; print(json.dumps(source_digests(['{name}'])))"
     )
     after = json.loads(in_a_process(code, tmp_path))
@@ -260,5 +260,5 @@ def test_a_worker_compiles_from_source_whoever_imports(tmp_path):
     assert in_a_process("import same_second; print(same_second.VALUE)", tmp_path) == "1"
     part.write_text("VALUE = 2\n")
     os.utime(part, (10**9, 10**9))
-    code = "from fedbandit.core.sources import always_compile; always_compile(); import same_second as s; print(s.VALUE)"
+    code = "from fedbandit.core.identity import always_compile; always_compile(); import same_second as s; print(s.VALUE)"
     assert in_a_process(code, tmp_path) == "2"

@@ -9,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from ending_processes import words_of
 from small_runs import find_runs, running_metrics, small_config
 
 from fedbandit.core.errors import FedbanditError
@@ -52,7 +53,7 @@ def test_a_worker_that_is_killed_ends_the_command_in_one_line(tiny_text, tmp_pat
         while not running_metrics(tmp_path):
             time.sleep(0.05)
         workers = [
-            p for p in psutil.Process().children() if "--multiprocessing-fork" in p.cmdline()
+            p for p in psutil.Process().children() if "--multiprocessing-fork" in words_of(p)
         ]
         workers[0].kill()
 

@@ -1,20 +1,24 @@
 """Messages name what the user gave, say what is wrong with it, and name the next step."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from builders import add_example
+from builders import add_example, random_text
 from command_line import fails_with_one_line, in_this_process
+from small_runs import small_config
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.data.importers.arrays import ArrayOptions
-from fedbandit.data.importers.logged import LoggedOptions
-from fedbandit.data.importers.stackexchange import StackExchangeOptions
-from fedbandit.data.importers.stackoverflow import StackOverflowOptions
-from fedbandit.data.importers.table import TableOptions
+from fedbandit.data.importers.stackexchange import StackExchangeOptions, StackOverflowOptions
+from fedbandit.data.importers.tables import LoggedOptions, TableOptions
 from fedbandit.data.writer import DatasetWriter
+from fedbandit.runs.run import execute
 
 
 @pytest.fixture
@@ -195,7 +199,7 @@ def test_a_server_looks_at_its_file_before_it_asks_for_certificates(here):
     (here / "wrong.toml").write_text("[deployment]\nstte = 'x'\n", encoding="utf-8")
     fails_with_one_line(
         in_this_process("deploy", "server", "wrong.toml"),
-        "wrong.toml: deployment.state: field required",
+        "wrong.toml: deployment.state: missing",
     )
 
 
@@ -229,7 +233,7 @@ def test_one_seed_has_no_spread(here, seeds):
     made = in_this_process(*words)
     assert made.returncode == 0, made.stderr
     assert "nan" not in made.stdout
-    assert (" ± " in made.stdout.split("paired):")[1]) == (seeds > 1)
+    assert (" ± " in made.stdout.split("what the paper says")[1].split(":", 1)[1]) == (seeds > 1)
 
 
 def test_one_member_and_one_candidate_are_singular(here):
@@ -239,9 +243,9 @@ def test_one_member_and_one_candidate_are_singular(here):
     )
     swept = in_this_process("sweep", "one.toml", "-o", "sweep", "--workers", 1)
     assert swept.returncode == 0, swept.stderr
-    assert "1 member x 2 seeds, up to 2 rounds" in swept.stdout
-    assert "1 members" not in swept.stdout
-    assert "1 candidates" not in swept.stdout
+    assert "1 member x 2 seeds, up to 2 rounds" in swept.stderr
+    assert "1 members" not in swept.stdout + swept.stderr
+    assert "1 candidates" not in swept.stdout + swept.stderr
 
 
 @pytest.mark.parametrize(
@@ -267,3 +271,53 @@ def test_a_rate_that_diverges_gives_one_line_and_no_warning(here):
     ]
     fails_with_one_line(in_this_process(*words), "diverged at round 1", code=1)
     assert json.loads((here / "run" / "error.json").read_text())["kind"] == "Diverged"
+
+
+def test_a_cache_that_cannot_be_made_is_named_with_what_to_set(tmp_path):
+    home = tmp_path / "home"
+    home.write_text("a file")
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("FEDBANDIT_CACHE", "XDG_CACHE_HOME")
+    }
+    words = ["run", "so-scratch-softmax", "-o", str(tmp_path / "out"), "--rounds", "1", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedbandit", *words],
+        capture_output=True,
+        text=True,
+        env={**environment, "HOME": str(home)},
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "FEDBANDIT_CACHE" in done.stderr
+
+
+def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):
+    def refuses(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fedbandit.runs.folder.fcntl.flock", refuses)
+    with pytest.raises(ConfigError, match="gives no locks") as said:
+        execute(small_config(), tmp_path / "run", dataset=random_text())
+    assert "another process" not in str(said.value)
+
+
+def test_a_numeric_table_is_trained_without_a_warning(tmp_path):
+    rows = ["user,a,b,label", *(f"u{i % 8},{i % 5}.5,{i % 3},{'xyz'[i % 3]}" for i in range(80))]
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    table = str(tmp_path / "table.csv")
+    words = ["data", "import", "table", table, "--client", "user", "--labels", "label"]
+    imported = subprocess.run(
+        [sys.executable, "-m", "fedbandit", *words, "-o", str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+    )
+    assert imported.returncode == 0, imported.stderr
+    for model in ("linear", "mlp"):
+        words = ["run", "so-scratch-softmax", "--data", str(tmp_path / "data"), "--rounds", "2"]
+        words += ["--set", "clients_per_round=2", "--set", f"model.name={model}", "--quiet"]
+        done = subprocess.run(
+            [sys.executable, "-m", "fedbandit", *words, "-o", str(tmp_path / model)],
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (0, "")

@@ -16,7 +16,7 @@ from fedbandit.runs import local_runner as many
 from fedbandit.runs import reporting as progress
 from fedbandit.runs.local_runner import Job, LocalRunner, prepare
 from fedbandit.runs.run import execute, run
-from fedbandit.simulation.pretraining import starting_weights
+from fedbandit.simulation import starting_weights
 
 CONFIG = Config.build(
     {

@@ -14,7 +14,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_lines
 from fedbandit.privacy.noise import DrawnOnce
 from fedbandit.runs.run import run
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 PRIVACY = {
     "dp-fedavg": {"mechanism": "dp-fedavg", "noise_multiplier": 0.8},
@@ -179,6 +179,31 @@ def test_no_round_of_a_crashed_run_is_shown_twice(tmp_path):
     )
     assert first.told + second.told == [1, 2, 3, 4, 5, 6]
     assert [number for number, _ in first.rounds + second.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("name", ["dp-ftrl", "banded-mf", "blt"])
+def test_correlated_noise_comes_from_the_secret_so_that_a_run_resumes(tmp_path, name):
+    """The same bytes as a run with that secret which was never interrupted; without it, others."""
+    data, folder = random_text(clients=60), tmp_path / "run"
+    privacy = {"mechanism": name, "noise_multiplier": 1.0, "noise": "system"}
+    chosen = config(privacy=privacy)
+    run(chosen, folder, dataset=data, until=3)
+    seen = []
+
+    def keep(state, events, metrics):
+        seen.append(state.weights.copy())
+
+    run(chosen, folder, dataset=data, callbacks=[keep])
+    secret = _secret((folder / "secret.key").read_bytes())
+    whole, other = (build_experiment(chosen, data) for _ in range(2))
+    runs = [simulate(chosen, data, experiment=each) for each in (whole.with_secret(secret), other)]
+    weights = []
+    for each in runs:
+        list(each)
+        weights.append(each.state.weights)
+    assert len(seen) == 3
+    np.testing.assert_array_equal(seen[-1], weights[0])
+    assert not np.array_equal(weights[0], weights[1])
 
 
 def test_a_callback_that_crashes_has_seen_what_is_kept(tmp_path):

@@ -44,8 +44,8 @@ def acted(monkeypatch):
     found = {}
     act = ClientWork.act
 
-    def recording(work, clients, broadcast, watch=None):
-        events = act(work, clients, broadcast, watch)
+    def recording(work, clients, broadcast, watch=None, memory=None):
+        events = act(work, clients, broadcast, watch, memory)
         if watch is not None:  # as the rounds themselves act
             found[broadcast.round, int(clients[0])] = events
         return events

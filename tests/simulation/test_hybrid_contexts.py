@@ -10,9 +10,9 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.data import open_dataset
 from fedbandit.data.importers.contexts import ColumnOptions
-from fedbandit.data.importers.decisions import dsjson_options, import_dsjson
-from fedbandit.data.importers.table import TableOptions, import_table
-from fedbandit.federated.learners.sparse import SparseLinearLearner
+from fedbandit.data.importers.logs import DsJson, dsjson_options
+from fedbandit.data.importers.tables import TableOptions, import_table
+from fedbandit.federated.learners.linear import SparseLinearLearner
 from fedbandit.studies.offline import train_from_logs
 
 CONFIG = {
@@ -81,7 +81,7 @@ def test_messy_tables_go_from_file_to_a_run_that_learns(tmp_path, write, options
 
 def test_a_messy_log_goes_from_file_to_a_model_that_has_learned(tmp_path):
     path = write_decisions(tmp_path / "log.dsjson")
-    import_dsjson(path, tmp_path / "log", dsjson_options("User.id", ColumnOptions()))
+    import_table(DsJson(path), tmp_path / "log", dsjson_options("User.id", ColumnOptions()))
     log = open_dataset(tmp_path / "log")
     config = Config.build(
         {**CONFIG, "clients_per_round": 20, "rounds": 60, "data": {"source": str(log.path)}}

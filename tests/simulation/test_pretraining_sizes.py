@@ -8,7 +8,7 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
 from fedbandit.engines import ThreadEngine
 from fedbandit.presets import all_presets, preset
-from fedbandit.simulation.pretraining import pretrained_file, starting_weights
+from fedbandit.simulation import pretrained_file, starting_weights
 from fedbandit.studies.search import scaled
 
 OWN = {

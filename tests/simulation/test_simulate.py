@@ -14,7 +14,7 @@ from fedbandit.core.errors import ConfigError, DataError, Diverged
 from fedbandit.engines import ThreadEngine
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.state import load_state, save_state
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
@@ -283,7 +283,7 @@ def test_a_damaged_pretrained_model_is_made_again(pretrained):
 def test_the_bandit_phase_starts_afresh_after_pretraining(pretrained):
     state = simulate(config(scenario="init", clipping__initial=0.7), text()).state
     assert (state.round, state.clip_norm, state.running_reward) == (0, 0.7, None)
-    assert not any(np.any(value) for name, value in state.kept.items() if name != "weights")
+    assert not any(np.any(value) for name, value in state.server_state.items() if name != "weights")
     np.testing.assert_array_equal(state.deployed[0].weights, state.weights)
 
 
@@ -411,7 +411,7 @@ def test_an_engine_of_ones_own_is_used():
 
 
 def test_a_model_that_stays_is_evaluated_once(monkeypatch):
-    module = importlib.import_module("fedbandit.simulation.simulate")
+    module = importlib.import_module("fedbandit.simulation")
     evaluated = []
     found = module.held_out_metrics
     monkeypatch.setattr(

@@ -5,15 +5,21 @@ import json
 import numpy as np
 import pytest
 
-from fedbandit.cli.experiments import drift as command
+from fedbandit.cli.runs import drift as command
 from fedbandit.core.errors import ConfigError, Diverged
-from fedbandit.paper.page import page, read_figures
+from fedbandit.paper.records import page, read_figures
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.studies import drift
 from fedbandit.studies.drift import DriftStudy, run_study, table
 
 SHORT = {"rounds": 24, "deploy_every": 4, "seeds": 2}
 SETTINGS = {"clients_per_round": 8, "client.max_examples": 8}
+
+
+def _said(capsys, words, out):
+    """What the command answers, as lines, and what it says meanwhile."""
+    answer = command(**words, out=out)
+    return answer.text.splitlines(), capsys.readouterr().err
 
 
 def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, capsys):
@@ -26,14 +32,13 @@ def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, cap
         "settings": settings,
         "workers": 1,
     }
-    command(**words, out=tmp_path / "drift.png")
-    said = capsys.readouterr()
+    said, heard = _said(capsys, words, tmp_path / "drift.png")
     assert (tmp_path / "drift.png").read_bytes().startswith(b"\x89PNG")
-    assert [line.split()[0] for line in said.out.splitlines()[1:3]] == ["greedy", "softmax"]
-    assert said.err.count("finished") == 4
+    assert [line.split()[0] for line in said[1:3]] == ["greedy", "softmax"]
+    assert heard.count("finished") == 4
     assert len(list((tmp_path / "drift-runs").rglob("summary.json"))) == 4
     kept = json.loads((tmp_path / "drift.json").read_text(encoding="utf-8"))
-    for line in said.out.splitlines()[1:3]:
+    for line in said[1:3]:
         falls = [
             change["before"] - change["lowest"] for [change] in kept["members"][line.split()[0]]
         ]
@@ -42,17 +47,12 @@ def test_the_command_keeps_its_runs_and_runs_none_twice(tiny_text, tmp_path, cap
     page_of_all = page(read_figures([tmp_path]), tmp_path)
     assert page_of_all.count("<img") == 1
     assert "Labels trade places" in page_of_all
-    command(**words, out=tmp_path / "drift.png")
-    again = capsys.readouterr()
-    assert again.out == said.out
-    assert "finished" not in again.err
-    command(
-        **{**words, "settings": [*settings, "policy.beta=1"], "policies": "softmax"},
-        out=tmp_path / "drift.png",
-    )
-    assert (
-        capsys.readouterr().err.count("finished") == 2
-    )  # another study, beside the first one's runs
+    again, heard = _said(capsys, words, tmp_path / "drift.png")
+    assert again == said
+    assert "finished" not in heard
+    more = {**words, "settings": [*settings, "policy.beta=1"], "policies": "softmax"}
+    _, heard = _said(capsys, more, tmp_path / "drift.png")
+    assert heard.count("finished") == 2  # another study, beside the first one's runs
 
 
 @pytest.mark.parametrize(

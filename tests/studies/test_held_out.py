@@ -7,19 +7,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from fedbandit import evaluate
-from fedbandit.cli import evaluate as commands
+from fedbandit.cli.app import program
 from fedbandit.core.errors import FedbanditError
 from fedbandit.data import open_dataset
-from fedbandit.data.importers.logged import LoggedOptions, import_logged
+from fedbandit.data.importers.tables import LoggedOptions, import_table
 from fedbandit.deploy.device.model_files import DeviceModel
 
-app = typer.Typer()
-app.command("evaluate")(commands.evaluate)
-app.command("train-offline")(commands.train_offline)
+app = program()
 TRUTH = 0.30
 
 
@@ -28,7 +25,7 @@ def _run(*words):
     if isinstance(result.exception, FedbanditError):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def _import(path, out, **options):
@@ -39,7 +36,7 @@ def _import(path, out, **options):
         "propensity": "propensity",
         "text": ["words"],
     }
-    return import_logged(path, out, LoggedOptions(**columns, **options))
+    return import_table(path, out, LoggedOptions(**columns, **options))
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +197,21 @@ def test_a_model_of_the_open_bandit_log_is_not_said_to_earn_forty_times_what_it_
     found = evaluate(data, "greedy", model=tmp_path / "m.safetensors")
     assert found["ips"].value < 0.03
     assert found["ips"].interval.refusal or found["ips"].interval.low < 0.01
+
+
+def test_a_hold_out_with_hardly_a_reward_is_warned_of(tmp_path):
+    """Open Bandit men: 296 events without a click were held out, and nothing was said."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {
+            "user": [f"u{i // 20}" for i in range(2000)],
+            "words": "same",
+            "action": rng.choice(list("ab"), 2000),
+            "reward": (np.arange(2000) % 250 == 0).astype(int),
+            "propensity": 0.5,
+        }
+    )
+    table.to_csv(tmp_path / "rare.csv", index=False)
+    found = evaluate(_import(tmp_path / "rare.csv", tmp_path / "rare"), "uniform")
+    assert "held-out events have a reward" in found.cautions[0]
+    assert str(found).startswith("warning: only ")

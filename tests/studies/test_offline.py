@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from builders import random_text
+from known_worlds import exact_regret
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
@@ -15,11 +16,10 @@ from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import Log
 from fedbandit.data.embedded.realizable import realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.metrics import exact_regret
 from fedbandit.federated.round import run_round
 from fedbandit.objectives import CrossEntropy, DoublyRobust, WeightedRegression
 from fedbandit.policies import Greedy
-from fedbandit.simulation.simulate import simulate
+from fedbandit.simulation import simulate
 from fedbandit.studies.offline import train_from_logs
 from fedbandit.studies.tuning import collect_logs
 

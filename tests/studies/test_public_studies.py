@@ -11,7 +11,7 @@ from fedbandit import Results, evaluate, preset, run, sweep
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.data.importers.table import TableOptions, import_table
+from fedbandit.data.importers.tables import TableOptions, import_table
 from fedbandit.ope import Constant, Uniform
 from fedbandit.policies import EpsilonGreedy
 from fedbandit.studies.tuning import collect_logs
@@ -47,6 +47,8 @@ def small(shop):
 
 
 def test_a_sweep_has_every_value_with_every_seed(small, tmp_path):
+    # Adam takes the same steps for both client rates, and a tie has no winner.
+    small = small.with_values({"server.optimizer": "sgd", "server.learning_rate": 2.0})
     spec = {
         "start": small,
         "grid": {"policy.beta": [0.05, 0.5], "client.learning_rate": [0.2, 1.0]},
@@ -126,7 +128,7 @@ def test_runs_that_diverge_are_in_the_results_and_said(small, tmp_path):
     ("spec", "message"),
     [
         ({"grid": {}}, "start: field required"),
-        ({"start": "so-scratch-softmax", "gird": {}}, "gird: extra inputs are not permitted"),
+        ({"start": "so-scratch-softmax", "gird": {}}, "gird: unknown key; did you mean grid"),
         ({"start": "so-scratch-sofmax"}, "so-scratch-sofmax: no such preset"),
         ({"start": 3}, "start: input should be a valid list"),
     ],

@@ -4,15 +4,14 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from known_worlds import exact_regret
 
 from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.data.embedded.realizable import features_of, realizable
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.metrics import exact_regret
 from fedbandit.policies import Greedy, Uniform
-from fedbandit.studies.delay import LeastSquares, measure
-from fedbandit.studies.regret import best_in_class, estimated_regret
+from fedbandit.studies.regret import LeastSquares, best_in_class, estimated_regret, measure
 
 WORLD = realizable(seed=1, clients=30, examples=40, features=4, actions=3)
 

@@ -1,20 +1,25 @@
 """`fedbandit sweep`: products of values, tables whose columns are the configuration's own keys, winners and edges."""
 
 import csv
+import json
+import weakref
 
 import pyarrow.parquet as parquet
 import pytest
+from command_line import in_this_process
 
+from fedbandit.assembly.experiment import build_experiment
 from fedbandit.core.errors import ConfigError
+from fedbandit.results.reading import write_table
 from fedbandit.runs.local_runner import LocalRunner
 from fedbandit.runs.ray_runner import runner_of
 from fedbandit.studies.sweeps import (
+    SweepSpec,
     groups_of,
     read_sweep,
     rows_of,
     run_sweep,
     summary_text,
-    write_table,
 )
 
 SPEC = """
@@ -26,10 +31,11 @@ rounds = 6
 deploy_every = 2
 clients_per_round = 8
 data.source = "{data}"
+server.optimizer = "sgd"
 
 [grid]
 "client.learning_rate" = "0.2..1"
-server.learning_rate = [0.01]
+server.learning_rate = [2.0]
 """
 
 
@@ -151,9 +157,9 @@ def test_where_everybody_diverged_nobody_has_won(tiny_text, tmp_path):
         (("seeds = 2", "seeds = [1, 1]"), "seeds: .*twice"),
         (("[grid]", "[grit]"), "grit"),
         (('"0.2..1"', '"1..0.2"'), "0.02..5"),
-        (("server.learning_rate = [0.01]", "server.learning_rate = []"), "no values"),
-        (("server.learning_rate = [0.01]", "servr.learning_rate = [0.01]"), "servr"),
-        (("server.learning_rate = [0.01]", "policy.gamma = [1]"), "policy.gamma"),
+        (("server.learning_rate = [2.0]", "server.learning_rate = []"), "no values"),
+        (("server.learning_rate = [2.0]", "servr.learning_rate = [0.01]"), "servr"),
+        (("server.learning_rate = [2.0]", "policy.gamma = [1]"), "policy.gamma"),
     ],
 )
 def test_wrong_files_are_refused_before_anything_is_played(tiny_text, tmp_path, change, message):
@@ -187,3 +193,52 @@ def test_the_privacy_that_members_spent_is_in_the_table(tiny_text, tmp_path):
 def test_wrong_places_to_play_are_refused(options, message):
     with pytest.raises(ConfigError, match=message), runner_of(*options):
         raise AssertionError("it should not get here")
+
+
+def test_the_command_writes_the_report_of_compare_and_keeps_no_checkpoints_unless_asked(
+    tiny_text, tmp_path
+):
+    _spec(tmp_path, SPEC, tiny_text)
+    words = ["sweep", tmp_path / "sweep.toml", "--workers", 1, "-q"]
+    made = in_this_process(*words, "-o", tmp_path / "out")
+    assert not made.stderr
+    assert "so-scratch-softmax client.learning_rate=0.2 server.learning_rate=2" in made.stdout
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"report.html", "comparison.png", "differences.png", "comparison.csv"} <= written
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    again = in_this_process(*words, "--json", "-o", tmp_path / "out")
+    rows = json.loads(again.stdout)
+    assert len(rows) == 12
+    in_this_process(*words, "--keep", "-o", tmp_path / "kept")
+    assert list((tmp_path / "kept").rglob("*.safetensors"))
+
+
+def test_members_are_checked_without_being_kept(tiny_text, tmp_path, monkeypatch):
+    """Each experiment holds weights: a sweep of thousands must not hold all of them."""
+    alive, most = set(), []
+
+    def build(config, dataset):
+        built = build_experiment(config, dataset)
+        alive.add(id(built))
+        weakref.finalize(built, alive.discard, id(built))
+        most.append(len(alive))
+        return built
+
+    monkeypatch.setattr("fedbandit.studies.sweeps.build_experiment", build)
+    groups_of(
+        SweepSpec(
+            start="so-scratch-softmax", grid={"policy.beta": [0.01 * i for i in range(1, 21)]}
+        )
+    )
+    assert len(most) == 20
+    assert max(most) <= 2
+
+
+def test_runs_taken_in_batches_rank_as_all_together(tiny_text, tmp_path, monkeypatch):
+    spec = _spec(tmp_path, SPEC, tiny_text)
+    runner, silent = LocalRunner(1), lambda text: None
+    whole = run_sweep(spec, tmp_path / "whole", runner=runner, say=silent)
+    monkeypatch.setattr("fedbandit.studies.compare._BATCH", 5)
+    parts = run_sweep(spec, tmp_path / "parts", runner=runner, say=silent)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.standings == other.standings

@@ -1,26 +1,36 @@
-"""One deployed version at work: predict, explore, draw. Everything that acts or predicts goes through it.
+"""One deployed version at work: predict, explore, draw. Everything that acts or predicts goes
+through it.
 
 Simulator, devices, gate, off-policy evaluation and studies differ only in where contexts and
 uniform numbers come from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedbandit.acting.predictors import Predictor
 from fedbandit.core.contexts import Contexts
-from fedbandit.core.loops import Loops, loops
+from fedbandit.core.loops import core_kernels, draw_actions
 from fedbandit.core.prediction import Prediction
-from fedbandit.policies import Policy, ask, check_probabilities, fused_form, is_built_in
-from fedbandit.policies.rules import takes_contexts
+from fedbandit.policies import (
+    Policy,
+    ask,
+    check_probabilities,
+    fused_form,
+    is_built_in,
+    takes_contexts,
+)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Actions int64 [n], the probabilities [n] they were drawn with, and the prediction behind them."""
+    """Actions int64 [n], the probabilities [n] they were drawn with, and the prediction behind
+    them.
+    """
 
     prediction: Prediction
     actions: np.ndarray
@@ -36,6 +46,18 @@ class Chosen:
         """Overwrite some rows with those of another choice of the same kind."""
         self.prediction.put(rows, other.prediction)
         self.actions[rows], self.propensities[rows] = other.actions, other.propensities
+
+
+@dataclass(frozen=True)
+class Personal:
+    """Weights of some clients' own, and which of n decisions are made with them.
+
+    A client that has adapted the deployed model acts with its own vector; all others act with the
+    deployed one.
+    """
+
+    vectors: Sequence[np.ndarray]  # flat [P] each, as long as the deployed weights
+    owner: np.ndarray  # int64 [n]: the vector that a decision is made with; -1: the deployed one
 
 
 @dataclass(frozen=True)
@@ -57,20 +79,35 @@ class Actor:
     predictor: Predictor
     weights: np.ndarray  # flat [P]
     rule: Policy
-    loops: Loops = loops  # how actions are drawn; a device never compiles
+    compiles: bool = True  # a device never does
 
-    def predict(self, contexts: Contexts) -> Prediction:
-        """What the model says about every action of every decision."""
-        return self.predictor.predict(self.weights, contexts)
+    def predict(self, contexts: Contexts, personal: Personal | None = None) -> Prediction:
+        """What the model says about every action of every decision, each with its own weights."""
+        if personal is None or not len(contexts):
+            return self.predictor.predict(self.weights, contexts)
+        shown, whole = contexts.candidates, None
+        for owner in np.unique(personal.owner):
+            rows = np.flatnonzero(personal.owner == owner)
+            weights = self.weights if owner < 0 else personal.vectors[owner]
+            found = self.predictor.predict(weights, contexts.take(rows))
+            if whole is None:
+                whole = found.like(len(contexts), None if shown is None else shown.bounds)
+            whole.put(rows, found)
+        assert whole is not None
+        return whole
 
     def choose(
-        self, contexts: Contexts, uniforms: np.ndarray, available: np.ndarray | None = None
+        self,
+        contexts: Contexts,
+        uniforms: np.ndarray,
+        available: np.ndarray | None = None,
+        personal: Personal | None = None,
     ) -> Chosen:
         """Draw an action for each decision by its uniform number in [0, 1).
 
         `available` says which actions exist: bool [K], [n, K], over candidates [m]; None: all.
         """
-        prediction = self.predict(contexts)
+        prediction = self.predict(contexts, personal)
         with _finite(prediction):
             if prediction.bounds is None:
                 return Chosen(prediction, *self._drawn(prediction, contexts, uniforms, available))
@@ -89,11 +126,13 @@ class Actor:
         available: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Actions and propensities for decisions with equally many actions."""
-        fused = fused_form(self.rule) if available is None and self.loops.compiling else None
+        compiled = self.compiles and core_kernels.in_use
+        fused = fused_form(self.rule) if available is None and compiled else None
         drawn = None if fused is None else fused(prediction, uniforms)
         if drawn is None:
             probabilities = explore(self.rule, prediction, available, contexts)
-            drawn = self.loops.draw_actions(probabilities, uniforms)
+            draw = draw_actions if self.compiles else draw_actions.numpy
+            drawn = draw(probabilities, uniforms)
         actions, propensities = drawn
         return actions, propensities
 
@@ -137,7 +176,8 @@ def explore(
     available: np.ndarray | None = None,
     contexts: Contexts | None = None,
 ) -> np.ndarray:
-    """The rule's probabilities [n, K], over candidates [m]; a rule whose `probabilities` takes `contexts` is given them.
+    """The rule's probabilities [n, K], over candidates [m]; a rule whose `probabilities` takes
+    `contexts` is given them.
 
     What comes from outside is checked every time: `WrongProbabilities` says what is wrong.
     """
@@ -146,13 +186,26 @@ def explore(
         for _, at, block, allowed, own in _blocks(rule, prediction, available, contexts):
             probabilities[at] = explore(rule, block, allowed, own)
         return probabilities
+    if is_built_in(rule):
+        return ask(rule, prediction, available, contexts)
+    kind, before = type(rule), _global_draws()
     probabilities = ask(rule, prediction, available, contexts)
-    if not is_built_in(rule):
-        try:
-            check_probabilities(probabilities, prediction, available)
-        except ValueError as error:
-            raise WrongProbabilities(f"{type(rule).__name__} gave {error}") from None
+    try:
+        check_probabilities(probabilities, prediction, available)
+    except ValueError as error:
+        raise WrongProbabilities(f"{kind.__name__} gave {error}") from None
+    if _global_draws() != before:
+        raise WrongProbabilities(
+            f"{kind.__module__}:{kind.__name__} draws from np.random, so that no run could be"
+            " repeated; use np.random.default_rng with a seed"
+        )
     return probabilities
+
+
+def _global_draws() -> object:
+    """Where numpy's global generator stands."""
+    state: Any = np.random.get_state()  # noqa: NPY002 - to see whether a user's rule uses it
+    return state[2], state[1][0]
 
 
 def _blocks(
@@ -161,7 +214,9 @@ def _blocks(
     available: np.ndarray | None,
     contexts: Contexts | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, Prediction, np.ndarray | None, Contexts | None]]:
-    """Blocks of a prediction over candidates, with what is available, and contexts if the rule asks."""
+    """Blocks of a prediction over candidates, with what is available, and contexts if the rule
+    asks.
+    """
     wanted = contexts if takes_contexts(type(rule)) else None
     for rows, at, block in prediction.blocks():
         allowed = None if available is None else available[at]

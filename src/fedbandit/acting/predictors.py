@@ -1,4 +1,5 @@
-"""Forward passes: from flat weights and contexts to a `Prediction`, one predictor for each kind of model.
+"""Forward passes: from flat weights and contexts to a `Prediction`, one predictor for each kind of
+model.
 
 Loads neither torch nor numba until a model needs them; knows nothing of rules, clients or training.
 """
@@ -12,14 +13,11 @@ import numpy as np
 
 from fedbandit.core.contexts import Contexts, Features, rows_between
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.loops import Loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.models.base import Layout, Model
+from fedbandit.models.kernels import sparse_loops
 
-sparse_loops = Loops(
-    "fedbandit.models.kernels.sparse_plain", "fedbandit.models.kernels.sparse_kernels"
-)
 _SMALLEST_NORM = 1e-12  # torch's `normalize` divides by at least this
 
 
@@ -43,21 +41,21 @@ def make_predictor(
     if model.rows is not None:
         one_action = replace(model, rows=None)
         return RowsPredictor(model.rows, make_predictor(one_action, layout, device, light=light))
-    if light and model.kernel in ("sparse-linear", "dense-linear"):
-        one: Predictor = PlainLinear(layout)
+    kernel = model.kernel if device == "cpu" else None
+    sparse_or_one = light or kernel == "sparse-linear" or not model.heads
+    if kernel in ("sparse-linear", "dense-linear") and sparse_or_one:
+        one = LinearPredictor(layout, light)
         return HeadsPredictor(one, model.heads) if model.heads else one
-    if light:
-        return TorchPredictor(model, layout)
-    if device == "cpu" and model.kernel == "sparse-linear":
-        one = SparseLinear(layout)
-        return HeadsPredictor(one, model.heads) if model.heads else one
-    if device == "cpu" and model.kernel == "dense-linear" and not model.heads:
-        return DenseLinear(layout)
-    if device == "cpu" and model.kernel == "cnn":
+    if kernel == "cnn" and not light:
         return CnnPredictor(layout)
-    if device == "cpu" and model.kernel in ("mlp", "sparse-mlp"):
+    if kernel in ("mlp", "sparse-mlp") and not light:
         return LayersPredictor(layout)
     return TorchPredictor(model, layout, device)
+
+
+def is_linear(model: Model) -> bool:
+    """Whether numpy alone can predict with the model: its built-in kernel is linear."""
+    return model.kernel in ("sparse-linear", "dense-linear")
 
 
 @dataclass(frozen=True)
@@ -82,70 +80,70 @@ class RowsPredictor:
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         assert contexts.candidates is not None
         found = self.one.predict(weights, Contexts(self.rows(contexts)))
-        return Prediction(found.mean[:, 0], bounds=contexts.candidates.bounds)
+        width = None if found.width is None else found.width[:, 0]
+        return Prediction(found.mean[:, 0], width=width, bounds=contexts.candidates.bounds)
 
 
 @dataclass(frozen=True)
-class SparseLinear:
-    """`weight [words, K]` and `bias [K]` over rows of (word, value), by compiled loops."""
+class LinearPredictor:
+    """`weight [features, K]` and `bias [K]` over sparse rows, or dense contexts of length one.
 
-    layout: Layout
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        x = contexts.shared
-        assert isinstance(x, Ragged)
-        weight, bias = _linear(self.layout, weights)
-        out = np.empty((len(x), len(bias)), weights.dtype)
-        values = np.asarray(x.values, weights.dtype)
-        sparse_loops.scores(weight, bias, x.offsets, x.ids, values, out)
-        return Prediction(out)
-
-
-@dataclass(frozen=True)
-class DenseLinear:
-    """`weight [features, K]` and `bias [K]` over dense contexts of length one, by compiled loops.
-
-    A row's scores do not depend on its neighbours.
+    A row's scores do not depend on its neighbours. With precisions behind weight and bias in the
+    layout, scores have a width. A `light` one never compiles; on sparse rows it has the same bits.
     """
 
     layout: Layout
-    rows: int = 4096  # scored at a time: bounds the memory of a whole split
+    light: bool = False
+    rows: int = 4096  # dense ones scored at a time: bounds the memory of a whole split
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        from fedbandit.models.kernels import dense_kernels
+        # Of an ensemble's layout the shapes of its first member are taken.
+        (_, shape), (_, (actions,)) = self.layout.shapes[:2]
 
-        weight, bias = _linear(self.layout, weights)
-        scores = np.empty((len(contexts), len(bias)), weights.dtype)
-        for start in range(0, len(contexts), self.rows):
-            block = rows_between(contexts.shared, start, start + self.rows)
-            x = unit_features(block, weights.dtype)
-            dense_kernels.scores(x, weight, bias, scores[start : start + self.rows])
-        return Prediction(scores)
+        def scores(vector: np.ndarray, power: int) -> np.ndarray:
+            weight, bias = vector[:-actions].reshape(shape), vector[-actions:]
+            out = np.empty((len(contexts), actions), weights.dtype)
+            self._fill(out, contexts.shared, weight, bias, power)
+            return out
+
+        if "bias_precision" not in dict(self.layout.shapes):
+            return Prediction(scores(weights, 1))
+        means, precisions = np.split(weights, 2)
+        squares = scores(1 / precisions, 2)
+        return Prediction(scores(means, 1), width=np.sqrt(squares))
+
+    def _fill(
+        self, out: np.ndarray, x: Features, weight: np.ndarray, bias: np.ndarray, power: int
+    ) -> None:
+        """Bias + Σ x^power · weight for every context and action, [n, K]."""
+        if self.light:
+            with np.errstate(over="ignore", invalid="ignore"):  # callers look whether it is finite
+                for i in range(len(out)):
+                    out[i] = _plain_scores(rows_between(x, i, i + 1), weight, bias, power)
+        elif isinstance(x, Ragged):
+            values = _power(np.asarray(x.values, weight.dtype), power)
+            sparse_loops.scores(weight, bias, x.offsets, x.ids, values, out)
+        else:
+            from fedbandit.models.kernels import dense_kernels
+
+            for start in range(0, len(out), self.rows):
+                block = unit_features(rows_between(x, start, start + self.rows), weight.dtype)
+                to = out[start : start + self.rows]
+                dense_kernels.scores(_power(block, power), weight, bias, to)
 
 
-@dataclass(frozen=True)
-class PlainLinear:
-    """`weight [features, K]` and `bias [K]` over dense or sparse contexts, in numpy, row by row.
+def _plain_scores(x: Features, weight: np.ndarray, bias: np.ndarray, power: int) -> np.ndarray:
+    """The scores [K] of one context, in numpy."""
+    if isinstance(x, Ragged):
+        terms = _power(np.asarray(x.values, weight.dtype), power)[:, None] * weight[x.ids]
+        # Adds row by row from the bias on, as the compiled loop does; `sum` may not.
+        return np.asarray(np.add.accumulate(np.concatenate([bias[None], terms]))[-1])
+    return np.asarray(_power(unit_features(x, weight.dtype)[0], power) @ weight + bias)
 
-    A row's scores do not depend on its neighbours. Sparse ones have the bits of `SparseLinear`.
-    """
 
-    layout: Layout
-
-    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
-        weight, bias = _linear(self.layout, weights)
-        out = np.empty((len(contexts), len(bias)), weights.dtype)
-        with np.errstate(over="ignore", invalid="ignore"):  # callers look whether scores are finite
-            for i in range(len(contexts)):
-                if isinstance(contexts.shared, Ragged):
-                    row = contexts.shared.slice(i, i + 1)
-                    terms = np.asarray(row.values, weight.dtype)[:, None] * weight[row.ids]
-                    # Adds row by row from the bias on: the order in which the compiled loop adds.
-                    np.add.reduce(np.concatenate([bias[None], terms]), axis=0, out=out[i])
-                else:
-                    x = unit_features(contexts.shared[i : i + 1], weight.dtype)
-                    out[i] = x[0] @ weight + bias
-        return Prediction(out)
+def _power(x: np.ndarray, power: int) -> np.ndarray:
+    """The first or second power."""
+    return x if power == 1 else x * x
 
 
 @dataclass(frozen=True)
@@ -169,12 +167,12 @@ class LayersPredictor:
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         torch = single_threaded_torch()
-        from fedbandit.models.kernels.dense import Layers, rows_of
+        from fedbandit.models.kernels.networks import Layers, rows_of
 
         features, blocks = self.layout.shapes[0][1][0], []
         with torch.no_grad():
-            for block in _blocks(contexts.shared, self.rows):
-                rows = rows_of(block, features, weights.dtype)
+            for block in _blocks(contexts, self.rows):
+                rows = rows_of(block.shared, features, weights.dtype)
                 network = Layers(self.layout, rows, weights.dtype)
                 network.load(torch.from_numpy(weights))
                 blocks.append(network.forward(0, len(block)).numpy())
@@ -190,10 +188,8 @@ class CnnPredictor:
 
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         torch = single_threaded_torch()
-        from fedbandit.models.kernels.cnn import CnnNetwork, images_of
-        from fedbandit.models.kernels.convolutions import BLOCK
+        from fedbandit.models.kernels.networks import BLOCK, CnnNetwork, images_of
 
-        assert isinstance(contexts.shared, np.ndarray)
         rows = min(len(contexts), self.rows)
         images = images_of(contexts.shared, weights.dtype)
         with torch.no_grad():
@@ -231,7 +227,7 @@ class TorchPredictor:
                 self.model.scores(params, model_input(block, weights.dtype, self.device))
                 .cpu()
                 .numpy()
-                for block in _decisions(contexts, self.rows)
+                for block in _blocks(contexts, self.rows)
             ]
         if contexts.candidates is not None:
             scores = np.concatenate(blocks) if blocks else np.zeros(0, weights.dtype)
@@ -259,7 +255,9 @@ def single_threaded_torch() -> Any:
 
 
 def model_input(contexts: Contexts, dtype: np.dtype, device: str = "cpu") -> Any:
-    """Decisions as a model's `scores` takes them: a tensor or sparse rows; over candidates both sides."""
+    """Decisions as a model's `scores` takes them: a tensor or sparse rows; over candidates both
+    sides.
+    """
     import torch
 
     if contexts.candidates is not None or isinstance(contexts.shared, Ragged):
@@ -276,17 +274,6 @@ def unit_features(features: Features, dtype: np.dtype) -> np.ndarray:
     return np.asarray(x / np.maximum(lengths, dtype.type(_SMALLEST_NORM)))
 
 
-def _linear(layout: Layout, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weight [features, K] and bias [K]; of an ensemble's layout the shapes of its first member."""
-    (_, shape), (_, (actions,)) = layout.shapes[:2]
-    return weights[:-actions].reshape(shape), weights[-actions:]
-
-
-def _decisions(contexts: Contexts, rows: int) -> Iterator[Contexts]:
+def _blocks(contexts: Contexts, rows: int) -> Iterator[Contexts]:
     for start in range(0, len(contexts), rows):
         yield contexts.slice(start, min(start + rows, len(contexts)))
-
-
-def _blocks(features: Features, rows: int) -> Iterator[Features]:
-    for start in range(0, len(features), rows):
-        yield rows_between(features, start, min(start + rows, len(features)))

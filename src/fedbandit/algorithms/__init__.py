@@ -1,6 +1,8 @@
-"""Federated algorithms: values with pure functions. Your own is one small class in a file of your own.
+"""Federated algorithms: values with pure functions. Your own is one small class in a file of your
+own.
 
-An algorithm is made with the server's optimiser and its own parameters, which `[algorithm]` of a configuration names.
+An algorithm is made with the server's optimiser and its own parameters, which `[algorithm]` of a
+configuration names.
 
 Examples:
     >>> import numpy as np
@@ -14,9 +16,9 @@ Examples:
 from typing import Any
 
 from fedbandit.algorithms.diag_newton import DiagNewton
-from fedbandit.algorithms.fedavg import FedAvg
-from fedbandit.algorithms.fedprox import FedProx
-from fedbandit.algorithms.scaffold import Scaffold
+from fedbandit.algorithms.fedavg import FedAvg, FedProx, Scaffold
+from fedbandit.algorithms.personal import PersonalPart
+from fedbandit.algorithms.statistics import Statistics
 from fedbandit.federated.algorithm import Algorithm, Clients, RoundFacts
 from fedbandit.federated.pipeline import Contribution, Pipeline, Sent, Vectors
 
@@ -25,6 +27,8 @@ BUILT_IN: dict[str, Any] = {
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "diag-newton": DiagNewton,
+    "statistics": Statistics,
+    "personal": PersonalPart,
 }
 
 __all__ = [
@@ -35,9 +39,11 @@ __all__ = [
     "DiagNewton",
     "FedAvg",
     "FedProx",
+    "PersonalPart",
     "Pipeline",
     "RoundFacts",
     "Scaffold",
     "Sent",
+    "Statistics",
     "Vectors",
 ]

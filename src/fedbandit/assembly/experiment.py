@@ -1,4 +1,6 @@
-"""From a configuration to the parts of a run, checked against each other and against the data before work starts."""
+"""From a configuration to the parts of a run, checked against each other and against the data
+before work starts.
+"""
 
 import json
 from collections.abc import Mapping
@@ -13,6 +15,8 @@ from fedbandit import objectives
 from fedbandit.acting import Predictor
 from fedbandit.algorithms import FedAvg
 from fedbandit.assembly.parts import (
+    acting_model,
+    blank_decisions,
     build_aggregation,
     build_algorithm,
     build_clipping,
@@ -22,39 +26,48 @@ from fedbandit.assembly.parts import (
     build_policy,
     build_stages,
     check_memory,
+    check_personal,
     pretraining_clipping,
     pretraining_cohort,
     require_methods,
     target_objective,
+    tried,
     try_algorithm,
+    try_policy,
 )
 from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
-from fedbandit.core.contexts import Candidates, Contexts, Features
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.identity import WHERE_COMPUTED, file_digests
+from fedbandit.core.identity import WHERE_COMPUTED, file_digests, loaded_digests, require_sources
 from fedbandit.core.parts import construct, resolve
-from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, Secret, bits
-from fedbandit.core.sources import loaded_digests, require_sources
 from fedbandit.data import EMBEDDED, FederatedDataset, open_dataset
 from fedbandit.data.dataset import Header
 from fedbandit.environments import BUILT_IN as ENVIRONMENTS
 from fedbandit.environments import Environment, Met, Scenario, Stage, highest
 from fedbandit.environments.scenarios import BUILT_IN as SCENARIOS
 from fedbandit.environments.scenarios import drift
-from fedbandit.federated.client_logs import PopulationVisits, SimpleVisits, VisitPlan
 from fedbandit.federated.clients import ClientWork, Recipe
 from fedbandit.federated.cohorts import FixedCohorts
-from fedbandit.federated.learners.base import ClientSettings, Untrained
+from fedbandit.federated.learners.base import ClientSettings
 from fedbandit.federated.learners.make_learner import Trainable
 from fedbandit.federated.round import Phase
-from fedbandit.federated.server import Aggregation, PlainMean
-from fedbandit.models import DataSpec, Freezing, Layout, Model
+from fedbandit.federated.server import PlainMean
+from fedbandit.federated.visit_plans import PopulationVisits, SimpleVisits, VisitPlan
+from fedbandit.models import DataSpec, Freezing, Layout
 from fedbandit.objectives import Objective, Pointwise, WeightedRegression
 from fedbandit.policies import Greedy, Policy, importance_scale
 from fedbandit.privacy.accounting import Ledger
-from fedbandit.privacy.noise import RELEASE, GridMean, GridNoise, PrivateMean, SimulatedNoise
+from fedbandit.privacy.discrete import DeviceNoise
+from fedbandit.privacy.noise import (
+    RELEASE,
+    SECURE,
+    Grid,
+    GridMean,
+    GridNoise,
+    PrivateMean,
+    SimulatedNoise,
+)
 from fedbandit.privacy.plan import PrivacyPlan
 
 if TYPE_CHECKING:
@@ -63,11 +76,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experiment:
-    """All parts of a run: a bandit phase, and the pre-training phase before it where the scenario has one."""
+    """All parts of a run: a bandit phase, and the pre-training phase before it where the scenario
+    has one.
+    """
 
     config: Config
     dataset: FederatedDataset
-    trainable: Trainable  # the model, whole
+    trainable: Trainable  # the model that is trained, whole
+    acting: Trainable  # the one that is deployed; the same unless the algorithm deploys another
     bandit: Phase
     pretraining: Phase | None
     initial: np.ndarray = field(repr=False)  # weights before anything has been learned
@@ -77,35 +93,41 @@ class Experiment:
 
     @property
     def rounds(self) -> int:
-        """The rounds of the bandit phase: as configured, or fewer where a privacy budget ends before."""
+        """The rounds of the bandit phase: as configured, or fewer where a privacy budget ends
+        before.
+        """
         return self.config.rounds if self.privacy is None else self.privacy.last_round
 
     @property
-    def model(self) -> Model:
-        return self.trainable.model
-
-    @property
     def layout(self) -> Layout:
+        """Of the trained weights; what is deployed has `acting.layout`."""
         return self.trainable.layout
 
     def initial_weights(self) -> np.ndarray:
-        """The model before anything has been learned; runs that share a pre-training share it too."""
+        """The model before anything has been learned; runs that share a pre-training share it
+        too.
+        """
         return self.initial.copy()
 
     def with_secret(self, secret: Secret) -> "Experiment":
-        """The same, with cohorts drawn from a secret; those of accounted pre-training, too."""
+        """The same, with cohorts and correlated noise drawn from a secret."""
         assert self.privacy is not None
+        aggregation = self.bandit.aggregation
+        if isinstance(aggregation, GridMean):
+            aggregation = replace(aggregation, noise=aggregation.noise.with_secret(secret))
         cohorts = self.privacy.plan.cohorts(self.bandit.cohorts.pool, secret)
         before, plan = self.pretraining, self.privacy.pretraining
         if before is not None and plan is not None:
             own = Secret(secret.bits(Purpose.PRETRAINING))
             before = replace(before, cohorts=plan.cohorts(before.cohorts.pool, own))
-        bandit = replace(self.bandit, cohorts=cohorts)
+        bandit = replace(self.bandit, cohorts=cohorts, aggregation=aggregation)
         return replace(self, bandit=bandit, pretraining=before, secret=secret)
 
 
 def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
-    """Build every part that the configuration names; a part that does not fit is refused with the path of its key."""
+    """Build every part that the configuration names; a part that does not fit is refused with the
+    path of its key.
+    """
     header = dataset.header
     if header.logged:
         raise ConfigError(
@@ -113,7 +135,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         )
     data = DataSpec.of(header)
     trainable = Trainable.of(config.model.described, data)
-    policy = build_policy(config, data, trainable.model)
+    policy = build_policy(config)
     scenario = _scenario(config, dataset)
     objective = _objective(config, policy, scenario, header)
     pretrained = config.pretraining.clients if scenario.pretraining is not None else 0
@@ -121,7 +143,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     ledger = build_ledger(config, len(pool), pretrained > 0)
     seed = config.seed if scenario.pretraining is None else config.pretraining.seed
     initial = trainable.initial(seed, np.dtype(config.dtype))
-    bandit = _bandit_phase(
+    bandit, acting = _bandit_phase(
         config, dataset, trainable, initial, policy, objective, scenario, pool, ledger
     )
     supervised = None
@@ -129,6 +151,7 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         supervised = _pretraining_phase(config, dataset, trainable, scenario.pretraining, ledger)
     read = (
         trainable.model,
+        acting.model,
         policy,
         objective,
         scenario,
@@ -136,8 +159,13 @@ def build_experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         *bandit.work.stages,
     )
     files = file_digests(read, config.data.files)
-    found = Experiment(config, dataset, trainable, bandit, supervised, initial, ledger, files)
-    system = ledger is not None and config.privacy.noise == "system"
+    bandit = _with_recipe(bandit, config, dataset, "bandit", files)
+    if supervised is not None:
+        supervised = _with_recipe(supervised, config, dataset, "pretraining", files)
+    found = Experiment(
+        config, dataset, trainable, acting, bandit, supervised, initial, ledger, files
+    )
+    system = ledger is not None and config.privacy.noise != "seed"
     return found.with_secret(Secret.fresh()) if system else found
 
 
@@ -151,20 +179,28 @@ def _bandit_phase(
     scenario: Scenario,
     pool: range,
     ledger: Ledger | None,
-) -> Phase:
-    """The rounds in which clients act with what was deployed and train on what they logged."""
+) -> tuple[Phase, Trainable]:
+    """The rounds in which clients act with what was deployed and train on what they logged.
+
+    Beside them the model that acts in them.
+    """
     header, scheduled = dataset.header, hasattr(policy, "at")
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     learner = trainable.learner(objective, _settings(config), config.device, freezing)
-    predictor = trainable.predictor(config.device)
-    _check_scores(predictor, weights, header)
     optimizer = build_optimizer(
         "server.optimizer", config.server.optimizer, config.server.parameters
     )
-    layout = trainable.layout if freezing is None else freezing.trainable
-    algorithm = build_algorithm(config, optimizer, DataSpec.of(header), layout, objective)
+    layout, data = trainable.layout if freezing is None else freezing.trainable, DataSpec.of(header)
+    plan = None if ledger is None else ledger.plan
+    algorithm = build_algorithm(config, optimizer, data, layout, objective, plan)
+    acting = acting_model(algorithm, trainable, data, freezing is not None)
+    check_personal(config, algorithm)
+    try_policy(config, policy, data, acting)
+    predictor = acting.predictor(config.device)
+    _check_scores(predictor, acting.initial(0, weights.dtype), header)
     trained = weights if freezing is None else freezing.pick(weights)
-    try_algorithm(config.algorithm.name, algorithm, trained)
+    deployed = None if acting is trainable else acting.layout.size
+    try_algorithm(config.algorithm.name, algorithm, trained, deployed)
     check_memory(config, algorithm, len(pool), trained)
     aggregation = _aggregation(
         config, dataset, ledger, build_aggregation(config, algorithm, trained)
@@ -172,13 +208,14 @@ def _bandit_phase(
     weighted = (
         isinstance(objective, WeightedRegression) and "scale" not in config.objective.parameters
     )
-    return Phase(
+    phase = Phase(
         work=ClientWork(
             split=dataset.train,
             plan=_visits(config),
             policy=policy,
             predictor=predictor,
-            learner=learner if config.training else Untrained(learner),
+            learner=learner,
+            training=config.training,
             algorithm=algorithm,
             seed=config.seed,
             num_actions=header.typical_actions,
@@ -187,11 +224,10 @@ def _bandit_phase(
             freezing=freezing,
             heads=trainable.model.heads,
             with_regret=config.environment.name != "labels",
-            scaled=weighted and (scheduled or header.items is not None),
+            per_version_importance=weighted and (scheduled or header.items is not None),
             estimator=target_objective(objective, header.typical_actions, weights.dtype),
             reduction=trainable.reduction(objective),
             step=_step(config, ledger is not None),
-            recipe=_recipe(config, dataset, "bandit"),
         ),
         cohorts=build_cohorts(config, pool, ledger),
         clipping=build_clipping(config, algorithm),
@@ -200,43 +236,62 @@ def _bandit_phase(
         gate=_gate(config, policy, pool, ledger),
         planned_events=_planned_events(config) if scheduled and ledger is not None else None,
     )
+    return phase, acting
 
 
 def _planned_events(config: Config) -> int:
-    """How many events a round of a private run counts as: a schedule must not depend on how many there really were."""
+    """How many events a round of a private run counts as: a schedule must not depend on how many
+    there really were.
+    """
     most = config.client.max_examples
     if config.mode == "population":
         most = min(config.population.events_per_period, most or config.population.events_per_period)
     if most is None:
         raise ConfigError(
-            f"client.max_examples: missing; the schedule of {config.policy.name} counts events, and in a private run"
+            f"client.max_examples: missing; the schedule of {config.policy.name} counts events,"
+            " and in a private run"
             " these are the planned ones"
         )
     return config.clients_per_round * most
 
 
 def make_work(
-    config: dict[str, Any], path: str, fingerprint: str, phase: str, sources: dict[str, str]
+    config: dict[str, Any],
+    path: str,
+    fingerprint: str,
+    phase: str,
+    sources: dict[str, str],
+    files: dict[str, str],
 ) -> ClientWork:
-    """The work of a phase, made from a recipe on another machine: opens the same data and builds the same parts.
+    """The work of a phase, made from a recipe on another machine: the same data and parts.
 
-    `sources` are the digests of the user's own code that is to be executed; other code is refused.
+    `sources` are the digests of the user's own code that is to be executed, `files` those of what
+    the parts read; a machine that has others is refused.
     """
-    experiment = _experiment_at(json.dumps(config), path, fingerprint, json.dumps(sources))
+    known = json.dumps([sources, files])
+    experiment = _experiment_at(json.dumps(config), path, fingerprint, known)
     found = experiment.bandit if phase == "bandit" else experiment.pretraining
     assert found is not None
     return found.work
 
 
 @lru_cache(maxsize=1)
-def _experiment_at(config: str, path: str, fingerprint: str, sources: str) -> Experiment:
-    chosen = Config.build(json.loads(config))
-    require_sources(chosen.part_names(), json.loads(sources))
-    return build_experiment(chosen, open_same_data(chosen.data.source, path, fingerprint))
+def _experiment_at(config: str, path: str, fingerprint: str, known: str) -> Experiment:
+    chosen, (sources, files) = Config.build(json.loads(config)), json.loads(known)
+    require_sources(chosen.part_names(), sources)
+    made = build_experiment(chosen, open_same_data(chosen.data.source, path, fingerprint))
+    for file, digest in made.files.items():
+        if files.get(file) != digest:
+            raise ConfigError(
+                f"{file}: holds other bytes on this machine than where the run was started"
+            )
+    return made
 
 
 def open_same_data(source: str, path: str, fingerprint: str) -> FederatedDataset:
-    """The data set of the driver as it lies on this machine; an embedded one is made where it is missing."""
+    """The data set of the driver as it lies on this machine; an embedded one is made where it is
+    missing.
+    """
     made_here = source in EMBEDDED and not Path(path).exists()
     dataset = open_dataset(source) if made_here else FederatedDataset.open(path)
     if dataset.header.fingerprint != fingerprint:
@@ -246,18 +301,22 @@ def open_same_data(source: str, path: str, fingerprint: str) -> FederatedDataset
     return dataset
 
 
-def _recipe(config: Config, dataset: FederatedDataset, phase: str) -> Recipe | None:
-    """How workers elsewhere make the work of a phase; data in memory cannot be opened elsewhere."""
+def _with_recipe(
+    phase: Phase, config: Config, dataset: FederatedDataset, name: str, files: Mapping[str, str]
+) -> Phase:
+    """A phase whose work workers elsewhere can make; data in memory cannot be opened elsewhere."""
     if dataset.path is None:
-        return None
+        return phase
     arguments = {
         "config": config.model_dump(exclude={"threads", "engine"}),
         "path": str(Path(dataset.path).absolute()),
         "fingerprint": dataset.header.fingerprint,
-        "phase": phase,
+        "phase": name,
         "sources": loaded_digests(config.part_names()),
+        "files": dict(files),
     }
-    return Recipe(f"{__name__}:{make_work.__name__}", json.dumps(arguments))
+    recipe = Recipe(f"{__name__}:{make_work.__name__}", json.dumps(arguments))
+    return replace(phase, work=replace(phase.work, recipe=recipe))
 
 
 def _pretraining_phase(
@@ -267,7 +326,9 @@ def _pretraining_phase(
     environment: Environment,
     ledger: Ledger | None,
 ) -> Phase:
-    """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all actions."""
+    """Supervised training on the first clients: the same rounds, a greedy policy, a loss over all
+    actions.
+    """
     chosen, pool = config.pretraining, range(config.pretraining.clients)
     plan = ledger and ledger.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
@@ -290,14 +351,19 @@ def _pretraining_phase(
             heads=trainable.model.heads,
             supervised=True,
             step=_step(config, plan is not None),
-            recipe=_recipe(config, dataset, "pretraining"),
         ),
         cohorts=plan.cohorts(pool, seed)
         if plan
         else FixedCohorts(pool, pretraining_cohort(config), seed),
         clipping=pretraining_clipping(config),
         deploy_every=1,
-        aggregation=_private_mean(config, plan, seed, _pretrained_from(config, dataset))
+        aggregation=_private_mean(
+            config,
+            plan,
+            seed,
+            _pretrained_from(config, dataset),
+            ledger.tolerance if ledger else None,
+        )
         if plan
         else PlainMean(),
     )
@@ -310,7 +376,9 @@ def _pretraining_examples(config: Config) -> int | None:
 
 
 def pretraining_server(config: Config) -> tuple[str, dict[str, Any]]:
-    """The server's optimiser in pre-training and its parameters; where nothing is said, those of the bandit phase."""
+    """The server's optimiser in pre-training and its parameters; where nothing is said, those of
+    the bandit phase.
+    """
     name = config.pretraining.server_optimizer or config.server.optimizer
     rate = config.pretraining.server_learning_rate or config.server.learning_rate
     inherited = config.server.parameters if name == config.server.optimizer else {}
@@ -371,19 +439,21 @@ def _try_environment(scenario: Scenario, dataset: FederatedDataset) -> None:
     """Ask a user's environment about two examples, so that a mistake shows before round 1."""
     rows = np.arange(min(2, dataset.train.num_examples))
     met = Met.at_rows(dataset.train, rows, dataset.header.typical_actions)
-    try:
+    kind = type(scenario.stages[0].environment).__name__
+    with tried(f"environment.name: {kind} cannot pay"):
         scenario.rewards(met, np.zeros(len(rows), np.int64))
         scenario.observed(met, np.zeros(len(rows), np.int64))
         supervised = Scenario((Stage(scenario.pretraining),)) if scenario.pretraining else None
         if supervised and supervised.expected(met) is None:
             raise ValueError("pre-training needs expected rewards")
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        kind = type(scenario.stages[0].environment).__name__
-        raise ConfigError(f"environment.name: {kind} cannot pay: {error!r}") from error
 
 
 def _objective(config: Config, policy: Policy, scenario: Scenario, header: Header) -> Objective:
-    # A rule that changes with every deployment, or sees another K, brings its own scale to each event.
+    """The objective of the bandit phase, with the scale of importance weights that its rule
+    asks for.
+    """
+    # A rule that changes with every deployment, or sees another K, brings its own scale to each
+    # event.
     own = hasattr(policy, "at") or header.items is not None
     scale = 1.0 if own else importance_scale(policy, header.num_actions)
     objective, _ = build_objective(config, lambda: scale)
@@ -393,6 +463,7 @@ def _objective(config: Config, policy: Policy, scenario: Scenario, header: Heade
 
 
 def _check_range(path: str, objective: Objective, environment: Environment) -> None:
+    """Refuse cross-entropy where an environment pays more than 1."""
     most = highest(environment)
     if isinstance(objective, Pointwise) and objective.logistic and most > 1:
         raise ConfigError(
@@ -407,11 +478,13 @@ def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> 
     name = dataset.header.name
     if pretrained and (asked := pretraining_cohort(config)) > pretrained:
         raise ConfigError(
-            f"clients_per_round: {asked} is more than the {pretrained} pre-training clients; {_fewer(there)}"
+            f"clients_per_round: {asked} is more than the {pretrained} pre-training clients;"
+            f" {_fewer(there)}"
         )
     if (asked := config.clients_per_round) > len(pool):
         if pretrained:
-            of = f"{pretrained} of the {there} clients of {name} leave {max(0, len(pool))} for the bandit phase"
+            left = f"leave {max(0, len(pool))} for the bandit phase"
+            of = f"{pretrained} of the {there} clients of {name} {left}"
             raise ConfigError(
                 f"pretraining.clients: {of}, and a round takes {asked}; {_fewer(there)}"
             )
@@ -423,14 +496,16 @@ def _bandit_pool(config: Config, dataset: FederatedDataset, pretrained: int) -> 
 
 
 def _fewer(there: int) -> str:
-    """Values with which a run with pre-training works on so many clients."""
+    """Values with which a run with pre-training works on this many clients."""
     if there < 2:
         return "pre-training and the bandit phase need two clients at least"
     half = there // 2
-    return f"set fewer, for example --set pretraining.clients={half} --set clients_per_round={max(1, half // 2)}"
+    cohort = f"--set clients_per_round={max(1, half // 2)}"
+    return f"set fewer, for example --set pretraining.clients={half} {cohort}"
 
 
 def _visits(config: Config) -> VisitPlan:
+    """Which examples clients meet and when: a new log each round, or a lasting cache."""
     if config.mode == "simple":
         return SimpleVisits(config.seed, config.deploy_every, config.client.max_examples)
     living, most = config.population.model_dump(), config.client.max_examples
@@ -441,14 +516,17 @@ def _visits(config: Config) -> VisitPlan:
 
 def _aggregation(
     config: Config, dataset: FederatedDataset, ledger: Ledger | None, chosen: PlainMean
-) -> Aggregation:
+) -> PlainMean:
+    """What makes one update of many: the rule that was chosen, or in a private run its
+    noisy mean.
+    """
     if ledger is None:
         return chosen
     of = {
         **config.model_dump(exclude=set(WHERE_COMPUTED), exclude_defaults=True),
         "fingerprint": dataset.header.fingerprint,
     }
-    return _private_mean(config, ledger.plan, config.seed, of, ledger)
+    return _private_mean(config, ledger.plan, config.seed, of, ledger.tolerance, ledger)
 
 
 def _private_mean(
@@ -456,6 +534,7 @@ def _private_mean(
     plan: PrivacyPlan,
     seed: int,
     of: Mapping[str, Any],
+    tolerance: DeviceNoise | None,
     ledger: Ledger | None = None,
 ) -> PrivateMean:
     """How a phase releases its sums, with noise from the operating system or from the seed.
@@ -465,13 +544,21 @@ def _private_mean(
     if config.privacy.noise == "seed":
         noise = SimulatedNoise(plan, seed, json.dumps(of, sort_keys=True))
         return PrivateMean(plan, noise, ledger)
-    secret = GridNoise(plan.strategy, plan.update_multiplier / RELEASE.step)
-    return GridMean(plan, secret, ledger, grid=RELEASE, dtype=np.dtype(config.dtype))
+    grid, dtype, excess = _grid(config), np.dtype(config.dtype), 1.0
+    if tolerance is not None:  # all shares at once: nobody drops out
+        excess = tolerance.excess(plan.clients_per_round)
+    secret = GridNoise(plan.strategy, excess * plan.update_multiplier / grid.step)
+    return GridMean(plan, secret, ledger, grid=grid, dtype=dtype, excess=excess)
+
+
+def _grid(config: Config) -> Grid:
+    """Of sums whose noise cannot be recomputed; devices' noise is that of secure sums."""
+    return SECURE if config.privacy.noise == "devices" else RELEASE
 
 
 def _step(config: Config, private: bool) -> float | None:
     """The step in which updates are summed; None where their floating-point sum will do."""
-    return RELEASE.step if private and config.privacy.noise == "system" else None
+    return _grid(config).step if private and config.privacy.noise != "seed" else None
 
 
 def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any]:
@@ -490,11 +577,13 @@ def _pretrained_from(config: Config, dataset: FederatedDataset) -> dict[str, Any
 
 
 def _settings(config: Config, learning_rate: float | None = None) -> ClientSettings:
+    """How clients train; `learning_rate` replaces the one of the configuration."""
     rate = config.client.learning_rate if learning_rate is None else learning_rate
     return ClientSettings(rate, config.client.batch_size, config.client.epochs)
 
 
 def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) -> "Gate | None":
+    """The gate before deployments, where a confidence asks for one."""
     if config.gate.confidence is None:
         return None
     from fedbandit.evaluation.gate import (  # with the estimators, which few runs need
@@ -508,35 +597,16 @@ def _gate(config: Config, policy: Policy, pool: range, ledger: Ledger | None) ->
 
 
 def _check_scores(predictor: Predictor, weights: np.ndarray, header: Header) -> None:
-    """Score one blank decision, so that a model that does not fit the data is refused before round 1."""
-    blank = Contexts(_blank(header.kind, header.shape, 1))
-    expected: tuple[int, ...] = (1, header.num_actions)
-    if header.items is not None:
-        features, expected = _blank(header.items.kind, header.items.shape, 2), (2,)
-        blank = replace(blank, candidates=Candidates(np.array([0, 2]), np.arange(2), features))
-    try:
+    """Score blank decisions, so that a model that does not fit the data is refused before
+    round 1.
+    """
+    blank = blank_decisions(DataSpec.of(header))
+    shown, expected = blank.candidates, (2, header.num_actions)
+    mistakes = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
+    with tried(f"model.name: the model cannot score contexts of shape {header.shape}", mistakes):
         shape = predictor.predict(weights, blank).mean.shape
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        IndexError,
-        AttributeError,
-        AssertionError,
-    ) as error:
-        raise ConfigError(
-            f"model.name: the model cannot score contexts of shape {header.shape}: {error}"
-        ) from error
-    if shape != expected:
-        if header.items is not None:
-            raise ConfigError(f"model.name: the model gives scores {shape} for two candidates")
-        raise ConfigError(
-            f"model.name: the model scores {shape[-1]} actions, the data set has {header.num_actions}"
-        )
-
-
-def _blank(kind: str, shape: tuple[int, ...], rows: int) -> Features:
-    """Rows of features that a model is tried with."""
-    if kind == "dense":
-        return np.zeros((rows, *shape), np.float32)
-    return Ragged(np.arange(rows + 1), np.zeros(rows, np.int32), np.ones(rows, np.float32))
+    if shape != (expected if shown is None else (len(shown.items),)):
+        said = f"scores {shape[-1]} actions, the data set has {header.num_actions}"
+        if shown is not None:
+            said = f"gives scores {shape} for {len(shown.items)} candidates"
+        raise ConfigError(f"model.name: the model {said}")

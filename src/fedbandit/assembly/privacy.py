@@ -17,9 +17,11 @@ from fedbandit.assembly.parts import (
 )
 from fedbandit.config import Config, PrivacyConfig
 from fedbandit.core.errors import ConfigError
-from fedbandit.federated.pipeline import AdaptiveClipping, Clipping, FixedClipping
+from fedbandit.federated.cohorts import Sampling
+from fedbandit.federated.pipeline import FixedClipping
 from fedbandit.privacy.accounting import Ledger, Redraws, least_noise
-from fedbandit.privacy.plan import PrivacyPlan, Sampling
+from fedbandit.privacy.discrete import DeviceNoise
+from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import (
     DEFAULT_BANDS,
     DEFAULT_BUFFERS,
@@ -30,7 +32,7 @@ from fedbandit.privacy.strategies import (
     best_banded,
     best_blt,
     mechanism_name,
-    noise_of_weights,
+    noise_of_rounds,
     stays_whole,
 )
 
@@ -50,6 +52,8 @@ _OWN_KEYS = (
     "epsilon",
     "figures_share",
     "gate_share",
+    "dropout",
+    "colluders",
 )
 _OF_DEPLOYMENTS = ("figures_share", "gate_share", "unit")
 _CANDIDATES: tuple[
@@ -104,6 +108,10 @@ def build_ledger(
         raise ConfigError(
             "privacy.sampling: cyclic-poisson is for simulations; devices have no groups that take turns"
         )
+    if chosen.noise == "devices":
+        _check_device_noise(config, deployed, secure)
+    elif chosen.dropout is not None or chosen.colluders is not None:
+        raise ConfigError('privacy.dropout: with privacy.colluders it is for noise = "devices"')
     if chosen.mechanism == "best":
         return _best(config, population, pretrained, deployed, secure)
     if not config.clipping.enabled:
@@ -128,12 +136,22 @@ def build_ledger(
         )
         public = pretrained and chosen.pretraining == "public"
         ledger = Ledger(plan, before, chosen.epsilon, chosen.accountant, public, chosen.noise)
+        if chosen.noise == "devices":
+            given = chosen.model_dump(include={"dropout", "colluders"}, exclude_none=True)
+            tolerance = DeviceNoise(**given)
+            tolerance.honest(config.clients_per_round)  # refuses a cohort that leaves none
+            ledger = replace(ledger, discrete=True, tolerance=tolerance)
         if secure is not None:
             ledger = _with_secure_sums(ledger, secure)
         if chosen.noise_multiplier is None:
             assert chosen.epsilon is not None
             ledger = _with_noise(ledger, _calibrated(ledger, chosen.epsilon))
-        ledger = _with_clipping(ledger, build_clipping(config), pretraining_clipping(config))
+        # The clipping comes last: an adaptive one has no room for the noise that is yet to be found.
+        before = ledger.pretraining
+        if before is not None:
+            before = replace(before, clipping=pretraining_clipping(config))
+        plan = replace(ledger.plan, clipping=build_clipping(config))
+        ledger = replace(ledger, plan=plan, pretraining=before)
     except ValueError as error:
         key, _, problem = str(error).partition(": ")
         raise ConfigError(f"{f'privacy.{key}' if key in _OWN_KEYS else key}: {problem}") from None
@@ -169,9 +187,10 @@ def candidates(
         except ConfigError:
             continue  # it does not fit the rest of the configuration: adaptive clipping, restarts, few clients
         assert ledger is not None
-        yield Candidate(
-            f"{mechanism_name(ledger.plan.strategy)} ({sampling})", ledger, error_of(ledger, config)
-        )
+        plan = ledger.plan
+        _, variances = noise_of_rounds(plan.strategy, plan.rounds, server_momentum(config))
+        error = plan.update_multiplier * float(np.sqrt(variances.mean()))
+        yield Candidate(f"{mechanism_name(plan.strategy)} ({sampling})", ledger, error)
 
 
 def _open(
@@ -193,13 +212,6 @@ def _open(
                 else (chosen.bands,)
             ):
                 yield mechanism, sampling, bands
-
-
-def error_of(ledger: Ledger, config: Config) -> float:
-    """The noise that the plan leaves in the weights: root mean square over all rounds, in clip norms on the sum."""
-    plan = ledger.plan
-    variances = noise_of_weights(plan.strategy, plan.rounds, server_momentum(config))
-    return plan.update_multiplier * float(np.sqrt(variances.mean()))
 
 
 def server_momentum(config: Config) -> float:
@@ -275,9 +287,9 @@ def _plan(config: Config, population: int) -> PrivacyPlan:
 def _strategy(config: Config, separation: int) -> Strategy:
     chosen = config.privacy
     if chosen.bands is not None and chosen.mechanism != "banded-mf":
-        raise ConfigError(f"privacy.bands: {chosen.mechanism} has none; they belong to banded-mf")
+        raise ConfigError("privacy.bands: applies only to banded-mf")
     if chosen.buffers is not None and chosen.mechanism != "blt":
-        raise ConfigError(f"privacy.buffers: {chosen.mechanism} has none; they belong to blt")
+        raise ConfigError("privacy.buffers: applies only to blt")
     period = min(
         config.deploy_every if chosen.restart_at_deployments else config.rounds, config.rounds
     )
@@ -315,6 +327,27 @@ def _pretraining_plan(config: Config, plan: PrivacyPlan) -> PrivacyPlan:
     )
 
 
+def _check_device_noise(config: Config, deployed: bool, secure: Redraws | None) -> None:
+    """Refuse what devices' own noise does not cover: a server would see it exactly."""
+    chosen, kept = config.privacy, 'with noise = "devices"'
+    if chosen.mechanism not in ("dp-fedavg", "best"):
+        raise ConfigError(
+            f"privacy.mechanism: {kept} noise is independent, as that of dp-fedavg: correlated noise"
+            " would need a memory that no device may have alone"
+        )
+    if deployed and secure is None:
+        raise ConfigError(
+            f"deployment.secure_aggregation: missing; {kept} the server must see sums alone"
+        )
+    if config.clipping.norm is None:
+        raise ConfigError(f"clipping.norm: missing; {kept} nobody counts unclipped devices")
+    for key in ("figures_share", "gate_share"):
+        if getattr(chosen, key) is not None:
+            raise ConfigError(f"privacy.{key}: {kept} devices send their update and nothing else")
+    if chosen.accountant == "pld":
+        raise ConfigError("privacy.accountant: pld does not know discrete noise; use rdp")
+
+
 def _with_secure_sums(ledger: Ledger, secure: Redraws) -> Ledger:
     """The ledger of a plan whose sums are secure: whole numbers, and drawn anew where too few devices are in them."""
     plan = ledger.plan
@@ -350,13 +383,6 @@ def _with_noise(ledger: Ledger, noise_multiplier: float) -> Ledger:
     )
 
 
-def _with_clipping(ledger: Ledger, clipping: Clipping, at_first: Clipping) -> Ledger:
-    assert isinstance(clipping, FixedClipping | AdaptiveClipping)
-    assert isinstance(at_first, FixedClipping | AdaptiveClipping)
-    before = ledger.pretraining and replace(ledger.pretraining, clipping=at_first)
-    return replace(ledger, plan=replace(ledger.plan, clipping=clipping), pretraining=before)
-
-
 @lru_cache(maxsize=64)
 def _calibrated(ledger: Ledger, target: float) -> float:
     """The noise at which all rounds together cost no more than the target."""
@@ -370,13 +396,10 @@ def _calibrated(ledger: Ledger, target: float) -> float:
 
 
 def _refuse_settings_without_mechanism(chosen: PrivacyConfig) -> None:
-    for key in ("noise_multiplier", "epsilon", "bands", "buffers", "pretraining", *_OF_DEPLOYMENTS):
-        if getattr(chosen, key) is not None:
+    refused = ("noise_multiplier", "epsilon", "bands", "buffers", "pretraining", *_OF_DEPLOYMENTS)
+    for key in (*refused, "restart_at_deployments", "noise"):
+        if getattr(chosen, key) != getattr(PrivacyConfig(), key):
             raise ConfigError(f'privacy.{key}: set, but privacy.mechanism is "none"')
-    if chosen.restart_at_deployments:
-        raise ConfigError('privacy.restart_at_deployments: set, but privacy.mechanism is "none"')
-    if chosen.noise != "seed":
-        raise ConfigError('privacy.noise: set, but privacy.mechanism is "none"')
     if chosen.sampling == "cyclic-poisson":
         raise ConfigError(
             'privacy.sampling: cyclic-poisson belongs to banded-mf, but privacy.mechanism is "none"'

@@ -12,7 +12,10 @@ def main() -> None:
     try:
         with needing("the command line"):
             from fedbandit.cli.app import main as run
+        run()
     except MissingExtra as missing:
         print(f"error: {missing} (on a device, 'fedbandit[flower]' is enough)", file=sys.stderr)
         sys.exit(missing.exit_code)
-    run()
+    except KeyboardInterrupt:  # before a command has begun, or while it ends
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,6 +1,7 @@
 """The program itself: where its commands are, and what becomes of their errors.
 
-Only the module of the command that is asked for is imported: a short command should not wait for the others.
+Only the module of the command that is asked for is imported: a short command should not wait for
+the others.
 """
 
 import errno
@@ -8,6 +9,8 @@ import importlib
 import os
 import select
 import sys
+import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,19 +18,21 @@ import typer
 from fedbandit.cli.help import Commands, Section
 from fedbandit.core.errors import FedbanditError, needing
 
-# Every command or group, in the order of the help: its section, the module of this package, and its name there.
+# Every command or group, in the order of the help: its section, the module of this package, and its
+# name there.
 _COMMANDS = {
-    "run": (Section.SIMULATE, "run", "run"),
-    "presets": (Section.SIMULATE, "run", "presets"),
-    "demo": (Section.SIMULATE, "run", "demo"),
-    "watch": (Section.SIMULATE, "experiments", "watch"),
-    "report": (Section.SIMULATE, "experiments", "report"),
-    "compare": (Section.STUDY, "experiments", "compare"),
-    "sweep": (Section.STUDY, "experiments", "sweep"),
-    "advise": (Section.STUDY, "experiments", "advise"),
-    "figure": (Section.STUDY, "experiments", "figure"),
-    "gallery": (Section.STUDY, "experiments", "gallery"),
-    "drift": (Section.STUDY, "experiments", "drift"),
+    "run": (Section.SIMULATE, "runs", "run"),
+    "presets": (Section.SIMULATE, "runs", "presets"),
+    "demo": (Section.SIMULATE, "runs", "demo"),
+    "watch": (Section.SIMULATE, "runs", "watch"),
+    "report": (Section.SIMULATE, "runs", "report"),
+    "compare": (Section.STUDY, "runs", "compare"),
+    "sweep": (Section.STUDY, "runs", "sweep"),
+    "bakeoff": (Section.STUDY, "runs", "bakeoff"),
+    "advise": (Section.STUDY, "runs", "advise"),
+    "figure": (Section.STUDY, "runs", "figure"),
+    "gallery": (Section.STUDY, "runs", "gallery"),
+    "drift": (Section.STUDY, "runs", "drift"),
     "data": (Section.DATA, "data", "app"),
     "evaluate": (Section.LOGS, "evaluate", "evaluate"),
     "train-offline": (Section.LOGS, "evaluate", "train_offline"),
@@ -35,8 +40,12 @@ _COMMANDS = {
     "theory": (Section.LOGS, "evaluate", "theory"),
     "regret": (Section.LOGS, "evaluate", "regret"),
     "privacy": (Section.PROTECT, "privacy", "app"),
+    "export": (Section.PROTECT, "evaluate", "export"),
     "deploy": (Section.PROTECT, "deploy", "app"),
 }
+# Commands that build what a run folder or a model file names.
+_TRUSTING = ("run", "compare", "sweep", "evaluate", "train-offline", "tune", "regret", "export")
+_DEBUG = "FEDBANDIT_DEBUG"  # set: the traceback stands before the line of an error
 _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -68,12 +77,16 @@ def _unread() -> bool:
 
 
 def _answer() -> None:
-    # Looking for plug-ins among all installed packages takes longer than pydantic itself, and there are none for us.
+    """Run the command that was asked for, and turn what goes wrong into one line."""
+    # Looking for plug-ins among all installed packages takes longer than pydantic itself, and there
+    # are none for us.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         with needing("this command"):
-            code = program(*sys.argv[1:2])(standalone_mode=False)
+            code = program(*sys.argv[1:2])(prog_name="fedbandit", standalone_mode=False)
     except FedbanditError as error:
+        if os.environ.get(_DEBUG):
+            traceback.print_exception(error)
         _fail(str(error), error.exit_code)
     except OSError as error:
         if error.errno is None or isinstance(
@@ -84,10 +97,11 @@ def _answer() -> None:
         if error.errno in _DISK_TROUBLE:
             place = place or "the disk: "
             _fail(
-                f"{place}{error.strerror}; nothing is lost: free some space and run the same command again",
+                f"{place}{error.strerror}; nothing is lost: free some space and run the same"
+                " command again",
                 2,
             )
-        _fail(f"{place}{error.strerror}", 2)
+        _fail(f"{place}{error.strerror}{_about_cache(error.filename)}", 2)
     except Exception as error:
         message = getattr(error, "format_message", None)  # the parser's own errors
         if message is None:
@@ -103,12 +117,28 @@ def _answer() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _about_cache(file: object) -> str:
+    """What to do about a cache folder that cannot be made or written; nothing for other files."""
+    from fedbandit.data import cache_folder
+
+    try:
+        cache, place = cache_folder(), Path(str(file))
+    except RuntimeError:  # no home at all
+        return "; set FEDBANDIT_CACHE to a folder for embedded data and pre-trained models"
+    if file is None or not (place in (cache, *cache.parents) or place.is_relative_to(cache)):
+        return ""
+    kept = f"embedded data and pre-trained models are kept in {cache}"
+    return f"; {kept}: set FEDBANDIT_CACHE to a folder that can be written"
+
+
 def _fail(message: str, code: int) -> None:
+    """Print one line on stderr and end with this exit code."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 
 
 def _print_version(wanted: bool) -> None:
+    """Print the version and end, where `--version` is given."""
     if wanted:
         from fedbandit import __version__
 
@@ -117,8 +147,10 @@ def _print_version(wanted: bool) -> None:
 
 
 def program(asked: str | None = None) -> Commands:
-    """The program with all its commands, or with the one that is asked for, if there is such a command."""
-    app = Commands("Federated contextual bandits: simulate, evaluate and deploy.")
+    """The program with all its commands, or with the one that is asked for, if there is such a
+    command.
+    """
+    app = Commands("Federated contextual bandits: simulate, evaluate and deploy.", completion=True)
     app.callback()(_options)
     for name in [asked] if asked in _COMMANDS else _COMMANDS:
         section, module, attribute = _COMMANDS[name]
@@ -126,7 +158,7 @@ def program(asked: str | None = None) -> Commands:
         if isinstance(part, Commands):
             app.add_typer(part, name=name, rich_help_panel=section)
         else:
-            app.command(name, section=section)(part)
+            app.command(name, section=section, trusts=name in _TRUSTING)(part)
     return app
 
 

@@ -1,5 +1,6 @@
 """`fedbandit data`: import, generate and inspect data sets. A thin layer over `fedbandit.data`."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,11 +68,46 @@ Delimiter = Annotated[
     str | None,
     typer.Option(help="The delimiter of a CSV file, or tab.", show_default="found in the file"),
 ]
+
+
+class CsvNames(StrEnum):
+    """Whether the first row of a CSV file has the names of its columns."""
+
+    YES = "yes"
+    NO = "no"
+
+
+CsvHeader = Annotated[
+    CsvNames | None,
+    typer.Option(help="Whether a CSV file's first row has names.", show_default="if it looks so"),
+]
 Like = Annotated[
     str | None,
     typer.Option(
         help="A data set whose words, columns, scaling and actions are used.", metavar="DATASET"
     ),
+]
+Where = Annotated[str | None, typer.Option(help="Keep the rows that fit, such as 'rating>=4'.")]
+ItemFile = Annotated[
+    Path | None, typer.Option("--items", help="A table of items with features to choose from.")
+]
+ItemColumn = Annotated[
+    str | None,
+    typer.Option(
+        "--item", help="The column with the item's id; EVENTS=ITEMS where the names differ."
+    ),
+]
+CandidateColumn = Annotated[
+    str | None, typer.Option("--candidates", help="The column with the items that were shown.")
+]
+TimeColumn = Annotated[str | None, typer.Option("--time", help="The column that says when.")]
+ItemTime = Annotated[
+    str | None,
+    typer.Option(help="The items' column that says from when a row holds; the newest counts."),
+]
+ItemTreat = Annotated[
+    list[str],
+    typer.Option("--item-as", metavar="COLUMN=KIND", help="As --as, for columns of items."),
 ]
 OutUnlessDry = Annotated[
     Path | None, typer.Option("--out", "-o", help="The folder to create; it must not exist yet.")
@@ -86,10 +122,27 @@ def table(
     path: Annotated[Path, typer.Argument(help="A .csv, .tsv or .parquet file.")],
     client: Client,
     labels: Annotated[
-        list[str], typer.Option(help="The column with the label or labels; repeatable, or a,b,c.")
-    ],
+        list[str],
+        typer.Option(
+            help="The column with the label or labels; repeatable, or a,b,c.",
+            show_default="the item",
+        ),
+    ] = [],  # noqa: B006 - typer's way to say "repeatable"
     out: OutUnlessDry = None,
-    text: Text = [],  # noqa: B006 - typer's way to say "repeatable"
+    items: ItemFile = None,
+    item: ItemColumn = None,
+    candidates: CandidateColumn = None,
+    negatives: Annotated[
+        str | None,
+        typer.Option(
+            help="Items sampled by popularity beside the label, or all.", show_default="all"
+        ),
+    ] = None,
+    time: TimeColumn = None,
+    item_time: ItemTime = None,
+    item_treat: ItemTreat = [],  # noqa: B006
+    where: Where = None,
+    text: Text = [],  # noqa: B006
     features: FeatureColumns = [],  # noqa: B006
     treat: Treat = [],  # noqa: B006
     label_separator: Annotated[
@@ -119,36 +172,47 @@ def table(
     test_fraction: TestFraction = 0.1,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
+    header: CsvHeader = None,
     like: Like = None,
     dry_run: DryRun = False,
 ) -> None:
     """A table with clients, columns of any kind, and labels.
 
-    What each column is, is found in its cells and shown; --as decides otherwise.
+    What each column is, is found in its cells and shown; --as decides otherwise. With --items the
+    label is an item of a catalogue with features, chosen among candidates.
     """
-    from fedbandit.data.importers.table import TableOptions, import_table, preview_table
+    from fedbandit.data.importers.tables import TableOptions
 
+    reading: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "categories": categories,
+        "scale": scale,
+        "missing": missing,
+        "like": like,
+    }
+    chosen = _item_options(
+        items, item, candidates, negatives, time, item_time, reading | {"treat": item_treat}
+    )
     options = TableOptions(
         client=client,
-        labels=labels,
+        labels=labels or ([item.partition("=")[0]] if item else []),
+        items=chosen,
+        where=where,
         text=text,
         features=features,
         treat=treat,
         split=split,
         label_separator=label_separator,
-        vocabulary=vocabulary,
         actions=actions,
-        categories=categories,
-        scale=scale,
         dense=dense,
-        missing=missing,
         drop_unlabelled=drop_unlabelled,
         test_fraction=test_fraction,
         encoding=encoding,
         delimiter=delimiter,
-        like=like,
+        header=None if header is None else header is CsvNames.YES,
+        **reading,
     )
-    _run_or_preview(path, out, options, import_table, preview_table, dry_run)
+    _import_rows(lambda: (path, options), out, dry_run)
 
 
 @import_app.command()
@@ -207,7 +271,7 @@ def emnist(
 ) -> None:
     """EMNIST by writer, from the published SQLite file."""
     from fedbandit.data.importers.images import import_emnist
-    from fedbandit.data.importers.stackoverflow import find_database
+    from fedbandit.data.importers.published import find_database
 
     def importer(progress: Any) -> None:
         import_emnist(find_database(path, "emnist_all.sqlite", progress), out, digits, progress)
@@ -238,12 +302,8 @@ def stackoverflow(
 
     The published word and tag counts decide which words and tags are kept.
     """
-    from fedbandit.data.importers.stackoverflow import (
-        StackOverflowOptions,
-        find_counts,
-        find_database,
-        import_stackoverflow,
-    )
+    from fedbandit.data.importers.published import find_counts, find_database
+    from fedbandit.data.importers.stackexchange import StackOverflowOptions, import_stackoverflow
 
     options = StackOverflowOptions(
         vocabulary=vocabulary, actions=actions, drop_unlabelled=drop_unlabelled
@@ -298,8 +358,15 @@ def logged(
     action: Annotated[str, typer.Option(help="The column with the action that was taken.")],
     reward: Annotated[str, typer.Option(help="The column with its reward.")],
     propensity: Annotated[
-        str, typer.Option(help="The column with the probability of that action.")
-    ],
+        str | None, typer.Option(help="The column with the probability of that action.")
+    ] = None,
+    estimate_propensities: Annotated[
+        bool,
+        typer.Option(
+            "--estimate-propensities",
+            help="Estimate the probabilities from the log, each half of the clients from the other.",
+        ),
+    ] = False,
     out: OutUnlessDry = None,
     text: Text = [],  # noqa: B006
     features: FeatureColumns = [],  # noqa: B006
@@ -310,6 +377,13 @@ def logged(
     separator: Annotated[
         str, typer.Option(help="The separator between available actions in a cell.")
     ] = "|",
+    items: ItemFile = None,
+    item: ItemColumn = None,
+    candidates: CandidateColumn = None,
+    time: TimeColumn = None,
+    item_time: ItemTime = None,
+    item_treat: ItemTreat = [],  # noqa: B006
+    where: Where = None,
     vocabulary: Vocabulary = 10_000,
     actions: Annotated[
         int | None,
@@ -325,14 +399,30 @@ def logged(
     test_fraction: TestFraction = 0.1,
     encoding: Encoding = None,
     delimiter: Delimiter = None,
+    header: CsvHeader = None,
     like: Like = None,
     dry_run: DryRun = False,
 ) -> None:
     """Logged bandit feedback: context, action, reward, propensity."""
-    from fedbandit.data.importers.logged import LoggedOptions, import_logged, preview_logged
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.data.importers.tables import LoggedOptions
 
+    if estimate_propensities == (propensity is not None):
+        raise ConfigError("propensity: name its column, or --estimate-propensities; one of the two")
+    reading: dict[str, Any] = {
+        "vocabulary": vocabulary,
+        "categories": categories,
+        "scale": scale,
+        "missing": missing,
+        "like": like,
+    }
+    chosen = _item_options(
+        items, item or action, candidates, None, time, item_time, reading | {"treat": item_treat}
+    )
     options = LoggedOptions(
         client=client,
+        items=chosen,
+        where=where,
         action=action,
         reward=reward,
         propensity=propensity,
@@ -341,18 +431,15 @@ def logged(
         treat=treat,
         available=available,
         separator=separator,
-        vocabulary=vocabulary,
         actions=actions,
-        categories=categories,
-        scale=scale,
         dense=dense,
-        missing=missing,
         test_fraction=test_fraction,
         encoding=encoding,
         delimiter=delimiter,
-        like=like,
+        header=None if header is None else header is CsvNames.YES,
+        **reading,
     )
-    _run_or_preview(path, out, options, import_logged, preview_logged, dry_run)
+    _import_rows(lambda: (path, options), out, dry_run, estimate_propensities)
 
 
 @import_app.command()
@@ -369,6 +456,9 @@ def dsjson(
             show_default="its tag, id or name, or all its features",
         ),
     ] = None,
+    fixed_actions: Annotated[
+        bool, typer.Option("--fixed-actions", help="Leave out the features of actions.")
+    ] = False,
     treat: Treat = [],  # noqa: B006
     vocabulary: Vocabulary = 10_000,
     categories: Categories = 100,
@@ -378,11 +468,12 @@ def dsjson(
     like: Like = None,
     dry_run: DryRun = False,
 ) -> None:
-    """A log in Vowpal Wabbit's DSJSON."""
-    from functools import partial
+    """A log in Vowpal Wabbit's DSJSON.
 
+    Actions with features become the items of a catalogue, and each decision keeps its candidates.
+    """
     from fedbandit.data.importers.contexts import ColumnOptions
-    from fedbandit.data.importers.decisions import dsjson_options, import_dsjson, preview_dsjson
+    from fedbandit.data.importers.logs import DsJson, dsjson_options
 
     columns = ColumnOptions(
         treat=treat,
@@ -392,11 +483,12 @@ def dsjson(
         missing=missing,
         like=like,
     )
-    options = dsjson_options(client, columns, test_fraction)
-    importer, preview = (
-        partial(one, action_name=action_name) for one in (import_dsjson, preview_dsjson)
-    )
-    _run_or_preview(path, out, options, importer, preview, dry_run)
+
+    def reader() -> tuple[Any, Any]:
+        source = DsJson(path, action_name, fixed_actions)
+        return source, dsjson_options(client, columns, test_fraction, source)
+
+    _import_rows(reader, out, dry_run)
 
 
 @import_app.command()
@@ -414,6 +506,10 @@ def openbandit(
             help="The column with the client id.", show_default="users with the same features"
         ),
     ] = None,
+    item_features: Annotated[
+        bool,
+        typer.Option("--item-features", help="Take items with the features in item_context.csv."),
+    ] = False,
     treat: Treat = [],  # noqa: B006
     categories: Categories = 100,
     scale: Scale = "standard",
@@ -423,15 +519,31 @@ def openbandit(
 ) -> None:
     """A log in the layout of the Open Bandit Dataset."""
     from fedbandit.data.importers.contexts import ColumnOptions
-    from fedbandit.data.importers.decisions import (
-        import_open_bandit,
-        open_bandit_options,
-        preview_open_bandit,
-    )
+    from fedbandit.data.importers.logs import OpenBandit, open_bandit_options
 
     columns = ColumnOptions(treat=treat, categories=categories, scale=scale, like=like)
-    options = open_bandit_options(path, columns, client, test_fraction)
-    _run_or_preview(path, out, options, import_open_bandit, preview_open_bandit, dry_run)
+
+    def reader() -> tuple[Any, Any]:
+        options = open_bandit_options(path, columns, client, test_fraction, item_features)
+        return OpenBandit(path, item_features), options
+
+    _import_rows(reader, out, dry_run)
+
+
+@app.command("append-items")
+def append(
+    source: Annotated[Path, typer.Argument(help="A data set with a catalogue.")],
+    items: Annotated[Path, typer.Argument(help="A table of items, new ones or known ones.")],
+    item: Annotated[str, typer.Option(help="The column with the item's id.")],
+    out: Out,
+    item_time: ItemTime = None,
+) -> None:
+    """Add items to a data set, or newer features of known ones."""
+    from fedbandit.data import open_dataset
+    from fedbandit.data.importers.items import append_items
+
+    dataset = open_dataset(source)
+    _run(out, lambda progress: append_items(dataset, out, items, item, item_time, progress))
 
 
 class ExportLayout(StrEnum):
@@ -462,15 +574,21 @@ def export(
 
 @app.command()
 def generate(
-    name: Annotated[str, typer.Argument(help="The generator: topics (text) or glyphs (images).")],
+    name: Annotated[
+        str, typer.Argument(help="The generator: topics, glyphs, gallery or catalogue.")
+    ],
     out: Out,
     clients: Annotated[
         int | None,
         typer.Option(
             min=1,
             help="Number of training clients.",
-            show_default="2000 for topics, 1000 for gallery, 500 for glyphs",
+            show_default="2000 for topics, 1500 for catalogue, 1000 for gallery, 500 for glyphs",
         ),
+    ] = None,
+    items: Annotated[
+        int | None,
+        typer.Option(min=8, help="Number of items of a catalogue.", show_default="2000"),
     ] = None,
     like: Annotated[
         str | None,
@@ -497,10 +615,10 @@ def generate(
         raise ConfigError(f"{name}: no such generator; there are {', '.join(EMBEDDED)}")
     make = import_module(f"fedbandit.data.embedded.{name}").generate
     options: dict[str, Any] = {"seed": seed}
-    if like is not None and "like" not in signature(make).parameters:
-        raise ConfigError(f"--like: {name} stands for no published data set")
-    if like is not None:
-        options["like"] = like
+    for option, value in (("like", like), ("items", items)):
+        if value is not None and option not in signature(make).parameters:
+            raise ConfigError(f"--{option}: not an option of {name}")
+        options |= {} if value is None else {option: value}
     if clients is not None:
         options["writers" if name == "glyphs" else "users"] = clients
     _run(out, lambda progress: make(out, **options, progress=progress))
@@ -547,23 +665,81 @@ def measure_statistics(
         typer.echo(line)
 
 
-def _run_or_preview(
-    path: Path, out: Path | None, options: Any, importer: Any, preview: Any, dry_run: bool
+def _item_options(
+    items: Any,
+    item: str | None,
+    candidates: str | None,
+    negatives: str | None,
+    time: str | None,
+    item_time: str | None,
+    reading: dict[str, Any],
+) -> Any:
+    """What the options say about a catalogue; None without one."""
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.data.importers.contexts import ColumnOptions
+    from fedbandit.data.importers.items import ItemOptions
+
+    if items is None:
+        for name, given in (("candidates", candidates), ("negatives", negatives), ("time", time)):
+            if given is not None:
+                raise ConfigError(f"{name}: is about items; name their table (--items)")
+        return None
+    if item is None:
+        raise ConfigError("item: name the column with the item's id")
+    return ItemOptions(
+        table=items,
+        column=item.partition("=")[2] or item,
+        candidates=candidates,
+        negatives=int(negatives) if negatives and negatives.isdigit() else negatives,
+        time=time,
+        item_time=item_time,
+        columns=ColumnOptions(**reading),
+    )
+
+
+def _import_rows(
+    reader: Callable[[], tuple[Any, Any]], out: Path | None, dry_run: bool, estimate: bool = False
 ) -> None:
-    """Import a table and show what was made of it, or only show that."""
+    """Import the rows of a source and show what was made of the columns, or only show that.
+
+    `reader` opens the source, which may take long, and returns it with its options.
+    """
     from fedbandit.core.errors import ConfigError
     from fedbandit.core.progress import to_stderr
+    from fedbandit.data.importers.tables import import_table, preview_table
 
     if dry_run:
-        typer.echo(preview(path, options, progress=to_stderr()))
+        typer.echo(preview_table(*reader(), progress=to_stderr()))
         return
     if out is None:
         raise ConfigError("out: name the folder to create (--out), or only look (--dry-run)")
 
-    def importing(progress: Any) -> None:
-        importer(path, out, options, progress=progress, say=typer.echo)
+    def into(folder: Path, progress: Any) -> Path:
+        source, options = reader()
+        return import_table(source, folder, options, progress, typer.echo)
 
-    _run(out, importing)
+    if estimate:
+        _run(out, lambda progress: _estimated(lambda folder: into(folder, progress), out))
+    else:
+        _run(out, lambda progress: into(out, progress))
+
+
+def _estimated(importer: Callable[[Path], Path], out: Path) -> Path:
+    """Import a log without propensities, estimate them, and write that down."""
+    from tempfile import TemporaryDirectory
+
+    from fedbandit.data import FederatedDataset
+    from fedbandit.data.writer import rewrite
+    from fedbandit.evaluation.logs import log_of, with_estimated_propensities
+
+    with TemporaryDirectory() as folder:
+        log = FederatedDataset.open(importer(Path(folder) / out.name))
+        splits = {"train": log.train} | ({} if log.test is None else {"test": log.test})
+        found = {
+            name: log_of(with_estimated_propensities(split, log.header.places)).propensities
+            for name, split in splits.items()
+        }
+        return rewrite(log, out, propensities=found, source={"propensities": "estimated"})
 
 
 def _run(out: Path, importer: Any, *arguments: Any) -> None:

@@ -1,4 +1,6 @@
-"""`fedbandit deploy`: the server, a device's node, and what an operator sees and decides while it runs."""
+"""`fedbandit deploy`: the server, a device's node, and what an operator sees and decides while it
+runs.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -174,7 +176,8 @@ def pin(
 ) -> None:
     """Keep a model version: deploy nothing newer until `unpin`.
 
-    Training continues. If another version is in use, the server returns to this one first, as `rollback` does.
+    Training continues. If another version is in use, the server returns to this one first, as
+    `rollback` does.
     """
     from fedbandit.deploy.server import operator
 
@@ -188,8 +191,9 @@ def unpin(state: _State) -> None:
     """Deploy new models again after `pin`."""
     from fedbandit.deploy.server import operator
 
-    operator.unpin(state)
-    print("new models are deployed again")
+    given_up = operator.unpin(state)
+    pending = "" if given_up is None else f"; the rollback to model {given_up} is given up"
+    print(f"new models are deployed again{pending}")
 
 
 @app.command()
@@ -204,16 +208,10 @@ def revoke(
 
     A node with a key also loses its registration, so it cannot connect any more.
     """
-    from dataclasses import replace
-
     from fedbandit.deploy.flower.operate import unregister_node
-    from fedbandit.deploy.server.operator import change_wishes
+    from fedbandit.deploy.server import operator
 
-    def without_or_with(names: tuple[str, ...]) -> tuple[str, ...]:
-        others = tuple(name for name in names if name != node)
-        return others if undo else (*others, node)
-
-    change_wishes(state, lambda wishes: replace(wishes, revoked=without_or_with(wishes.revoked)))
+    operator.revoke(state, node, undo)
     print(f"{node} {'may take part again' if undo else 'is not asked any more'}")
     if not undo and unregister_node(state, node):
         print(f"{node} cannot connect any more; register its key anew to let it")
@@ -228,16 +226,9 @@ def rollback(
 
     Devices receive it as a new version, and training continues from it.
     """
-    from fedbandit.core.errors import DataError
-    from fedbandit.deploy.server.operator import read_wishes
-    from fedbandit.deploy.server.store import ask_rollback
+    from fedbandit.deploy.server import operator
 
-    pinned = read_wishes(state).pinned
-    if pinned not in (None, version):
-        raise DataError(
-            f"{state}: model {pinned} is pinned; unpin it first, or pin {version} instead"
-        )
-    ask_rollback(state, version)
+    operator.ask_rollback(state, version)
     print(f"the server will roll back to model {version} at its next round")
 
 
@@ -248,6 +239,7 @@ def _say(text: str) -> None:
 
 
 def _security(insecure: bool, **files: Path | None) -> "Security":
+    """Certificates and keys that were given; with `insecure` none may be."""
     from fedbandit.core.errors import ConfigError
     from fedbandit.deploy.flower.processes import Security
 

@@ -1,19 +1,24 @@
-"""`fedbandit evaluate`, `train-offline`, `tune`, `theory` and `regret`: a thin layer over `fedbandit.studies`."""
+"""`fedbandit evaluate`, `train-offline`, `export`, `tune`, `theory`, `regret`: a thin layer over
+`fedbandit.studies`.
+"""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 
-Settings = Annotated[
-    list[str],
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable."
-    ),
-]
-
-
-What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
+from fedbandit.cli.help import (
+    Answer,
+    Engine,
+    Folder,
+    OwnData,
+    Parameters,
+    RayAddress,
+    Settings,
+    What,
+    Workers,
+    numbers,
+)
 
 
 def evaluate(
@@ -29,14 +34,7 @@ def evaluate(
             show_default="uniform",
         ),
     ] = None,
-    parameters: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A parameter of the policy, such as epsilon=0.1; repeatable.",
-        ),
-    ] = [],  # noqa: B006 - typer's way to say "repeatable"
+    parameters: Parameters = [],  # noqa: B006 - typer's way to say "repeatable"
     model: Annotated[
         Path | None,
         typer.Option(help="A run folder or model file that gives the policy its scores."),
@@ -73,10 +71,8 @@ def evaluate(
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
     interval: Annotated[
-        str,
-        typer.Option(
-            help="Kind of interval, over clients: bootstrap, or bernstein (wider, always holds)."
-        ),
+        Literal["bootstrap", "bernstein"],
+        typer.Option(help="Kind of interval, over clients; bernstein is wider, and always holds."),
     ] = "bootstrap",
     reward_range: Annotated[
         str | None,
@@ -105,20 +101,25 @@ def evaluate(
         str | None, typer.Option(help="The column with the available actions.")
     ] = None,
     split: Annotated[
-        str | None,
-        typer.Option(help="The split of a data set: test or train.", show_default="test, held out"),
+        Literal["train", "test"] | None,
+        typer.Option(help="The split of a data set.", show_default="test, held out"),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the bootstrap.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Answer:
     """Estimate a policy's reward from the log of another policy.
 
     Prints estimates with intervals, and warnings where the log says little.
     """
+    from dataclasses import asdict
+
     from fedbandit.config import parse_settings
-    from fedbandit.evaluation.ope.logs import LogColumns
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.core.parts import flatten
     from fedbandit.studies.evaluate import EvaluationRequest, evaluate_logs
 
+    ends = None if reward_range is None else numbers("reward-range", reward_range)
+    if ends is not None and len(ends) != 2:
+        raise ConfigError(f"--reward-range: expected LOW,HIGH, not {reward_range!r}")
     request = EvaluationRequest(
         policy=policy,
         parameters=parse_settings(parameters),
@@ -130,21 +131,21 @@ def evaluate(
         switch=switch,
         estimate_propensities=estimate_propensities,
         confidence=confidence,
-        interval=_one_of("interval", interval, ("bootstrap", "bernstein")),
-        reward_range=_range(reward_range),
+        interval=interval,
+        reward_range=None if ends is None else (ends[0], ends[1]),
         floor=floor,
         seed=seed,
-        split=None if split is None else _one_of("split", split, ("train", "test")),
-        columns=LogColumns(
-            action=action,
-            reward=reward,
-            propensity=propensity,
-            client=client,
-            target=target,
-            available=available,
-        ),
+        split=split,
+        action=action,
+        reward=reward,
+        propensity=propensity,
+        client=client,
+        target=target,
+        available=available,
     )
-    _report(evaluate_logs(logs, request), as_json)
+    found = evaluate_logs(logs, request)
+    rows = [{"estimator": k, **flatten(asdict(one))} for k, one in found.estimates.items()]
+    return Answer(repr(found), rows, asdict(found))
 
 
 def train_offline(
@@ -172,6 +173,13 @@ def train_offline(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite an existing model file.")
     ] = False,
+    estimate_propensities: Annotated[
+        bool,
+        typer.Option("--estimate-propensities", help="Estimate propensities from the log itself."),
+    ] = False,
+    version: Annotated[
+        int, typer.Option(help="The number of the model on devices; a later one is higher.")
+    ] = 0,
     settings: Settings = [],  # noqa: B006
 ) -> None:
     """Train a model from logged feedback, federated and off-policy.
@@ -187,12 +195,17 @@ def train_offline(
     from fedbandit.deploy.device.model_files import DeviceModel
     from fedbandit.presets import load
     from fedbandit.studies.offline import train_from_logs
-    from fedbandit.studies.scoring import trained_on
+    from fedbandit.studies.trained_models import trained_on
 
     dataset = open_dataset(logs)
+    header, held_out = dataset.header, dataset.test
     size = min(64, dataset.train.num_clients)
+    # Softmax at its default would choose almost evenly: the file says how to explore, and sensibly.
+    explores = {"name": "epsilon-greedy", "epsilon": 0.1}
     config = (
-        Config.build({"rounds": 100, "clients_per_round": size}) if what is None else load(what)
+        Config.build({"rounds": 100, "clients_per_round": size, "policy": explores})
+        if what is None
+        else load(what)
     )
     named = {"objective.name": objective, "rounds": rounds}
     config = config.with_values({key: value for key, value in named.items() if value is not None})
@@ -201,32 +214,81 @@ def train_offline(
         raise ConfigError(f"--out: {out} must end in .safetensors")
     if out.exists() and not force:
         raise ConfigError(f"{out}: already exists; use another name, or --force to overwrite it")
-    trained = train_from_logs(config, dataset)
-    model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=0)
+    trained = train_from_logs(config, dataset, estimate_propensities=estimate_propensities)
+    model = DeviceModel.of_experiment(trained.experiment, trained.weights, version=version)
     model = replace(model, trained_on=trained_on(dataset))
     out.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(out, model.to_bytes())
     clients, events = dataset.train.num_clients, dataset.train.num_examples
-    print(
-        f"{config.objective.name}: {config.rounds} rounds on {events} events of {clients} clients"
-    )
-    if dataset.test is None or not dataset.test.num_examples:
-        print(
-            "No client is held out to evaluate it on; `fedbandit data import logged --test-fraction` holds some out"
-        )
+    what_on = f"{config.rounds} rounds on {events} events of {clients} clients"
+    print(f"{config.objective.name}: {what_on}; explores by {dict(model.policy)}")
+    if estimate_propensities or header.source.get("propensities") == "estimated":
+        print("note: propensities are estimated: right if the log chose by what is in it alone")
+    if held_out is None or not held_out.num_examples:
+        hold = "`fedbandit data import logged --test-fraction` holds some out"
+        print(f"No client is held out to evaluate it on; {hold}")
         return
-    held_out = dataset.test.num_clients
-    print(f"Evaluate it on the {held_out} clients that were held out:")
-    print(
-        f"fedbandit evaluate {logs} --split test --policy epsilon-greedy --set epsilon=0.1 --model {out}"
+    print(f"Evaluate it on the {held_out.num_clients} clients that were held out:")
+    policy = "--policy epsilon-greedy --set epsilon=0.1"
+    print(f"fedbandit evaluate {logs} --split test {policy} --model {out}")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder, or a model file.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The file: .safetensors, .onnx or .json.")
+    ],
+    kind: Annotated[
+        Literal["safetensors", "onnx", "json"] | None,
+        typer.Option("--format", help="The format.", show_default="by the file's ending"),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="The policy to explore by.", show_default="the run's")
+    ] = None,
+    parameters: Parameters = [],  # noqa: B006
+    data: Annotated[
+        str | None, typer.Option(help="The data set.", show_default="the run's")
+    ] = None,
+    catalogue: Annotated[
+        bool, typer.Option(help="Carry the features of the items, over candidates.")
+    ] = True,
+    version: Annotated[
+        int | None, typer.Option(help="The number on devices.", show_default="rounds trained")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a run's trained model to a file for apps.
+
+    A .safetensors file is for `fedbandit.deploy.Agent`, .onnx for other runtimes, .json for linear
+    models anywhere.
+    """
+    from fedbandit.config import parse_settings
+    from fedbandit.core.errors import ConfigError
+    from fedbandit.data import open_dataset
+    from fedbandit.studies.trained_models import export as write
+
+    if policy is None and parameters:
+        raise ConfigError("--set: sets parameters of --policy, which is missing")
+    named = None if policy is None else {"name": policy, **parse_settings(parameters)}
+    opened = None if data is None else open_dataset(data)
+    path = write(
+        run,
+        out,
+        format=kind,
+        policy=named,
+        dataset=opened,
+        catalogue=catalogue,
+        version=version,
+        overwrite=force,
     )
+    print(f"{path}: {path.stat().st_size:,} bytes")
+    if path.suffix == ".safetensors":
+        print(f'Agent("device").install(Path("{path}")) acts with it')
 
 
 def tune(
     what: What,
-    data: Annotated[
-        str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
-    ] = None,
+    data: OwnData = None,
     server: Annotated[
         str, typer.Option(help="Server learning rates, separated by commas.")
     ] = "0.005,0.02,0.05",
@@ -240,7 +302,9 @@ def tune(
             show_default="around the configuration's",
         ),
     ] = None,
-    estimator: Annotated[str, typer.Option(help="The estimator: ips, snips or dr.")] = "snips",
+    estimator: Annotated[
+        Literal["ips", "snips", "dr"], typer.Option(help="The estimator.")
+    ] = "snips",
     cost: Annotated[
         float, typer.Option(help="Share of the reward that more exploration may cost.")
     ] = 0.05,
@@ -250,102 +314,63 @@ def tune(
     seeds: Annotated[
         int, typer.Option(help="Number of seeds of that comparison; none of them made the log.")
     ] = 2,
+    out: Folder = Path("tuning"),
     settings: Settings = [],  # noqa: B006
-) -> None:
+    workers: Workers = None,
+    engine: Engine = "threads",
+    ray_address: RayAddress = None,
+) -> Answer:
     """Choose learning rates and exploration from logs.
 
-    Simulates one deployment period, evaluates the candidates on its log, and compares the choice with the best.
+    Simulates one deployment period, evaluates the candidates on its log, and compares the choice
+    with the best. Writes a table of the candidates, and of their comparison what `compare` writes.
     """
     from contextlib import closing
 
+    from fedbandit.cli.runs import comparison
     from fedbandit.config import parse_settings
     from fedbandit.core.errors import ConfigError
+    from fedbandit.core.progress import to_stderr
     from fedbandit.data import open_dataset
     from fedbandit.engines import ThreadEngine
     from fedbandit.presets import load
-    from fedbandit.studies.tuning import check as run_all
-    from fedbandit.studies.tuning import exploration_around, verdict
-    from fedbandit.studies.tuning import tune as choose
+    from fedbandit.results.reading import write_table
+    from fedbandit.runs.ray_runner import runner_of
+    from fedbandit.runs.reporting import no_model_acts
+    from fedbandit.studies import tuning
 
-    config = load(what).with_values(parse_settings(settings))
-    if data is not None:
-        config = config.with_values({"data.source": data})
+    config = load(what).with_values({"data.source": data} if data is not None else {})
+    config = config.with_values(parse_settings(settings))
     if check and seeds < 1:
         raise ConfigError(
             f"--seeds: the comparison needs at least 1, not {seeds}; use --no-check to skip it"
         )
-    dataset = open_dataset(config.data.source)
-    with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as engine:
-        tuned = choose(
+    if check and (hint := no_model_acts({"each candidate": config})):
+        to_stderr().say(hint)
+    explored = None if explore is None else numbers("explore", explore)
+    with (
+        runner_of(engine, ray_address, workers) as runner,
+        closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as threads,
+    ):
+        tuned = tuning.tune(
             config,
-            dataset,
-            server_rates=_numbers("server", server),
-            client_rates=_numbers("client", client),
-            exploration=exploration_around(config)
-            if explore is None
-            else _numbers("explore", explore),
-            engine=engine,
-            estimator=_one_of("estimator", estimator, ("ips", "snips", "dr")),
+            open_dataset(config.data.source),
+            server_rates=numbers("server", server),
+            client_rates=numbers("client", client),
+            exploration=explored or tuning.exploration_around(config),
+            engine=threads,
+            estimator=estimator,
             cost=cost,
+            progress=to_stderr(),
         )
-        print(f"{tuned.events} events logged in one period earned {tuned.logged_reward:.4f}")
-        found = None
+        found = results = None
         if check:
             apart = range(config.seed + 1, config.seed + 1 + seeds)
-            found = run_all(config, dataset, tuned, seeds=apart, engine=engine, cost=cost)
-    for number, candidate in enumerate(tuned.candidates):
-        what_is = "  ".join(f"{key}={value:g}" for key, value in candidate.settings.items())
-        measured = f"  run {found.rewards[number]:.4f}" if found else ""
-        mark = "  <- chosen" if candidate is tuned.chosen else ""
-        print(
-            f"{candidate.estimate.value:.4f} ±{candidate.estimate.standard_error:.4f}{measured}  {what_is}{mark}"
-        )
-    for warning in tuned.chosen.estimate.warnings:
-        print(f"warning: {warning}")
-    for line in verdict(tuned, found):
-        print(line)
-
-
-def _numbers(option: str, text: str) -> list[float]:
-    from fedbandit.core.errors import ConfigError
-
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--{option}: expected numbers separated by commas, not {text!r}"
-        ) from None
-
-
-def _one_of(option: str, value: str, known: tuple[str, ...]) -> Any:
-    from fedbandit.core.errors import ConfigError
-
-    if value not in known:
-        raise ConfigError(f"--{option}: {value!r} is none of {', '.join(known)}")
-    return value
-
-
-def _range(text: str | None) -> tuple[float, float] | None:
-    from fedbandit.core.errors import ConfigError
-
-    if text is None:
-        return None
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--reward-range: expected LOW,HIGH, not {text!r}") from None
-    return low, high
-
-
-def _report(evaluation: Any, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from fedbandit.core.files import to_json
-
-    if as_json:
-        print(to_json(asdict(evaluation), indent=1))
-    else:
-        print(evaluation)
+            found, results = tuning.check(config, tuned, out, seeds=apart, runner=runner, cost=cost)
+    rows = tuning.rows_of(tuned, found)
+    written = write_table(rows, out / "candidates")
+    said = f"{tuning.in_words(tuned, found)}\ntable: {' and '.join(map(str, written))}"
+    return comparison(results, out, said=said, rows=rows)
 
 
 def theory(
@@ -366,48 +391,34 @@ def theory(
         float, typer.Option(help="The ln|F| of the bounds; 45 is one nat per weight.")
     ] = 45.0,
     delta: Annotated[float, typer.Option(help="The probability that the bounds fail.")] = 0.05,
-) -> None:
+) -> Answer:
     """Compare regret bounds with the regret that is measured.
 
-    Draws federated and centralised bounds, and the regret in a simulation whose best policy is known.
+    Draws federated and centralised bounds, and the regret in a simulation whose best policy is
+    known, and writes the table beside the picture.
     """
     from fedbandit.core.errors import ConfigError
-    from fedbandit.evaluation.theory import longest_useful_period
+    from fedbandit.core.progress import to_stderr
     from fedbandit.policies import Falcon
     from fedbandit.results.plots import require_picture
-    from fedbandit.studies.delay import BOUNDS_HEADING, HEADING, DelayStudy, draw, run_study
+    from fedbandit.results.reading import write_table
+    from fedbandit.studies.regret import DelayStudy, draw, in_words, run_study
 
     require_picture(out)
-    try:
-        periods = [int(part) for part in every.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--every: expected whole numbers separated by commas, not {every!r}"
-        ) from None
+    periods = numbers("every", every, int)
     if seeds < 1 or any(not 1 <= period <= rounds for period in periods):
         raise ConfigError(
             f"--every, --seeds: periods must lie between 1 and {rounds}, and seeds must be at least 1"
         )
     study = DelayStudy(rounds, periods, seeds, epsilon, gamma, log_class, delta)
     try:
-        setting, _ = study.setting(), Falcon(gamma=gamma)
+        study.setting(), Falcon(gamma=gamma)
     except ValueError as error:
         raise ConfigError("--" + str(error).replace("log_class", "log-class")) from None
-    print(HEADING)
-    rows = run_study(study, lambda row: print(row.line(), flush=True))
-    print(BOUNDS_HEADING)
-    for row in rows:
-        print(row.bounds_line())
-    per_round = rows[0].samples // rows[0].deploy_every
-    longest = longest_useful_period(setting, per_round * rounds)
-    if longest is None:
-        print("even with a perfect oracle the federated bound is vacuous for every period")
-    else:
-        print(
-            f"with a perfect oracle the federated bound is vacuous beyond {longest / per_round:g} rounds a period"
-        )
-    print("constants are dropped: compare shapes, not heights")
-    print(draw(study, rows, out))
+    found = run_study(study, to_stderr())
+    rows = [row for one in found for row in one.rows()]
+    files = [draw(study, found, out), *write_table(rows, out, [".csv"])]
+    return Answer(f"{in_words(study, found)}\n{'; '.join(map(str, files))}", rows)
 
 
 def regret(
@@ -424,25 +435,25 @@ def regret(
             help="Client learning rate of that training.", show_default="that of pre-training"
         ),
     ] = None,
-) -> None:
+) -> Answer:
     """Estimate the regret of a run against the best policy.
 
-    This is the federated regret (eq. 4 of the paper) of the run's policy with its newest model, against the best
-    policy of the same class.
+    This is the federated regret (eq. 4 of the paper) of the run's policy with its newest model,
+    against the best policy of the same class.
     """
     from contextlib import closing
 
     from fedbandit.assembly.experiment import build_experiment
-    from fedbandit.config import Config, read_toml
     from fedbandit.core.errors import DataError
     from fedbandit.data import open_dataset
     from fedbandit.engines import ThreadEngine
+    from fedbandit.presets import load
     from fedbandit.studies.regret import best_in_class, estimated_regret
-    from fedbandit.studies.scoring import newest_state
+    from fedbandit.studies.trained_models import newest_state
 
     if not (run / "config.toml").exists():
         raise DataError(f"{run}: not a run folder (no config.toml)")
-    config = Config.build(read_toml(run / "config.toml"), where=f"{run / 'config.toml'}: ")
+    config = load(str(run / "config.toml"))
     experiment = build_experiment(config, open_dataset(data or config.data.source))
     reached = newest_state(run)
     now = max(1, reached.round)  # the world may have changed on the way there
@@ -453,13 +464,15 @@ def regret(
     found = estimated_regret(
         experiment, reached.weights, best, round_number=now, events=reached.events
     )
-    print(
-        f"best of the class {found.best:.4f}, ours {found.ours:.4f}: regret {found.value:.4f} per event"
-    )
-    print(
-        "averaged over clients, each counting the same; the best is by full-information training on their data"
-    )
+    value = {"best": found.best, "ours": found.ours, "regret": found.value}
+    told = [
+        f"best of the class {found.best:.4f}, ours {found.ours:.4f}: regret {found.value:.4f} per event",
+        "averaged over clients, each counting the same; the best is by full-information",
+        "training on their data",
+    ]
     if found.reference_beaten:
-        print(
-            "note: ours earned more than full-information training found; give it more rounds or another rate"
+        told.append(
+            "note: ours earned more than full-information training found;"
+            " give it more rounds or another rate"
         )
+    return Answer("\n".join(told), [value], value)

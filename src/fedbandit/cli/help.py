@@ -1,19 +1,78 @@
-"""How every group of commands shows its help and refuses a command it does not have: plain text, in sections.
+"""What all commands share: help as plain text in sections, answers as text, JSON or a file, `--quiet`
+and `--trust`, and options that several have.
 
 Knows no command.
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from fedbandit.core.errors import FedbanditError
-from fedbandit.core.parts import nearest
+from fedbandit.core.errors import ConfigError, FedbanditError
+from fedbandit.core.parts import is_code, nearest, trusting
+from fedbandit.core.progress import quietly
+
+What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
+Settings = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any value of the runs; repeatable."),
+]
+Parameters = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy; repeatable."),
+]
+OwnData = Annotated[
+    str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Number of seeds; they are 0, 1, 2 and so on.")]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        "--out", "-o", file_okay=False, help="The folder for all results; use it again to resume."
+    ),
+]
+Workers = Annotated[
+    int | None, typer.Option(help="Number of parallel runs.", show_default="one per core")
+]
+Engine = Annotated[
+    str, typer.Option(help="Where runs are computed: threads (this machine) or ray (a cluster).")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A Ray cluster to join.", show_default="start one")
+]
+_TABLES = (".csv", ".json", ".parquet")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say; a command that is annotated to return one has more options.
+
+    They are `--json`, which prints `value` in place of `text`, `--quiet`, which shows no progress,
+    and `--out`, which writes `rows` to a file, unless the command has an `--out` of its own.
+    """
+
+    text: str
+    rows: Sequence[Mapping[str, Any]]
+    value: Any = None  # None: the rows
+    code: int = 0  # the exit code
+
+
+def numbers(option: str, text: str, kind: type[Any] = float) -> list[Any]:
+    """Numbers separated by commas, as an option gives them."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(
+            f"--{option}: expected {what} separated by commas, not {text!r}"
+        ) from None
 
 
 class Section(StrEnum):
@@ -54,25 +113,98 @@ def _write_parameters(
 
 
 def _plain(text: str) -> str:
+    """A help text without the brackets that typer escapes for rich."""
     return re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text.replace("\\[", "["))
 
 
 class _Command(TyperCommand):
+    """A command with plain help, and with the options of an `Answer` where it returns one."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        own, returned = {param.name for param in self.params}, self.callback.__annotations__
+        self._answers, self._table = returned.get("return") is Answer, "out" not in own
+        if self._answers and self._table:
+            ends = f"Write the table to a file, too: {', '.join(_TABLES)}."
+            self._add(["--out", "-o", "out"], ends, type=click.Path(dir_okay=False, path_type=Path))
+        if self._answers:
+            self._add(["--quiet", "-q", "quiet"], "Show no progress.", is_flag=True)
+            self._add(["--json", "as_json"], "Print the result as JSON.", is_flag=True)
+
+    def _add(self, names: list[str], text: str, **more: Any) -> None:
+        """Add an option that the command's function does not see."""
+        self.params.append(TyperOption(param_decls=names, help=text, **more))
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_parameters(self, ctx, formatter)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        if not self._answers:
+            return super().invoke(ctx)
+        from fedbandit.core.files import to_json, write_text
+
+        out = ctx.params.pop("out") if self._table else None
+        quiet, as_json = ctx.params.pop("quiet"), ctx.params.pop("as_json")
+        if out is not None and out.suffix not in _TABLES:
+            raise ConfigError(f"--out: {out} must end in {' or '.join(_TABLES)}")
+        with quietly(quiet):
+            answer: Answer = super().invoke(ctx)
+        value = answer.rows if answer.value is None else answer.value
+        if out is not None and out.suffix == ".json":
+            write_text(out, to_json(value, indent=1) + "\n")
+        elif out is not None:
+            from fedbandit.results.reading import write_table
+
+            write_table(answer.rows, out, [out.suffix])
+        typer.echo(to_json(value, indent=1) if as_json else answer.text)
+        if answer.code:
+            raise typer.Exit(answer.code)
+        return None
+
+
+class _TrustingCommand(_Command):
+    """A command that may open files from elsewhere, with `--trust` for the code that they name.
+
+    A module that the command line itself names, as in `--set policy.name=my_module:Rule`, is
+    trusted without.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        text = "Code that a file from elsewhere may name; repeatable."
+        self._add(["--trust"], text, type=str, multiple=True, metavar="MODULE:NAME")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        given = ctx.params.pop("trust", None) or ()
+        values = [v for value in ctx.params.values() for v in _texts(value)]
+        words = [word for value in values for word in re.split(r"[\s=\"']+", value)]
+        own = [word.partition(":")[0] for word in words if is_code(word)]
+        with trusting(*given, *own):
+            return super().invoke(ctx)
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts among the values of an option."""
+    several = value if isinstance(value, list | tuple) else [value]
+    return [one for one in several if isinstance(one, str)]
+
 
 def _commands_of(command: click.Command) -> Collection[str]:
+    """The names of the commands in a group; none of a single command."""
     return command.commands if isinstance(command, click.Group) else ()
 
 
 class _Group(TyperGroup):
+    """A group of commands whose help is plain text in sections."""
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         _write_parameters(self, ctx, formatter)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The first paragraph of every command's help, whole, in the section that the command was added to."""
+        """The first paragraph of every command's help, whole, in the section that the command was
+        added to.
+        """
         sections: dict[Section, list[tuple[str, str]]] = {section: [] for section in Section}
         for name, command in self.commands.items():
             summary = " ".join((command.help or "").split("\n\n")[0].split()).removesuffix(".")
@@ -87,6 +219,7 @@ class _Group(TyperGroup):
                     formatter.write_dl([(name.ljust(widest), summary) for name, summary in rows])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Find a command; one that is not there is refused with the nearest name."""
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             inner = [
                 f"{name} {args[0]}"
@@ -112,18 +245,23 @@ class _Group(TyperGroup):
 class Commands(typer.Typer):
     """A group of commands; without a command it shows its help."""
 
-    def __init__(self, help: str) -> None:
+    def __init__(self, help: str, completion: bool = False) -> None:
         super().__init__(
             cls=_Group,
             help=help,
             no_args_is_help=True,
-            add_completion=False,
+            add_completion=completion,
             pretty_exceptions_enable=False,
             rich_markup_mode=None,
         )
 
     def command(
-        self, name: str | None = None, section: Section = Section.COMMANDS, **options: Any
+        self,
+        name: str | None = None,
+        section: Section = Section.COMMANDS,
+        trusts: bool = False,
+        **options: Any,
     ) -> Callable[..., Any]:
-        """Add a command to a section of the help."""
-        return super().command(name, cls=_Command, rich_help_panel=section, **options)
+        """Add a command to a section of the help; `trusts`: it has an option `--trust`."""
+        kind = _TrustingCommand if trusts else _Command
+        return super().command(name, cls=kind, rich_help_panel=section, **options)

@@ -4,11 +4,16 @@ A thin layer over the library.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import click
 import typer
 
-from fedbandit.cli.help import Commands
+from fedbandit.cli.help import Answer, Commands, OwnData, Settings, What
+
+if TYPE_CHECKING:
+    from fedbandit.config import Config
+    from fedbandit.privacy.accounting import Ledger
 
 app = Commands("Compute epsilon, noise and clip norms; audit the mechanism.")
 Population = Annotated[int, typer.Option(help="Number of clients that may take part.")]
@@ -20,7 +25,7 @@ Noise = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
 Delta = Annotated[float, typer.Option(help="Delta, well below 1/population.")]
-Accountant = Annotated[str, typer.Option(help="The accountant: rdp or pld (tighter).")]
+Accountant = Annotated[Literal["rdp", "pld"], typer.Option(help="The accountant; pld is tighter.")]
 Mechanism = Annotated[
     str, typer.Option(help="The mechanism: dp-fedavg, dp-ftrl, banded-mf or blt.")
 ]
@@ -41,13 +46,6 @@ Bands = Annotated[
     int | None,
     typer.Option(help="Bands of banded-mf.", show_default="32, or the separation if less"),
 ]
-What = Annotated[str, typer.Argument(metavar="NAME_OR_TOML", help="A preset or a TOML file.")]
-Settings = Annotated[
-    list[str],
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set any value of the configuration; repeatable."
-    ),
-]
 
 
 @app.command()
@@ -65,7 +63,7 @@ def epsilon(
     runs: Annotated[
         int, typer.Option(min=1, help="Runs on the same clients, as in a sweep: all of them count.")
     ] = 1,
-) -> None:
+) -> Answer:
     """Print epsilon, and below it the assumptions."""
     from fedbandit.privacy.reporting import sweep_cost
 
@@ -73,16 +71,14 @@ def epsilon(
         population,
         clients_per_round,
         rounds,
-        delta,
-        mechanism,
-        sampling,
-        separation,
-        bands,
-        noise=noise,
+        noise_multiplier=noise,
+        delta=delta,
+        mechanism=mechanism,
+        sampling=sampling,
+        separation=separation,
+        bands=bands,
     )
-    _print_epsilon(ledger, accountant)
-    if runs > 1:
-        print(sweep_cost(ledger, runs)["note"])
+    return _epsilon(ledger, accountant, [sweep_cost(ledger, runs)["note"]] if runs > 1 else [])
 
 
 @app.command()
@@ -97,26 +93,25 @@ def noise(
     sampling: Sampling = None,
     separation: Separation = None,
     bands: Bands = None,
-) -> None:
+) -> Answer:
     """Print the smallest noise multiplier within a budget."""
     ledger = _ledger(
         population,
         clients_per_round,
         rounds,
-        delta,
-        mechanism,
-        sampling,
-        separation,
-        bands,
         epsilon=epsilon,
-        accountant=_accountant(accountant),
+        delta=delta,
+        accountant=accountant,
+        mechanism=mechanism,
+        sampling=sampling,
+        separation=separation,
+        bands=bands,
     )
-    print(f"{ledger.plan.noise_multiplier:g}")
+    found = ledger.plan.noise_multiplier
     spent = ledger.epsilon(rounds) if accountant == "rdp" else ledger.tight_epsilon(rounds)
-    print(
-        f"epsilon {spent:.4f} of {epsilon:g} at delta {delta:g} by {accountant.upper()} after {rounds} rounds"
-    )
-    _print_assumptions(ledger.plan)
+    after = f"at delta {delta:g} by {accountant.upper()} after {rounds} rounds"
+    said = [f"{found:g}", f"epsilon {spent:.4f} of {epsilon:g} {after}"]
+    return _with_assumptions(ledger, said, {"noise_multiplier": found, "epsilon": spent})
 
 
 @app.command()
@@ -131,16 +126,17 @@ def compare(
         float, typer.Option(min=0, max=0.999, help="Momentum of the server's optimiser.")
     ] = 0.0,
     bands: Annotated[
-        int | None, typer.Option(help="Bands of banded-mf.", show_default="4, 8, 16 and 32")
+        int | None, typer.Option(help="Bands of banded-mf.", show_default="4, 8, 16, 32 and 64")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Draw them too (.png, .svg or .pdf).")
     ] = None,
-) -> None:
+) -> Answer:
     """Print the noise that each mechanism leaves in the weights.
 
     All at the same epsilon; the first is the one that mechanism = "best" takes.
     """
+    from fedbandit.results.differences import text_table
     from fedbandit.studies.privacy import compare_mechanisms, draw_errors
 
     config = _config(
@@ -150,21 +146,25 @@ def compare(
             "mechanism": "best",
             "epsilon": epsilon,
             "delta": delta,
-            "accountant": _accountant(accountant),
+            "accountant": accountant,
             "bands": bands,
         },
         momentum,
     )
     found = compare_mechanisms(config, population)
-    print(f"{'error':>6}  {'noise':>7}  {'memory':>6}  mechanism")
+    lines = [["error", "noise", "memory", "mechanism"]]
     for one in found:
-        print(f"{one.error:>6.3g}  {one.noise_multiplier:>7.4g}  {one.memory:>6}  {one.name}")
-    print(
-        f"error: root mean square noise of the weights over {rounds} rounds, in clip norms on the sum, at epsilon"
-        f" {epsilon:g}, delta {delta:g} by {accountant.upper()}; memory: vectors as long as the model"
-    )
+        lines.append([f"{one.error:.3g}", f"{one.noise_multiplier:.4g}", str(one.memory), one.name])
+    told = [
+        text_table(lines, left=(3,)),
+        f"error: root mean square noise of the weights over {rounds} rounds, in clip norms",
+        f"on the sum, at epsilon {epsilon:g}, delta {delta:g} by {accountant.upper()};"
+        " memory: vectors as long as the model",
+    ]
     if out is not None:
-        print(draw_errors(found, config, population, out))
+        told.append(str(draw_errors(found, config, population, out)))
+    shown = ("name", "error", "noise_multiplier", "memory")
+    return Answer("\n".join(told), [{key: getattr(one, key) for key in shown} for one in found])
 
 
 @app.command()
@@ -178,7 +178,7 @@ def extrapolate(
     rounds: Rounds,
     delta: Delta = 1e-6,
     accountant: Accountant = "rdp",
-) -> None:
+) -> Answer:
     """Print the epsilon of the same training with more clients.
 
     The paper's argument: if clients per round and noise grow together, the noise of the mean stays the same, and so
@@ -188,16 +188,21 @@ def extrapolate(
 
     from fedbandit.privacy.reporting import extrapolated
 
-    small = _ledger(max(population, clients_per_round), clients_per_round, rounds, delta, "dp-fedavg", None, None,
-                    noise=noise)  # fmt: skip
-    large = replace(small, plan=_mended(extrapolated, small.plan, scale, population))
-    _print_epsilon(large, accountant)
-    print(
-        f"scaled by {scale:g}: {clients_per_round} -> {large.plan.clients_per_round} clients a round, noise"
-        f" {noise:g} -> {large.plan.noise_multiplier:g}; noise of the mean in clip norms stays"
-        f" {noise / clients_per_round:.3g}"
+    small = _ledger(
+        max(population, clients_per_round),
+        clients_per_round,
+        rounds,
+        noise_multiplier=noise,
+        delta=delta,
     )
-    print("the reward is expected to stay the same; that is an argument, not a measurement")
+    large = replace(small, plan=_mended(extrapolated, small.plan, scale, population))
+    told = [
+        f"scaled by {scale:g}: {clients_per_round} -> {large.plan.clients_per_round} clients a round,"
+        f" noise {noise:g} -> {large.plan.noise_multiplier:g};",
+        f"noise of the mean in clip norms stays {noise / clients_per_round:.3g}",
+        "the reward is expected to stay the same; that is an argument, not a measurement",
+    ]
+    return _epsilon(large, accountant, told)
 
 
 @app.command()
@@ -221,7 +226,14 @@ def plot(
     if noise == 0:
         raise ConfigError("--noise: without noise there is no epsilon to draw")
     ledger = _ledger(
-        population, clients_per_round, rounds, delta, mechanism, sampling, separation, noise=noise
+        population,
+        clients_per_round,
+        rounds,
+        noise_multiplier=noise,
+        delta=delta,
+        mechanism=mechanism,
+        sampling=sampling,
+        separation=separation,
     )
     print(draw_epsilon(ledger, out))
 
@@ -232,177 +244,124 @@ def clip_norm(
     rounds: Annotated[
         int | None, typer.Option(help="Rounds of each run.", show_default="as configured")
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="A data set folder, or the embedded glyphs or topics.")
-    ] = None,
+    data: OwnData = None,
     quantile: Annotated[float, typer.Option(help="Quantile of the update norms.")] = 0.5,
     grid: Annotated[
         bool, typer.Option(help="Then try learning rates around the configured ones.")
     ] = True,
     settings: Settings = [],  # noqa: B006
-) -> None:
+) -> Answer:
     """Find a clip norm without noise, then learning rates for it.
 
     This is the paper's recipe. It looks at the clients without privacy.
     """
     from fedbandit.config import parse_settings
-    from fedbandit.data import open_dataset
+    from fedbandit.core.progress import to_stderr
     from fedbandit.presets import load
-    from fedbandit.studies.privacy import estimate_norm, rounded, try_rates
+    from fedbandit.runs.reporting import no_model_acts
+    from fedbandit.studies.privacy import find_clip_norm
 
     named = {"rounds": rounds, "data.source": data}
     chosen = {key: value for key, value in named.items() if value is not None}
     config = load(what).with_values({**chosen, **parse_settings(settings)})
-    dataset = open_dataset(config.data.source)
-    found = estimate_norm(config, dataset, quantile)
-    norm = rounded(found)
-    print(f"{norm:g}")
-    print(
-        f"adaptive clipping at quantile {quantile:g} without noise settled at {found:.4g} in {config.rounds} rounds"
-    )
-    if grid:
-        print("server rate  client rate  running reward")
-        tried = []
-        for point in try_rates(config, norm, dataset):
-            reward = "diverged" if point.running_reward is None else f"{point.running_reward:.4f}"
-            print(
-                f"{point.server_learning_rate:>11g}  {point.client_learning_rate:>11g}  {reward:>14}"
-            )
-            tried.append(point)
-        best = max(
-            tried, key=lambda point: -1.0 if point.running_reward is None else point.running_reward
-        )
-        print(
-            f"next: --set clipping.norm={norm:g} --set server.learning_rate={best.server_learning_rate:g}"
-            f" --set client.learning_rate={best.client_learning_rate:g}"
-        )
-    print("this used the clients' data without privacy: use public data, or account for it")
+    if grid and (hint := no_model_acts({"each run": config})):
+        to_stderr().say(hint)
+    found = find_clip_norm(config, quantile, grid, to_stderr())
+    return Answer(found.in_words(), [vars(one) for one in found.tried], vars(found))
 
 
 @app.command()
 def audit(
-    population: Population = 60,
-    clients_per_round: ClientsPerRound = 12,
-    noise: Noise = 2.0,
-    rounds: Rounds = 10,
+    mechanism: Annotated[
+        str | None,
+        typer.Option(
+            help="Audit a plan with this mechanism alone.",
+            show_default="one plan of every mechanism",
+        ),
+    ] = None,
+    population: Population = 240,
+    clients_per_round: ClientsPerRound = 24,
+    noise: Noise = 1.0,
+    rounds: Rounds = 12,
     delta: Delta = 1e-5,
-    mechanism: Mechanism = "dp-fedavg",
     sampling: Sampling = None,
     separation: Separation = None,
     bands: Bands = None,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="Adaptive clipping, whose count is attacked too.")
+        bool, typer.Option("--adaptive", help="Adaptive clipping, whose count is audited too.")
     ] = False,
-    source: Annotated[
-        str, typer.Option(help="Whose noise: simulation, deployment or both.")
-    ] = "both",
-    trials: Annotated[
+    restart_every: Annotated[
+        int | None, typer.Option(min=1, help="Restart correlated noise after so many rounds.")
+    ] = None,
+    target: Annotated[
+        list[str],
+        typer.Option(
+            click_type=click.Choice(("simulation", "system", "deployment")),
+            help="The rounds to audit; repeatable.",
+            show_default="all three",
+        ),
+    ] = [],  # noqa: B006
+    runs: Annotated[
         int | None,
-        typer.Option(
-            min=50,
-            help="Planted clients, half of them absent.",
-            show_default="enough to find half the noise",
-        ),
+        typer.Option(min=1, help="Runs of each plan.", show_default="enough to tell"),
     ] = None,
-    actual_noise: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Add this noise instead of the stated one, to see the audit fail."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the audit's own draws.")] = 0,
-) -> None:
-    """Attack the noise of rounds with planted clients.
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print every test.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the audited simulations.")] = 0,
+) -> Answer:
+    """Test whether real rounds keep what epsilon counts on.
 
-    Exit code 0: passed, and half the noise would have been found. 1: the promise is violated. 2: too few trials to say.
+    Noise, its correlation, sampling, clipping, divisor, grid and figures, by planted clients.
+    Exit code 0: passed, and the audit could have failed. 1: violated. 2: cannot tell.
     """
     from fedbandit.core.errors import ConfigError
-    from fedbandit.studies import privacy_audit
+    from fedbandit.core.progress import to_stderr
+    from fedbandit.studies.privacy_audit import TARGETS, audit, audit_case, in_words, rows_of
 
-    if source not in ("simulation", "deployment", "both"):
-        raise ConfigError(f"--source: should be simulation, deployment or both, not {source}")
-    if noise == 0:
-        raise ConfigError("--noise: a plan without noise promises nothing that could be audited")
-    ledger = _ledger(population, clients_per_round, rounds, delta, mechanism, sampling, separation, bands, noise=noise,
-                     adaptive=adaptive)  # fmt: skip
-    share = 1.0 if actual_noise is None else actual_noise / noise
-    sources: Any = ("simulation", "deployment") if source == "both" else (source,)
-    found = [
-        one
-        for each in sources
-        for one in privacy_audit.audit(ledger.plan, each, trials=trials, actual=share, seed=seed)
-    ]
-    verdicts = {one.verdict for one in found}
-    verdict = next(one for one in ("violated", "inconclusive", "passed") if one in verdicts)
-    print(verdict)
-    for one in found:
-        _print_finding(one)
-    _print_assumptions(ledger.plan)
-    code = {"passed": 0, "violated": 1, "inconclusive": 2}[verdict]
-    if code:
-        raise typer.Exit(code)
-
-
-def _print_finding(found: Any) -> None:
-    from fedbandit.privacy.reporting import show
-    from fedbandit.studies.privacy_audit import MISTAKE
-
-    print(
-        f"{found.source}, {found.what}: {found.verdict}; epsilon stated {show(found.stated)}, at least"
-        f" {show(found.lower_bound)} ({show(found.one_run)} by one run's guesses) with {1 - MISTAKE:.1%} confidence"
-    )
-    found_by = "finds half the noise in 95% of audits"
-    if found.trials >= found.needed:
-        print(f"  {found.trials} planted clients: an audit of this size {found_by}")
-    else:
-        print(
-            f"  {found.trials} planted clients decide nothing: it takes {found.needed} until an audit {found_by}"
+    cases = None
+    if mechanism is not None:
+        if noise == 0:
+            raise ConfigError("--noise: a plan without noise promises nothing to audit")
+        privacy = {
+            "mechanism": mechanism,
+            "noise_multiplier": noise,
+            "delta": delta,
+            "sampling": sampling,
+            "separation": separation,
+            "bands": bands,
+            "restart_at_deployments": restart_every is not None,
+        }
+        case = audit_case(
+            population,
+            clients_per_round,
+            rounds,
+            privacy=privacy,
+            adaptive=adaptive,
+            deploy_every=restart_every or rounds,
         )
+        cases = {mechanism: case}
+    chosen = [one for one in TARGETS if one in target] or TARGETS
+    findings = audit(cases, chosen, runs=runs, seed=seed, progress=to_stderr())
+    verdict, text = in_words(findings, verbose)
+    codes = {"passed": 0, "violated": 1, "cannot tell": 2}
+    return Answer(text, rows_of(findings), code=codes[verdict])
 
 
-def _ledger(
-    population: int,
-    clients_per_round: int,
-    rounds: int,
-    delta: float,
-    mechanism: str,
-    sampling: str | None,
-    separation: int | None,
-    bands: int | None = None,
-    *,
-    noise: float | None = None,
-    epsilon: float | None = None,
-    accountant: str = "rdp",
-    adaptive: bool = False,
-) -> Any:
+def _ledger(population: int, clients_per_round: int, rounds: int, **privacy: Any) -> "Ledger":
     """The ledger that a run with these values would have, made the way a run makes it."""
     from fedbandit.assembly.privacy import build_ledger
     from fedbandit.core.errors import ConfigError
 
-    if mechanism == "none":
+    if privacy.setdefault("mechanism", "dp-fedavg") == "none":
         raise ConfigError("--mechanism: none has no epsilon")
-    privacy = {
-        "mechanism": mechanism,
-        "noise_multiplier": noise,
-        "epsilon": epsilon,
-        "delta": delta,
-        "sampling": sampling,
-        "separation": separation,
-        "bands": bands,
-        "accountant": accountant,
-    }
-    return build_ledger(
-        _config(clients_per_round, rounds, privacy, adaptive=adaptive), population, pretrained=False
-    )
+    config = _config(clients_per_round, rounds, privacy)
+    ledger = build_ledger(config, population, pretrained=False)
+    assert ledger is not None
+    return ledger
 
 
 def _config(
-    clients_per_round: int,
-    rounds: int,
-    privacy: dict[str, Any],
-    momentum: float = 0.0,
-    adaptive: bool = False,
-) -> Any:
+    clients_per_round: int, rounds: int, privacy: dict[str, Any], momentum: float = 0.0
+) -> "Config":
     """A run with these values whose server adds up what it gets."""
     from fedbandit.config import Config
 
@@ -411,45 +370,37 @@ def _config(
             "scenario": "scratch",
             "rounds": rounds,
             "clients_per_round": clients_per_round,
-            "clipping": {} if adaptive else {"norm": 1.0},
+            "clipping": {"norm": 1.0},
             "server": {"optimizer": "sgd", "momentum": momentum},
             "privacy": privacy,
         }
     )
 
 
-def _accountant(name: str) -> str:
-    from fedbandit.core.errors import ConfigError
-
-    if name not in ("rdp", "pld"):
-        raise ConfigError(f"--accountant: should be rdp or pld, not {name}")
-    return name
-
-
-def _print_epsilon(ledger: Any, accountant: str) -> None:
+def _epsilon(ledger: "Ledger", accountant: str, more: list[str]) -> Answer:
+    """The epsilon of a whole plan: the number alone on the first line."""
     from fedbandit.privacy.accounting import hopeless
     from fedbandit.privacy.reporting import show, verdict
 
-    plan = ledger.plan
-    by_rdp = _accountant(accountant) == "rdp"
-    found = ledger.epsilon(plan.rounds) if by_rdp else ledger.tight_epsilon(plan.rounds)
-    print(show(found))
-    by = (
-        "RDP"
-        if by_rdp
-        else "RDP (too large for PLD to be worth the time)"
-        if hopeless(found)
-        else "PLD"
-    )
-    print(f"epsilon at delta {plan.delta:g} by {by}: {verdict(found)}")
-    _print_assumptions(plan)
+    plan, by = ledger.plan, accountant.upper()
+    found = ledger.epsilon(plan.rounds) if by == "RDP" else ledger.tight_epsilon(plan.rounds)
+    if by == "PLD" and hopeless(found):
+        by = "RDP (too large for PLD to be worth the time)"
+    said = [show(found), f"epsilon at delta {plan.delta:g} by {by}: {verdict(found)}"]
+    facts = {"epsilon": found, "delta": plan.delta, "noise_multiplier": plan.noise_multiplier}
+    return _with_assumptions(ledger, said, facts, more)
 
 
-def _print_assumptions(plan: Any) -> None:
+def _with_assumptions(
+    ledger: "Ledger", said: list[str], facts: dict[str, Any], more: list[str] | None = None
+) -> Answer:
+    """An answer that says what it assumes."""
     from fedbandit.privacy.reporting import assumptions
 
-    for name, words in assumptions(plan).items():
-        print(f"{name}: {words}")
+    assumed = assumptions(ledger.plan)
+    text = [*said, *(f"{name}: {words}" for name, words in assumed.items()), *(more or [])]
+    value = {**facts, **assumed}
+    return Answer("\n".join(text), [value], value)
 
 
 def _mended(make: Any, *arguments: Any) -> Any:

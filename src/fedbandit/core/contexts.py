@@ -1,4 +1,5 @@
-"""Decisions: what is known of user and moment, and, where actions are not fixed, what could be chosen.
+"""Decisions: what is known of user and moment, and, where actions are not fixed, what could be
+chosen.
 
 Arrays only; knows nothing of data sets, models or rules.
 """
@@ -75,7 +76,9 @@ class Candidates:
         return Candidates(bounds - first, self.items[first:last], features)
 
     def chosen(self, actions: np.ndarray) -> "Candidates":
-        """The one candidate of each decision that `actions` int64 [n] names: what training touches."""
+        """The one candidate of each decision that `actions` int64 [n] names: what training
+        touches.
+        """
         at = self.bounds[:-1] + actions
         return Candidates(np.arange(len(at) + 1), self.items[at], rows_at(self.features, at))
 

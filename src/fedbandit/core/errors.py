@@ -48,7 +48,7 @@ class Interrupted(FedbanditError):
 
 _EXTRAS = {
     "simulation": (
-        "dp_accounting", "ijson", "matplotlib", "numba", "pandas", "pyarrow",
+        "dp_accounting", "google", "ijson", "matplotlib", "numba", "pandas", "pyarrow",
         "rich", "scipy", "tomli_w", "typer",
     ),
     "torch": ("torch",),

@@ -12,11 +12,12 @@ import os
 import stat
 import threading
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:  # the command line answers without
+    import numpy as np
 
 _DEEPEST = 40  # levels; configurations and notes have three
 
@@ -25,6 +26,7 @@ _MOST_DOTS = 1000  # in a key of TOML, whose parser would take hours with many m
 
 
 _SMALL = 16_000_000  # bytes: no configuration, summary or note comes near it
+LONGEST_LINE = 64_000_000  # bytes; what is longer was not written here
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
@@ -71,7 +73,8 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def open_regular(path: Path, append: bool = False) -> IO[bytes]:
-    """Open a file for reading, or a new or old one to append to; `OSError` where the name is not a file's.
+    """Open a file for reading, or a new or old one to append to; `OSError` where the name is not a
+    file's.
 
     Never waits for those at the other end of a pipe.
     """
@@ -147,7 +150,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """A file of one JSON object a line; a last line that is still being written is left out."""
     with open_regular(path) as file:
-        return [object_in(line) for line in file if line.endswith(b"\n")]
+        return [object_in(line) for line in lines_in(file)]
+
+
+def lines_in(file: IO[bytes]) -> Iterator[bytes]:
+    """The complete lines of a file from where it is read; `ValueError` where one does not end."""
+    while line := file.readline(LONGEST_LINE):
+        if line.endswith(b"\n"):
+            yield line
+        elif len(line) == LONGEST_LINE:
+            raise ValueError(f"a line of more than {LONGEST_LINE // 1_000_000} MB")
 
 
 def object_in(line: bytes) -> dict[str, Any]:
@@ -181,10 +193,10 @@ def last_lines(path: Path, enough: int = 1 << 16) -> list[bytes]:
 
 
 def count_lines(path: Path) -> int:
-    """The number of complete lines of a file; 0 if there is no such file."""
+    """The number of complete lines of a file, as `lines_in` finds them; 0 if there is no file."""
     try:
         with open_regular(path) as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+            return sum(1 for _ in lines_in(file))
     except FileNotFoundError:
         return 0
 
@@ -203,6 +215,7 @@ def keep_names(folder: Path) -> None:
 
 
 def _finite(value: Any) -> Any:
+    """The value with null in the place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -216,15 +229,18 @@ _CHECKSUM = "sha256"
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors itself has it
 
 
-def pack(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> bytes:
+def pack(tensors: "Mapping[str, np.ndarray]", texts: Mapping[str, str]) -> bytes:
     """The bytes of a file with these arrays and texts, and the checksum of both."""
     return b"".join(packed(tensors, texts))
 
 
-def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple[bytes, memoryview]:
+def packed(
+    tensors: "Mapping[str, np.ndarray]", texts: Mapping[str, str]
+) -> tuple[bytes, memoryview]:
     """The same as two parts, a small one and that of the arrays, to be written without another
     copy.
     """
+    import numpy as np
     from safetensors.numpy import save
 
     header, data = _split(
@@ -238,7 +254,8 @@ def packed(tensors: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> tuple
 
 
 def read_packed(path: Path) -> bytes:
-    """The bytes of a file that `pack` has made; `ValueError` where its size is not the one that its header says.
+    """The bytes of a file that `pack` has made; `ValueError` where its size is not the one that its
+    header says.
 
     A file that claims to be far larger than what it holds is refused before it is read.
     """
@@ -254,11 +271,21 @@ def read_packed(path: Path) -> bytes:
             raise ValueError("its header is damaged") from None
         if size != 8 + length + end:
             raise ValueError("it is cut short, or longer than it says")
+        if size > _memory():
+            raise ValueError("it is larger than this machine's memory")
         file.seek(0)
         return file.read(size)
 
 
-def unpack(payload: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def _memory() -> float:
+    """The bytes of this machine's memory; infinite where it does not say."""
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
+def unpack(payload: bytes) -> "tuple[dict[str, np.ndarray], dict[str, str]]":
     """The arrays and texts of a file; `ValueError` where its bytes are not those that were written.
 
     A file without a checksum, of an older version or of another program, is checked in its

@@ -74,7 +74,9 @@ class NoRepeats(logging.Filter):
 
 
 def rotating(path: Path, size: int = _BYTES, kept: int = _KEPT) -> logging.Handler:
-    """A handler for such a file of at most `size` bytes, and as many in each of `kept` older ones."""
+    """A handler for such a file of at most `size` bytes, and as many in each of `kept`
+    older ones.
+    """
     handler = RotatingFileHandler(
         path, maxBytes=size, backupCount=kept, encoding="utf-8", delay=True
     )

@@ -6,11 +6,59 @@ A wrong name or parameter is refused with the path of the key, before any work s
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-from fedbandit.core.errors import ConfigError, MissingExtra, needing
-from fedbandit.core.sources import import_module
+from fedbandit.core.errors import ConfigError, DataError, FedbanditError, MissingExtra, needing
+from fedbandit.core.identity import import_module, place_of
+
+_NAME = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?", re.ASCII)
+_trusted: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset())
+
+
+def is_code(name: str) -> bool:
+    """Whether a name is that of code, `module:Name`, and not of something built in."""
+    return ":" in name and _NAME.fullmatch(name) is not None
+
+
+@contextmanager
+def trusting(*names: str) -> Iterator[None]:
+    """Let files from elsewhere name this code within the block: `module:Name`, or a whole `module`.
+
+    Examples:
+        >>> with trusting("my_models:TwoTower"):
+        ...     require_trust(["linear", "my_models:TwoTower"], "model.safetensors")
+        >>> require_trust(["my_models:TwoTower"], "model.safetensors")
+        Traceback (most recent call last):
+        fedbandit.core.errors.DataError: model.safetensors: names 'my_models:TwoTower', ...
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"--trust: should be module:Name, not {name!r}")
+    token = _trusted.set(_trusted.get() | set(names))
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
+
+
+def require_trust(
+    names: Iterable[str], where: str, trusted: Collection[str] = (), remedy: str = "--trust"
+) -> None:
+    """Refuse a file that names code which nobody here has trusted, before any of it is executed.
+
+    `trusted` stands beside what `trusting` allows; the message says how to allow the rest.
+    """
+    allowed = _trusted.get() | set(trusted)
+    for name in names:
+        if ":" in name and not allowed & {name, name.partition(":")[0]}:
+            raise DataError(
+                f"{where}: names {name!r}, code that this program does not trust; if you do, add"
+                f" {remedy} {name}"
+            )
 
 
 def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
@@ -25,7 +73,7 @@ def resolve(path: str, name: str, built_in: Mapping[str, Any]) -> Any:
             module = import_module(module_name)
     except MissingExtra:
         raise
-    except Exception as error:  # whatever a user's own file does when it is read
+    except (Exception, SystemExit) as error:  # whatever a user's own file does when it is read
         raise ConfigError(f"{path}: cannot import {module_name}: {error}") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"{path}: {module_name} has no {attribute}")
@@ -65,6 +113,12 @@ def construct(
     except ValueError as error:
         named = any(str(error).startswith((f"{key} ", f"{key}:")) for key in accepted)
         raise ConfigError(f"{path}.{error}" if named else f"{path}: {error}") from None
+    except (Exception, SystemExit) as error:
+        if isinstance(error, FedbanditError) or (place := place_of(error)) is None:
+            raise
+        said = f"{place}: {type(error).__name__}: {error}"
+        name = f"{make.__module__}:{getattr(make, '__qualname__', make)}"
+        raise ConfigError(f"{path}: {name} cannot be made: {said}") from error
 
 
 def check_keys(
@@ -130,7 +184,9 @@ def nearest(word: str, known: Any) -> str:
 
 
 def _is_plainly(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a plain type beyond doubt; whatever is not is looked at more closely."""
+    """Whether a value is of a plain type beyond doubt; whatever is not is looked at more
+    closely.
+    """
     return type(value) is wanted and wanted in (float, int, str, bool)
 
 

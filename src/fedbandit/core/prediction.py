@@ -1,4 +1,6 @@
-"""What a model says about the actions, and how far a run has come: what an exploration rule decides by."""
+"""What a model says about the actions, and how far a run has come: what an exploration rule decides
+by.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -47,7 +49,9 @@ class Prediction:
                 mine[at] = others
 
     def like(self, n: int, bounds: np.ndarray | None = None) -> "Prediction":
-        """A prediction of the same kind for n decisions, over candidates with these bounds: zeros."""
+        """A prediction of the same kind for n decisions, over candidates with these bounds:
+        zeros.
+        """
         length = n if bounds is None else int(bounds[-1])
         blank = self._with(lambda array: np.zeros((length, *array.shape[1:]), array.dtype))
         return replace(blank, bounds=bounds)
@@ -65,7 +69,8 @@ class Prediction:
         return np.asarray(over_actions(~sound, self.bounds) == 0)
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, "Prediction"]]:
-        """Decisions with equally many candidates together, never padded: a row's sum keeps its bits.
+        """Decisions with equally many candidates together, never padded: a row's sum keeps its
+        bits.
 
         Which decisions int64 [b], their entries int64 [b, k], and their prediction [b, k].
         """
@@ -82,9 +87,11 @@ class Prediction:
             )
 
     def _arrays(self) -> tuple[np.ndarray | None, ...]:
+        """Mean, heads and width, as far as the model gives them."""
         return self.mean, self.heads, self.width
 
     def _with(self, change: Callable[[np.ndarray], np.ndarray]) -> "Prediction":
+        """The same prediction with every array changed."""
         mean, heads, width = (None if a is None else change(a) for a in self._arrays())
         assert mean is not None
         return Prediction(mean, heads, width, self.bounds)
@@ -100,21 +107,27 @@ def entries_of(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def at_actions(
     values: np.ndarray, actions: np.ndarray, bounds: np.ndarray | None = None
 ) -> np.ndarray:
-    """The value of each decision's action: [n] of [n, K], or of [m] with the bounds of candidates."""
+    """The value of each decision's action: [n] of [n, K], or of [m] with the bounds of
+    candidates.
+    """
     if bounds is not None:
         return np.asarray(values[bounds[:-1] + actions])
     return np.take_along_axis(values, actions[:, None], axis=1)[:, 0]
 
 
 def best_action(values: np.ndarray, bounds: np.ndarray | None = None) -> np.ndarray:
-    """The largest value of each decision: [n] of [n, K], or of [m] with the bounds of candidates."""
+    """The largest value of each decision: [n] of [n, K], or of [m] with the bounds of
+    candidates.
+    """
     if bounds is None:
         return np.asarray(values.max(axis=1))
     return np.maximum.reduceat(values, bounds[:-1]) if len(values) else np.zeros(0, values.dtype)
 
 
 def over_actions(values: np.ndarray, bounds: np.ndarray | None = None) -> np.ndarray:
-    """The sum over each decision's actions: [n] of [n, K], or of [m] with the bounds of candidates."""
+    """The sum over each decision's actions: [n] of [n, K], or of [m] with the bounds of
+    candidates.
+    """
     if bounds is None:
         return np.asarray(values.sum(axis=1))
     owners = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))

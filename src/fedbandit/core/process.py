@@ -34,6 +34,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _by_folder(folder: Path) -> Iterator[None]:
+    """A lock on the folder itself, by the system's own means."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -56,13 +57,28 @@ class ProgressReporter:
 SILENT = ProgressReporter(None)
 
 
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
 def to_stderr() -> ProgressReporter:
     """The reporter of the command line: results go to stdout, progress does not."""
-    return ProgressReporter(sys.stderr)
+    return SILENT if _quiet.get() else ProgressReporter(sys.stderr)
+
+
+@contextmanager
+def quietly(quiet: bool = True) -> Iterator[None]:
+    """Within it `to_stderr` is silent, as `--quiet` asks for."""
+    token = _quiet.set(quiet)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
 
 
 @dataclass
 class _Tally:
+    """How far one task has come, and since when."""
+
     what: str
     total: float | None
     unit: str
@@ -100,12 +116,14 @@ class _Tally:
         ]
 
     def _amount(self, number: float) -> str:
+        """A number with its unit; bytes in MB."""
         number, unit = (number / 1e6, "MB") if self.unit == "B" else (number, self.unit)
         return f"{number:,.{0 if number >= 10 else 1}f} {unit}"
 
 
 @contextmanager
 def _bar(tally: _Tally, stream: TextIO) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, redrawn a few times a second."""
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
@@ -129,6 +147,7 @@ def _bar(tally: _Tally, stream: TextIO) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Plain lines, seldom enough for a log file."""
     last_seconds = last_done = -float(
         "inf"
     )  # the first call is told immediately: the job has begun
@@ -148,6 +167,7 @@ def _lines(tally: _Tally, say: Callable[[str], None]) -> Iterator[Callable[[], N
 
 
 def _duration(seconds: float) -> str:
+    """Seconds in words: 12 s, 3 min 05 s, 2 h 07 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return (

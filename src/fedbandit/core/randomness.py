@@ -1,6 +1,8 @@
-"""Randomness that is addressed, not consumed: every draw is a function of (seed, purpose, round, client, position).
+"""Randomness that is addressed, not consumed: every draw is a function of (seed, purpose, round,
+client, position).
 
-Nothing here has state, so nothing depends on who ran first, and a resumed run needs no generator to be restored.
+Nothing here has state, so nothing depends on who ran first, and a resumed run needs no generator to
+be restored.
 """
 
 import hashlib
@@ -17,7 +19,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 class Purpose(IntEnum):
-    """What a draw is for. The numbers are part of every published result: never reuse or renumber one."""
+    """What a draw is for. The numbers are part of every published result: never reuse or renumber
+    one.
+    """
 
     COHORT = 1
     EXAMPLES = 2
@@ -36,6 +40,7 @@ class Purpose(IntEnum):
     COMPRESSION = 15
     HEADS = 16
     WORLD = 17
+    POSTERIOR = 18
 
 
 _Address = int | np.integer | np.ndarray
@@ -106,7 +111,9 @@ def generator(seed: int | Secret, purpose: Purpose, *address: int) -> np.random.
 
 
 def poisson(uniform: np.ndarray) -> np.ndarray:
-    """A Poisson(1) count for every uniform in [0, 1): how often a bootstrap would have drawn an event. float32."""
+    """A Poisson(1) count for every uniform in [0, 1): how often a bootstrap would have drawn an
+    event. float32.
+    """
     return np.searchsorted(_POISSON, uniform, side="right").astype(np.float32)
 
 

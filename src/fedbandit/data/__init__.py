@@ -11,6 +11,7 @@ from fedbandit.data.checksums import cache_folder
 from fedbandit.data.dataset import FederatedDataset
 
 EMBEDDED = {
+    "catalogue": 1,
     "gallery": 1,
     "glyphs": 1,
     "topics": 1,
@@ -54,7 +55,7 @@ def import_frame(
 
     A data set of Hugging Face's `datasets` is taken, too. Its options are those of `fedbandit data
     import table`, with `treat` for `--as`. What is made of each column is printed by `fedbandit
-    data info`, and shown beforehand by `fedbandit.data.importers.table.preview_table`.
+    data info`, and shown beforehand by `fedbandit.data.importers.tables.preview_table`.
 
     Examples:
         >>> import pandas as pd
@@ -69,7 +70,7 @@ def import_frame(
         (3, ('films', 'news'))
     """
     from fedbandit.data.importers.common import importing
-    from fedbandit.data.importers.table import TableOptions, import_table
+    from fedbandit.data.importers.tables import TableOptions, import_table
 
     with importing(out):
         chosen = TableOptions(client=client, labels=labels, **options)
@@ -101,13 +102,13 @@ def import_log(
         ([0, 1, 1], ('call', 'mail'))
     """
     from fedbandit.data.importers.common import importing
-    from fedbandit.data.importers.logged import LoggedOptions, import_logged
+    from fedbandit.data.importers.tables import LoggedOptions, import_table
 
     with importing(out):
         chosen = LoggedOptions(
             client=client, action=action, reward=reward, propensity=propensity, **options
         )
-        return FederatedDataset.open(import_logged(frame, out, chosen))
+        return FederatedDataset.open(import_table(frame, out, chosen))
 
 
 def _embedded(name: str) -> Path:

@@ -8,9 +8,8 @@ slice. Knows nothing of policies, models or rounds.
 import hashlib
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.checksums import CHECKSUMS, ensure_verified
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.mapped_files import MappedFile, read_pays, read_rows
 from fedbandit.data.validation import (
     AGAIN,
     FINITE,
@@ -70,6 +68,7 @@ class Header:
         None  # how a row of a table becomes a context; None: words alone, or as it was given
     )
     items: ItemSpec | None = None  # of a catalogue, in place of fixed actions
+    item_encoder: Encoder | None = None  # how a row of a table of items becomes their features
 
     @property
     def num_actions(self) -> int:
@@ -97,11 +96,14 @@ class Header:
         """The header as plain values, as `header.json` holds them; the inverse of `from_json`."""
         fields = dict(vars(self))
         fields["lower_case"] = sorted(self.lower_case.items())
-        fields["encoder"] = None if self.encoder is None else self.encoder.to_json()
-        fields["items"] = None if self.items is None else vars(self.items)
-        for name in ("encoder", "items"):
-            if fields[name] is None:
-                del fields[name]
+        optional: dict[str, Callable[[Any], Any]] = {
+            "encoder": Encoder.to_json,
+            "items": vars,
+            "item_encoder": Encoder.to_json,
+        }
+        for name, plain in optional.items():
+            if (value := fields.pop(name)) is not None:
+                fields[name] = plain(value)
         return {"format": FORMAT, "version": VERSION, **fields}
 
     @classmethod
@@ -124,15 +126,37 @@ class Log:
     propensities: np.ndarray  # float32 [n]
     available: Ragged | None = None  # the actions that could be chosen; None: all of them
 
+    def take(self, rows: np.ndarray) -> "Log":
+        """The feedback of the given rows, int64 [n], in that order."""
+        available = None if self.available is None else self.available.take(rows)
+        return Log(self.actions[rows], self.rewards[rows], self.propensities[rows], available)
+
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Items that decisions choose from, each with features, stored once."""
+    """Items that decisions choose from, each with features, stored once.
 
-    features: Features  # of the items, in the order of their numbers
+    Features may change over time: an item then has several rows, its versions, of which the newest
+    before an event is the one that the event's list names. Lists hold rows; `items` says which item
+    each row is, and everything else (names, logs, evaluation) goes by items.
+    """
+
+    features: Features  # of every row
+    names: np.ndarray | None = None  # bytes [items], utf-8; None: items are called by their number
+    items: np.ndarray | None = None  # int32 [rows]; None: every row is an item of its own
+    since: np.ndarray | None = None  # float64 [rows], in seconds: from when each row holds
 
     def __len__(self) -> int:
-        return len(self.features)
+        """The number of items."""
+        return len(self.features) if self.names is None else len(self.names)
+
+    def item_of(self, rows: np.ndarray) -> np.ndarray:
+        """Which item each of the rows is a version of: int64 [n]."""
+        return (rows if self.items is None else self.items[rows]).astype(np.int64)
+
+    def name(self, item: int) -> str:
+        """An item's name; its number where it has none."""
+        return str(item) if self.names is None else bytes(self.names[item]).decode()
 
 
 @dataclass(frozen=True)
@@ -155,6 +179,7 @@ class Split:
     log: Log | None = None
     candidates: Ragged | None = None  # the items that each example could choose from
     catalogue: Catalogue | None = None
+    times: np.ndarray | None = None  # float64 [n], in seconds: when each example took place
 
     @property
     def num_clients(self) -> int:
@@ -184,30 +209,14 @@ class Split:
             return None
         assert self.catalogue is not None
         listed = self.candidates.take(rows)
-        items = listed.ids.astype(np.int64)
-        return Candidates(listed.offsets, items, rows_at(self.catalogue.features, items))
+        features = rows_at(self.catalogue.features, listed.ids.astype(np.int64))
+        return Candidates(listed.offsets, self.catalogue.item_of(listed.ids), features)
 
     def shared(self, rows: np.ndarray) -> Features:
         """What is known of user and moment in the given rows: float32 [n, *shape], or sparse rows."""
         if isinstance(self.features, Ragged):
             return self.features.take(rows)
         return self._scaled(self.features[rows])
-
-    def examples(
-        self, clients: np.ndarray, bounds: np.ndarray, rows: np.ndarray
-    ) -> tuple[Contexts, Ragged]:
-        """Contexts and labels of the given rows, where rows bounds[i]:bounds[i + 1] are some of
-        clients[i].
-        """
-        features, starts, stops = self.features, self.offsets[clients], self.offsets[clients + 1]
-        if self.candidates is not None:
-            return self.contexts(rows), self.labels.take(rows)
-        if not isinstance(features, Ragged) or not read_pays(
-            features, len(rows), int((stops - starts).sum())
-        ):
-            return self.contexts(rows), self.labels.take(rows)
-        asked = (starts, stops, bounds, rows)
-        return Contexts(read_rows(features, *asked)), read_rows(self.labels, *asked)
 
     def between(self, start: int, stop: int) -> tuple[Contexts, Ragged]:
         """Contexts and labels of rows start to stop, as `contexts` and `labels.take` give them but
@@ -267,6 +276,7 @@ class FederatedDataset:
             raise DataError(f"{path}: the data set has no training split")
         test = _open_split(reader, "test", header, catalogue)
         reader.look_at("vocabulary.txt")
+        reader.look_at("catalogue/vocabulary.txt")
         ensure_verified(reader, again=verify, progress=progress)
         return cls(header, train, test, path, reader.states)
 
@@ -284,67 +294,47 @@ class FederatedDataset:
         A run asks before it keeps what it has computed. Size, time of the last change and inode
         decide.
         """
-        for path, state in self._expected:
+        if self.path is None:  # data in memory alone
+            return
+        for name, then in self.files.items():
+            path = self.path / name
             try:
-                now = os.stat(path)
+                now = FileState.of(os.stat(path))
             except OSError as error:
                 raise DataError(
                     f"{path}: {error.strerror}; it was there when it was opened"
                 ) from None
-            if (now.st_size, now.st_mtime_ns, now.st_ino) != state:
-                cut = now.st_size < state[0]
-                what = (
-                    f"was cut from {state[0]:,} to {now.st_size:,} bytes" if cut else "was changed"
-                )
+            if (now.size, now.modified, now.inode) != (then.size, then.modified, then.inode):
+                cut = f"was cut from {then.size:,} to {now.size:,} bytes"
+                what = cut if now.size < then.size else "was changed"
                 raise DataError(f"{path}: {what} while it was in use")
-
-    def check_mapped(self) -> None:
-        """The same for the files that are mapped, by their open handles: all that a round reads."""
-        for handle, state in self._mapped:
-            now = os.fstat(handle)
-            if (now.st_size, now.st_mtime_ns) != state:
-                self.check_unchanged()  # says which
-                raise DataError(f"{self.path}: a file was changed while it was in use")
-
-    @cached_property
-    def _mapped(self) -> list[tuple[int, tuple[int, int]]]:
-        """Handle, size and time of every mapped file."""
-        known = {file.inode: (file.size, file.modified) for file in self.files.values()}
-        handles = [pages.handle for pages in _mappings(self)]
-        return [
-            (handle, known[node])
-            for handle in handles
-            if (node := os.fstat(handle).st_ino) in known
-        ]
-
-    @cached_property
-    def _expected(self) -> list[tuple[str, tuple[int, int, int]]]:
-        """Path, size, time and inode of every file, ready for a look in every round; none of data
-        in memory alone.
-        """
-        if self.path is None:
-            return []
-        return [
-            (f"{self.path}/{name}", (f.size, f.modified, f.inode)) for name, f in self.files.items()
-        ]
 
     def vocabulary(self) -> list[str]:
         """The words behind the columns of sparse text, most frequent first.
 
         `DataError` where the data set has no text, or the file does not have one word a column.
         """
-        if self.path is None or not (self.path / "vocabulary.txt").exists():
+        encoder = self.header.encoder
+        return self._words("vocabulary.txt", encoder.words if encoder else self.header.shape[0])
+
+    def item_vocabulary(self) -> list[str]:
+        """The words behind the first features of items; none where items have no text."""
+        encoder = self.header.item_encoder
+        if encoder is None or not encoder.words:
+            return []
+        return self._words("catalogue/vocabulary.txt", encoder.words)
+
+    def _words(self, name: str, expected: int) -> list[str]:
+        if self.path is None or not (self.path / name).exists():
             raise DataError(f"{self.header.name}: the data set has no vocabulary")
+        path = self.path / name
         try:
-            words = (self.path / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
+            words = path.read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
-            raise DataError(f"{self.path / 'vocabulary.txt'}: cannot be read: {error}") from None
-        expected = (
-            self.header.shape[0] if self.header.encoder is None else self.header.encoder.words
-        )
+            raise DataError(f"{path}: cannot be read: {error}") from None
         if len(words) != expected:
             counts = f"{len(words):,} words, contexts have {expected:,}"
-            raise DataError(f"{self.path / 'vocabulary.txt'}: {counts}; {AGAIN}")
+            raise DataError(f"{path}: {counts}; {AGAIN}")
         return words
 
 
@@ -399,6 +389,12 @@ class _Part:
     ) -> np.ndarray:
         return self.reader.array(f"{self.name}/{name}.npy", kinds, shape, rule)
 
+    def optional(self, name: str, kind: str, rows: int | None, rule: ValueRule) -> Any:
+        """An array of one axis that a data set may do without; None where it does."""
+        if not (self.reader.folder / self.name / f"{name}.npy").exists():
+            return None
+        return self.array(name, (kind,), (rows,), rule)
+
     def offsets(self, name: str, rows: int | None) -> np.ndarray:
         """Where rows begin: int64 [rows + 1], of any number of rows where it is None."""
         found = self.array(name, ("int64",), (None if rows is None else rows + 1,), Offsets())
@@ -429,7 +425,14 @@ def _open_catalogue(reader: FolderReader, header: Header) -> Catalogue | None:
     if header.items is None:
         return None
     part = _Part(reader, "catalogue")
-    return Catalogue(part.features(header.items.kind, None, header.items.shape))
+    features = part.features(header.items.kind, None, header.items.shape)
+    names = part.optional("names", "bytes", None, ClientIds(sorted=False))
+    known = len(features) if names is None else len(names)
+    items = part.optional("items", "int32", len(features), below(known))
+    since = part.optional("since", "float64", len(features), FINITE)
+    if names is not None and items is None and known != len(features):
+        raise DataError(f"{reader.folder / 'catalogue'}: a name for each item is expected; {AGAIN}")
+    return Catalogue(features, names, items, since)
 
 
 def _open_split(
@@ -445,7 +448,7 @@ def _open_split(
     features = part.features(header.kind, n, header.shape)
     candidates = None
     if catalogue is not None:
-        candidates = part.ragged("candidate", n, len(catalogue))
+        candidates = part.ragged("candidate", n, len(catalogue.features))
         places = header.places
     labels = part.ragged("label", n, places)
     log = None
@@ -456,8 +459,9 @@ def _open_split(
         limited = (reader.folder / split / "available_ids.npy").exists()
         available = part.ragged("available", n, places) if limited else None
         log = Log(chosen, rewards, propensities, available)
+    times = part.optional("times", "float64", n, FINITE)
     found = Split(
-        clients, client_offsets, features, labels, header.scale, log, candidates, catalogue
+        clients, client_offsets, features, labels, header.scale, log, candidates, catalogue, times
     )
     _check_places(reader.folder / split, found)
     return found
@@ -525,8 +529,8 @@ def _arrays(dataset: FederatedDataset) -> Iterator[np.ndarray]:
         yield from (array for array in arrays if array is not None)
 
 
-def _mappings(dataset: FederatedDataset) -> Iterator[MappedFile]:
+def _mappings(dataset: FederatedDataset) -> Iterator[mmap.mmap]:
     for array in _arrays(dataset):
         base: Any = array.base
-        if isinstance(base, MappedFile):
+        if isinstance(base, mmap.mmap):
             yield base

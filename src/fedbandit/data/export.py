@@ -5,13 +5,15 @@ CSV files.
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from fedbandit.core.contexts import Features, rows_between
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
@@ -32,22 +34,72 @@ def export_dsjson(
     A data set keeps the propensity of the action taken; the others share the rest equally in `p`.
     """
     out, part = Path(out), _logged(dataset, split)
-    features, actions = _feature_names(dataset), dataset.header.actions
+    features = _feature_names(dataset)
+    names = [name.removeprefix("context.") for name in features]
+    describe = _described(dataset)
     with _writing(out) as file:
-        for first, row, names in _rows(part, features, progress):
-            file.write(
-                json.dumps(_event(part, first, row, names, actions), ensure_ascii=False) + "\n"
-            )
+        for at, row, client in _rows(part, names, progress):
+            event = _event(part, at, row, client, describe, dataset.header.num_actions)
+            file.write(json.dumps(event, ensure_ascii=False) + "\n")
     return out
 
 
+def _described(dataset: FederatedDataset) -> Callable[[int], dict[str, Any]]:
+    """A function that gives an action as DSJSON has it: its id and, of an item, its features."""
+    actions, catalogue = dataset.header.actions, dataset.train.catalogue
+    if catalogue is None:
+        return lambda action: {"action": {"id": actions[action]}}
+    features, encoder = catalogue.features, dataset.header.item_encoder
+    if encoder is not None:
+        names = encoder.features(dataset.item_vocabulary())
+    else:
+        assert dataset.header.items is not None
+        names = [f"x{place}" for place in range(int(np.prod(dataset.header.items.shape)))]
+    names = [name.removeprefix("features.") for name in names]
+
+    @cache
+    def item(row: int) -> dict[str, Any]:
+        called = catalogue.name(int(catalogue.item_of(np.array([row]))[0]))
+        return {
+            "item": {"id": called},
+            "features": _named(rows_between(features, row, row + 1), names),
+        }
+
+    return item
+
+
+def _named(row: Features, names: list[str]) -> dict[str, float]:
+    """The features of one row that are not zero, by name in alphabetical order."""
+    if isinstance(row, Ragged):
+        assert row.values is not None
+        ids, values = row.ids, row.values
+    else:
+        flat = row.reshape(-1)
+        ids = np.flatnonzero(flat)
+        values = flat[ids]
+    pairs = zip(ids.tolist(), values.tolist(), strict=True)
+    return dict(sorted((names[place], float(value)) for place, value in pairs))
+
+
 def _event(
-    part: Split, at: int, features: dict[str, float], client: str, actions: tuple[str, ...]
+    part: Split,
+    at: int,
+    features: dict[str, float],
+    client: str,
+    describe: Callable[[int], dict[str, Any]],
+    actions: int,
 ) -> dict[str, Any]:
     assert part.log is not None
-    log, everything = part.log, list(range(len(actions)))
-    could = everything if log.available is None else log.available.slice(at, at + 1).ids.tolist()
-    chosen, probability = could.index(int(log.actions[at])), float(log.propensities[at])
+    log, lists = part.log, part.candidates
+    if lists is not None:
+        could, chosen = lists.slice(at, at + 1).ids.tolist(), int(log.actions[at])
+    else:
+        everything = list(range(actions))
+        could = (
+            everything if log.available is None else log.available.slice(at, at + 1).ids.tolist()
+        )
+        chosen = could.index(int(log.actions[at]))
+    probability = float(log.propensities[at])
     ranked = [chosen, *(place for place in range(len(could)) if place != chosen)]
     rest = (1 - probability) / max(len(could) - 1, 1)
     return {
@@ -56,13 +108,14 @@ def _event(
         "_label_Action": chosen + 1,
         "_labelIndex": chosen,
         "Version": "1",
+        "fedbandit": 1,
         "EventId": f"{client}/{at}",
         "a": [place + 1 for place in ranked],
         "p": [probability, *[rest] * (len(could) - 1)],
         "c": {
             "client": {"id": client},
             "context": features,
-            "_multi": [{"action": {"id": actions[a]}} for a in could],
+            "_multi": [describe(action) for action in could],
         },
     }
 
@@ -81,7 +134,7 @@ def export_open_bandit(
     """
     out, part = Path(out), _logged(dataset, split)
     assert part.log is not None
-    if part.log.available is not None:
+    if part.candidates is not None or part.log.available is not None:
         raise DataError(
             f"{dataset.header.name}: Open Bandit's layout has no sets of available actions; use dsjson"
         )
@@ -156,18 +209,7 @@ def _rows(
             rows = np.arange(start, min(start + _ROWS, part.num_examples))
             contexts = part.shared(rows)
             for place, at in enumerate(rows.tolist()):
-                if isinstance(contexts, Ragged):
-                    one = contexts.slice(place, place + 1)
-                    assert one.values is not None
-                    ids, values = one.ids, one.values
-                else:
-                    flat = contexts[place].reshape(-1)
-                    ids = np.flatnonzero(flat)
-                    values = flat[ids]
-                found = {
-                    names[i]: float(value)
-                    for i, value in zip(ids.tolist(), values.tolist(), strict=True)
-                }
+                found = _named(rows_between(contexts, place, place + 1), names)
                 yield at, found, part.client_id(int(owners[at]))
             advance(len(rows))
 

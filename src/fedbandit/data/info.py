@@ -8,14 +8,23 @@ import numpy as np
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Header, Split
+from fedbandit.data.encoder import Encoder
 
 _MIN_LABELS = 20  # clients with fewer labels say too little about their own distribution
+_FEW_REWARDS = 30
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 _DROPPED = {
     "dropped_clients": "clients without examples",
     "dropped_rows_without_client": "rows without a client",
     "dropped_rows_without_label": "rows without a label",
     "dropped_rows_of_other_labels": "rows whose labels are no action",
+    "dropped_rows_that_do_not_fit": "rows that do not fit the condition",
+    "dropped_rows_of_unknown_items": "rows of items that are not in the catalogue",
+    "dropped_rows_without_time": "rows without a time",
+    "dropped_rows_without_candidates": "rows without candidates",
+    "dropped_rows_with_one_candidate": "rows with one candidate",
+    "dropped_rows_whose_label_is_no_candidate": "rows whose label is not among the candidates",
+    "unknown_candidates": "candidates that are not in the catalogue",
 }
 
 
@@ -24,10 +33,30 @@ def outcome(path: Path | str) -> str:
     out.
     """
     dataset = FederatedDataset.open(path)
-    lines = [f"{path}: {dataset.header.num_actions:,} actions, contexts of shape {_shape(dataset)}"]
+    actions, catalogue = f"{dataset.header.num_actions:,} actions", dataset.train.catalogue
+    chosen = actions if catalogue is None else f"{len(catalogue):,} items to choose from"
+    lines = [f"{path}: {chosen}, contexts of shape {_shape(dataset)}"]
     lines += [f"  {name}: {_size(split)}" for name, split in _splits(dataset)]
     left_out = _left_out(dataset)
-    return "\n".join([*lines, f"  left out: {left_out}"] if left_out else lines)
+    lines += [f"  left out: {left_out}"] if left_out else []
+    return "\n".join([*lines, *_warnings(dataset)])
+
+
+def _warnings(dataset: FederatedDataset) -> Iterator[str]:
+    """What a user would regret not to have known: most rows gone, too few rewards to judge by."""
+    others = dataset.header.source.get("dropped_rows_of_other_labels", 0)
+    kept = sum(split.num_examples for _, split in _splits(dataset))
+    if others > kept:
+        rows = f"{others:,} of {others + kept:,} rows"
+        yield f"  warning: {rows} have labels that are no action; --actions N keeps more of them"
+    test = dataset.test
+    if test is not None and test.log is not None:
+        rewarded = int(np.count_nonzero(test.log.rewards))
+        if rewarded < _FEW_REWARDS:
+            yield (
+                f"  warning: {rewarded:,} held-out events have a reward, too few to judge a policy"
+                " by; --test-fraction holds out more"
+            )
 
 
 def describe(dataset: FederatedDataset, top: int = 10) -> str:
@@ -44,23 +73,22 @@ def describe(dataset: FederatedDataset, top: int = 10) -> str:
         if header.multilabel
         else "labels"
     )
-    lines = [f"{header.name}: {header.kind}, contexts of shape {_shape(dataset)}, {kind}"]
+    guessed = ", propensities estimated" if header.source.get("propensities") else ""
+    shape = f"contexts of shape {_shape(dataset)}"
+    lines = [f"{header.name}: {header.kind}, {shape}, {kind}{guessed}"]
     for name, split in _splits(dataset):
         marks = np.quantile(split.sizes(), [0, 0.25, 0.5, 0.75, 1], method="nearest")
         lines.append(f"{name}: {_size(split)}")
         lines.append(
             f"  examples per client (min, quartiles, max): {' / '.join(f'{int(mark):,}' for mark in marks)}"
         )
-    lines.append(_items_line(dataset) if header.items is not None else _actions_line(header, top))
+    if header.items is not None:
+        lines += _item_lines(dataset)
+    else:
+        lines.append(_actions_line(header, top))
     if header.encoder is not None:
-        text, width = (
-            header.encoder.text,
-            max(len(column.name) for column in header.encoder.columns),
-        )
-        lines += [f"  words of {', '.join(text)}: {header.encoder.words:,}"] if text else []
-        lines += [
-            f"  {column.name:<{width}}  {column.describe()}" for column in header.encoder.columns
-        ]
+        lines += ["contexts:"] if header.items is not None else []
+        lines += _columns(header.encoder)
     if header.lower_case:
         lines.append(
             f"case map: {len(header.lower_case)} upper-case actions know their lower-case version"
@@ -196,19 +224,48 @@ def _actions_line(header: Header, top: int) -> str:
     return f"actions: {header.num_actions:,}; most frequent in train: {shown}{rest}"
 
 
-def _items_line(dataset: FederatedDataset) -> str:
-    items, train = dataset.header.items, dataset.train
-    assert items is not None
+def _item_lines(dataset: FederatedDataset) -> Iterator[str]:
+    """The catalogue, candidates of decisions, new items over time, and what item columns became."""
+    header, train = dataset.header, dataset.train
+    assert header.items is not None
     assert train.candidates is not None
     assert train.catalogue is not None
-    counts = np.diff(train.candidates.offsets)
-    seen = len(np.unique(train.candidates.ids))
-    shape = " x ".join(map(str, items.shape))
-    return (
-        f"catalogue: {len(train.catalogue):,} items with {items.kind} features of shape {shape},"
-        f" {seen:,} of them shown in train; candidates a decision (min, mean, max):"
-        f" {counts.min()} / {counts.mean():.1f} / {counts.max()}"
+    catalogue, counts = train.catalogue, np.diff(train.candidates.offsets)
+    shown = np.unique(catalogue.item_of(train.candidates.ids))
+    versions = len(catalogue.features) - len(catalogue)
+    changed = f" ({versions:,} changes of features)" if versions else ""
+    yield (
+        f"catalogue: {len(catalogue):,} items{changed} with {header.items.kind} features of shape"
+        f" {' x '.join(map(str, header.items.shape))}, {len(shown):,} of them shown in train"
     )
+    marks = f"{counts.min()} / {counts.mean():.1f} / {counts.max()}"
+    how = f"; {header.source['candidates']}" if "candidates" in header.source else ""
+    yield f"candidates a decision (min, mean, max): {marks}{how}"
+    if train.times is not None:
+        yield f"items first shown in each tenth of the time: {_new_items(train)}"
+    if header.item_encoder is not None:
+        yield from _columns(header.item_encoder)
+
+
+def _new_items(train: Split) -> str:
+    """How many items are shown for the first time in each tenth of the period."""
+    assert train.times is not None
+    assert train.candidates is not None
+    assert train.catalogue is not None
+    items = train.catalogue.item_of(train.candidates.ids)
+    first = np.full(len(train.catalogue), np.inf)
+    np.minimum.at(first, items, train.times[train.candidates.row_of_entry()])
+    first = first[np.isfinite(first)]
+    counts, _ = np.histogram(first, 10, (train.times.min(), train.times.max()))
+    return " ".join(f"{count:,}" for count in counts)
+
+
+def _columns(encoder: Encoder) -> Iterator[str]:
+    """A line for the words and for each column that an encoder reads."""
+    if encoder.text:
+        yield f"  words of {', '.join(encoder.text)}: {encoder.words:,}"
+    width = max((len(column.name) for column in encoder.columns), default=0)
+    yield from (f"  {column.name:<{width}}  {column.describe()}" for column in encoder.columns)
 
 
 def label_matrix(split: Split, actions: int) -> np.ndarray:

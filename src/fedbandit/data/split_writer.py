@@ -43,6 +43,7 @@ class SplitWriter:
         dtype: np.dtype,
         logged: bool,
         items: int | None = None,
+        timed: bool = False,
     ) -> None:
         folder.mkdir()
         self._folder, self._sparse, self._shape, self._actions, self._logged = (
@@ -71,6 +72,8 @@ class SplitWriter:
             layout |= {"features": dtype}
         if items is not None:
             layout |= {"candidate_length": np.int32, "candidate_ids": np.int32}
+        if timed:
+            layout |= {"times": np.float64}
         if logged:
             layout |= {"actions": np.int32, "rewards": np.float32, "propensities": np.float32}
         for name, kind in layout.items():
@@ -94,6 +97,7 @@ class SplitWriter:
         labels: Ragged,
         log: Log | None = None,
         candidates: Ragged | None = None,
+        times: np.ndarray | None = None,
     ) -> None:
         """Append rows; within a batch they are grouped by client, keeping each client's order.
 
@@ -121,6 +125,10 @@ class SplitWriter:
         else:
             width = int(np.prod(self._shape, dtype=np.int64))
             self._columns["features"].append(features[order], (ends - starts) * width)
+        if "times" in self._columns:
+            if times is None or not np.isfinite(times).all():
+                raise DataError("a data set with times needs a finite one for every row")
+            self._columns["times"].append(times[order], ends - starts)
         if candidates is not None:
             self._add_ragged("candidate", candidates.take(order), starts, ends)
             self.listed += len(candidates.ids)

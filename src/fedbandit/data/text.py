@@ -8,7 +8,6 @@ from typing import AnyStr, Generic
 
 import numpy as np
 
-from fedbandit.core.loops import loops
 from fedbandit.core.ragged import Ragged
 
 # Letters and digits, joined by single dots, hyphens and apostrophes; a tail of + or # keeps "c++" and "c#" whole.
@@ -80,14 +79,25 @@ class BagOfWords(Generic[AnyStr]):
         for sentence in sentences:
             ids += [find(word, unknown) for word in sentence]
             lengths.append(len(sentence))
-        return _count(np.cumsum(lengths), np.array(ids, np.int32), unknown)
+        return count_words(np.cumsum(lengths), np.array(ids, np.int32), unknown)
 
 
-def _count(offsets: np.ndarray, ids: np.ndarray, unknown: int) -> Ragged:
-    row_offsets = np.zeros(len(offsets), np.int64)
-    words, values = np.empty(len(ids), np.int32), np.empty(len(ids), np.float32)
-    total = loops.count_rows(offsets, ids, unknown, row_offsets, words, values)
-    return Ragged(row_offsets, words[:total].copy(), values[:total].copy())
+def count_words(offsets: np.ndarray, ids: np.ndarray, unknown: int) -> Ragged:
+    """Rows of (word, count / L2 norm of the counts) of words below `unknown`, ascending.
+
+    Row i has the words ids[offsets[i]:offsets[i + 1]].
+    """
+    row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    known, base = ids < unknown, max(unknown, 1)
+    found, counts = np.unique(row[known] * base + ids[known], return_counts=True)
+    row = found // base
+    squares = np.bincount(row, counts.astype(np.float64) ** 2, minlength=len(offsets) - 1)
+    lengths = np.bincount(row, minlength=len(offsets) - 1)
+    return Ragged(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        (found % base).astype(np.int32),
+        (counts / np.sqrt(squares[row])).astype(np.float32),
+    )
 
 
 EMNIST_ACTIONS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

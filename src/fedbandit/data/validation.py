@@ -7,6 +7,7 @@ of what the numbers mean.
 
 import json
 import math
+import mmap
 import os
 import stat
 from collections.abc import Collection, Mapping
@@ -21,7 +22,6 @@ from numpy.lib import format as npy
 from fedbandit.core.contexts import ItemSpec
 from fedbandit.core.errors import DataError
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.mapped_files import MappedFile
 
 _MOST_ENTRIES = 2**62
 
@@ -45,8 +45,8 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     must agree with each other. `ValueError` names the field that is wrong, in words that fit behind
     the name of the file: "shape is not that of a context".
     """
-    found = {"encoder": None, "items": None, **fields}
-    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder", "items"}
+    found = {"encoder": None, "items": None, "item_encoder": None, **fields}
+    needed = {*_TYPES, *_LISTS, "kind", "scale", "encoder", "items", "item_encoder"}
     if wrong := sorted(needed ^ found.keys()):
         raise ValueError(
             f"{wrong[0]} is {'missing' if wrong[0] in needed else 'not a field of a header'}"
@@ -90,11 +90,23 @@ def checked_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         shape != [encoder.width] or encoder.dense != (found["kind"] == "dense")
     ):
         raise ValueError("encoder does not make contexts of this kind and shape")
+    of_items = found["item_encoder"]
+    if of_items is not None:
+        of_items = Encoder.from_json(of_items)
+        if items is None or list(items.shape) != [of_items.width]:
+            raise ValueError("item_encoder does not make features of this shape")
     sequences = {
         name: tuple(found[name])
         for name in ("shape", "actions", "action_counts", "published_counts")
     }
-    return {**found, **sequences, "lower_case": dict(pairs), "encoder": encoder, "items": items}
+    return {
+        **found,
+        **sequences,
+        "lower_case": dict(pairs),
+        "encoder": encoder,
+        "items": items,
+        "item_encoder": of_items,
+    }
 
 
 def _items(found: Any) -> ItemSpec | None:
@@ -198,8 +210,10 @@ class ClientIds:
     """Client ids in UTF-8, none empty, strictly ascending.
 
     The order makes the place of a client in its split a function of the ids alone, and two clients
-    of one id impossible.
+    of one id impossible. Names of items need no order.
     """
+
+    sorted: bool = True
 
     def first_wrong(self, block: np.ndarray, before: np.ndarray) -> int | None:
         """The first id that is empty, not UTF-8, or not above the one before it."""
@@ -207,6 +221,7 @@ class ClientIds:
         good = np.concatenate([block[:1] > (before if len(before) else b""), ids[1:] > ids[:-1]])[
             -len(block) :
         ]
+        good = good if self.sorted else block != b""
         if not good.all():
             return int(np.argmin(good))
         # Each id behind a zero byte, so that half a letter at the end of one cannot be completed by the next.
@@ -365,9 +380,8 @@ class FolderReader:
             if not size:
                 return np.empty(found, dtype)
             # Mapped from the open file: the one whose state was taken, even if another has taken its name since.
-            return np.ndarray(
-                found, dtype, MappedFile.of(file.fileno(), begins + size, path), begins
-            )
+            pages = mmap.mmap(file.fileno(), begins + size, access=mmap.ACCESS_READ)
+            return np.ndarray(found, dtype, pages, begins)
 
     def _open(self, name: str) -> IO[bytes]:
         path = self.folder / name

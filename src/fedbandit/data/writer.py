@@ -11,17 +11,18 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedbandit.core.contexts import Features, ItemSpec
+from fedbandit.core.contexts import ItemSpec, rows_at
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.checksums import write_checksums
-from fedbandit.data.dataset import Catalogue, Header, Log
+from fedbandit.data.dataset import Catalogue, FederatedDataset, Header, Log
 from fedbandit.data.encoder import Encoder
 from fedbandit.data.split_writer import SplitWriter, save_blocks
 
@@ -84,6 +85,9 @@ class DatasetWriter:
         published_counts: Iterable[int] | None = None,
         encoder: Encoder | None = None,
         catalogue: Catalogue | None = None,
+        item_encoder: Encoder | None = None,
+        item_vocabulary: Iterable[str] = (),
+        timed: bool = False,
     ) -> None:
         self.out = check_target(out)
         self._header: dict[str, Any] = {
@@ -100,11 +104,15 @@ class DatasetWriter:
             self._header["published_counts"] = tuple(published_counts)
         if encoder is not None:
             self._header["encoder"] = encoder
-        self._catalogue = catalogue
+        if item_encoder is not None:
+            self._header["item_encoder"] = item_encoder
+        self._catalogue, self._timed = catalogue, timed
+        self._vocabularies = {"vocabulary.txt": vocabulary} if vocabulary is not None else {}
+        if words := list(item_vocabulary):
+            self._vocabularies["catalogue/vocabulary.txt"] = words
         self.source = dict(
             source or {}
         )  # may be added to until finish(): counts of what was dropped, for example
-        self._vocabulary = vocabulary
         self._dtype = np.dtype(dtype)
         if self._dtype not in (np.float32, np.uint8):  # what a reader lets in
             raise DataError(
@@ -147,15 +155,16 @@ class DatasetWriter:
         split: str = "train",
         log: Log | None = None,
         candidates: Ragged | None = None,
+        times: np.ndarray | None = None,
     ) -> None:
         """Add examples: `clients` holds one id for each; features are [n, *shape] or sparse rows,
         labels are rows.
 
         A logged data set has the feedback of every row in `log`, and rows of labels that are empty.
         Over a catalogue `candidates` lists the items of every row, and labels and logged actions
-        are places in these lists.
+        are places in these lists. `times`, float64 [n] in seconds, go with a writer that is timed.
         """
-        self._split_writer(split).add_many(clients, features, labels, log, candidates)
+        self._split_writer(split).add_many(clients, features, labels, log, candidates, times)
 
     def num_clients(self, split: str = "train") -> int:
         """The number of clients of a split that have examples so far."""
@@ -187,10 +196,10 @@ class DatasetWriter:
                     sums |= writer.complete(self._folder / split, digest, advance)
                 writer.close()
         if self._catalogue is not None:
-            sums |= self._write_catalogue(self._catalogue.features, digest)
-        if self._vocabulary is not None:
-            text = "".join(f"{word}\n" for word in self._vocabulary).encode()
-            sums["vocabulary.txt"] = self._write("vocabulary.txt", text)
+            sums |= self._write_catalogue(self._catalogue, digest)
+        for name, words in self._vocabularies.items():
+            text = "".join(f"{word}\n" for word in words).encode()
+            sums[name] = self._write(name, text)
             digest.update(text)
         header = Header(
             **{"name": self.out.name, **self._header},
@@ -217,17 +226,21 @@ class DatasetWriter:
         shown = train.listed / train.examples
         most = max(writer.longest for writer in self._splits.values())
         if isinstance(items, Ragged):
-            return ItemSpec("sparse", (int(items.ids.max(initial=0)) + 1,), shown, most)
+            encoder = self._header.get("item_encoder")
+            width = encoder.width if encoder else int(items.ids.max(initial=0)) + 1
+            return ItemSpec("sparse", (width,), shown, most)
         return ItemSpec("dense", items.shape[1:], shown, most)
 
-    def _write_catalogue(self, items: Features, digest: Any) -> dict[str, str]:
-        folder = self._folder / "catalogue"
+    def _write_catalogue(self, catalogue: Catalogue, digest: Any) -> dict[str, str]:
+        folder, items = self._folder / "catalogue", catalogue.features
         folder.mkdir()
         if isinstance(items, Ragged):
             parts = {"offsets": items.offsets, "ids": items.ids, "values": items.values}
             arrays = {f"feature_{name}": np.asarray(array) for name, array in parts.items()}
         else:
             arrays = {"features": items}
+        others = {"names": catalogue.names, "items": catalogue.items, "since": catalogue.since}
+        arrays |= {name: array for name, array in others.items() if array is not None}
         return {
             f"catalogue/{name}.npy": save_blocks(
                 folder / f"{name}.npy", array.shape, array.dtype, [array], digest
@@ -256,7 +269,8 @@ class DatasetWriter:
                 sparse=h["kind"] == "sparse",
                 shape=h["shape"],
                 actions=len(h["actions"]),
-                items=None if self._catalogue is None else len(self._catalogue),
+                items=None if self._catalogue is None else len(self._catalogue.features),
+                timed=self._timed,
                 dtype=self._dtype,
                 logged=h["logged"],
             )
@@ -272,3 +286,57 @@ def _claimed(folder: Path, out: Path) -> int:
     for left in folder.iterdir():  # by an import that was killed
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     return lock
+
+
+_ROWS = 8192  # copied at a time
+
+
+def rewrite(
+    dataset: FederatedDataset,
+    out: Path | str,
+    *,
+    catalogue: Catalogue | None = None,
+    propensities: Mapping[str, np.ndarray] | None = None,
+    source: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a data set again with another catalogue or other propensities, float32 [n] by split.
+
+    Examples, their order and everything else stay; `source` is added to what the header says about
+    the origin. The result is a data set with a fingerprint of its own.
+    """
+    header, train = dataset.header, dataset.train
+    kept = ("kind", "shape", "actions", "multilabel", "lower_case", "scale", "logged", "encoder")
+    pixels = isinstance(train.features, np.ndarray) and train.features.dtype == np.uint8
+    has_words = dataset.path is not None and (dataset.path / "vocabulary.txt").exists()
+    with DatasetWriter(
+        out,
+        **{name: getattr(header, name) for name in kept},
+        dtype=np.uint8 if pixels else np.float32,
+        vocabulary=dataset.vocabulary() if has_words else None,
+        source={**header.source, **(source or {})},
+        published_counts=header.published_counts or None,
+        catalogue=catalogue or train.catalogue,
+        item_encoder=header.item_encoder,
+        item_vocabulary=dataset.item_vocabulary(),
+        timed=train.times is not None,
+    ) as writer:
+        for name, split in (("train", train), ("test", dataset.test)):
+            if split is None:
+                continue
+            owners = np.repeat(np.arange(split.num_clients), split.sizes())
+            other = None if propensities is None else propensities[name]
+            for start in range(0, split.num_examples, _ROWS):
+                rows = np.arange(start, min(start + _ROWS, split.num_examples))
+                log = None if split.log is None else split.log.take(rows)
+                if log is not None and other is not None:
+                    log = replace(log, propensities=other[rows])
+                writer.add_many(
+                    np.array([split.client_id(int(client)) for client in owners[rows]]),
+                    rows_at(split.features, rows),
+                    split.labels.take(rows),
+                    split=name,
+                    log=log,
+                    candidates=None if split.candidates is None else split.candidates.take(rows),
+                    times=None if split.times is None else split.times[rows],
+                )
+        return writer.finish()

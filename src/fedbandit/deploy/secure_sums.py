@@ -60,7 +60,7 @@ class ReportBounds:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one device, or of the sum of many."""
+    """Metrics of one device, or summed over many."""
 
     update: np.ndarray
     unclipped: int

@@ -1,4 +1,6 @@
-"""Engines: where the chunks of a cohort run. The same results everywhere; only the place differs."""
+"""Engines: where the chunks of a cohort run. The same results everywhere; only the
+place differs.
+"""
 
 from fedbandit.engines.threads import ThreadEngine
 

@@ -4,16 +4,18 @@ Workers make the work themselves from a recipe; what travels are weights out and
 """
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
-from fedbandit.core.sources import always_compile
+from fedbandit.core.identity import always_compile
 from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork, Recipe
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Contribution, Memories
@@ -27,7 +29,8 @@ def load_ray() -> Any:
 
 
 def join(ray: Any, address: str | None, cores: int | None = None) -> bool:
-    """Join the cluster at `address` (`auto`: the one on this machine) or start one of `cores` cores here.
+    """Join the cluster at `address` (`auto`: the one on this machine) or start one of `cores` cores
+    here.
 
     False if this process was part of a cluster already: then somebody else will leave it.
     """
@@ -59,26 +62,26 @@ def original(error: Any) -> Exception:
 
 @dataclass(frozen=True)
 class RoundWeights:
-    """A broadcast whose weights lie in Ray's object store, each reference in a list so that Ray leaves it alone."""
+    """A broadcast whose weights lie in Ray's object store, each reference in a list so that Ray
+    leaves it alone.
+    """
 
     key: int  # another one for every round
-    received: Mapping[str, list[Any]]
-    deployed: Mapping[int, list[Any]]
-    base: list[Any]  # the whole model, or nothing
-    rest: list[
-        Any
-    ]  # everything else, with no weights in it: fetched once the code that it may need is the right one
+    arrays: Mapping[str, list[Any]]  # by name, as `Broadcast.arrays` has them
+    rest: list[Any]  # the broadcast without weights, fetched once the code it may need is there
 
 
 class Worker:
-    """One core's worth of work. It keeps the work it has made, and the weights of the round and the versions in use."""
+    """One core's worth of work. It keeps the work it has made, and the weights of the round and the
+    versions in use.
+    """
 
     def __init__(self) -> None:
         always_compile()
         self._made: dict[str, ClientWork] = {}  # by the digest of its recipe
         self._key = 0
         self._broadcast: Broadcast | None = None
-        self._versions: dict[int, tuple[Any, np.ndarray]] = {}
+        self._held: dict[Any, np.ndarray] = {}  # by reference
 
     def ready(self) -> None:
         """Returns when the worker has started."""
@@ -106,40 +109,25 @@ class Worker:
         ]
 
     def _received(self, weights: RoundWeights) -> Broadcast:
+        """The broadcast of a round; weights that are here already are not fetched again."""
         if self._broadcast is None or weights.key != self._key:
-            held = {}
-            for version, (reference,) in weights.deployed.items():
-                before = self._versions.get(version)
-                held[version] = (
-                    before
-                    if before and before[0] == reference
-                    else (reference, _fetched(reference))
-                )
-            self._versions, self._key = held, weights.key
-            rest = _unpacked(weights.rest[0])
-            self._broadcast = replace(
-                rest,
-                received={
-                    name: _fetched(reference) for name, (reference,) in weights.received.items()
-                },
-                deployed={
-                    version: replace(rest.deployed[version], weights=array)
-                    for version, (_, array) in held.items()
-                },
-                base=_fetched(weights.base[0]) if weights.base else None,
-            )
+            import ray
+
+            before = self._held
+            self._held = {
+                reference: before[reference] if reference in before else _fetched(reference)
+                for (reference,) in weights.arrays.values()
+            }
+            arrays = {name: self._held[reference] for name, (reference,) in weights.arrays.items()}
+            rest: Broadcast = ray.get(weights.rest[0])
+            self._broadcast, self._key = rest.with_arrays(arrays), weights.key
         return self._broadcast
 
 
-def _unpacked(reference: Any) -> Broadcast:
-    import ray
-
-    rest: Broadcast = ray.get(reference)
-    return rest
-
-
 def _fetched(reference: Any) -> np.ndarray:
-    """An array of our own: what lies in the object store is read-only, which torch and compiled loops do not like."""
+    """An array of our own: what lies in the object store is read-only, which torch and compiled
+    loops do not like.
+    """
     import ray
 
     return np.array(ray.get(reference))
@@ -147,6 +135,7 @@ def _fetched(reference: Any) -> np.ndarray:
 
 _PARTS_PER_WORKER = 4  # parts of a cohort per worker: few messages, and no long wait for the last
 _MOST_ATTEMPTS = 4  # a part that has killed this many workers is not retried
+_LEAST_LATE = 0.5  # seconds: no part is late before, however short the others were
 _START_SECONDS = 300.0  # for the first worker of a cluster to start
 
 
@@ -157,44 +146,72 @@ class Traffic:
     weights: int = 0
     sums: int = 0
     replaced: int = 0  # workers that died and were replaced
+    given_again: int = 0  # parts that were late and went to another worker, too
 
 
 @dataclass
 class _Part:
-    """Some chunks of a cohort that go to one worker together; each comes back as a sum of its own."""
+    """Some chunks of a cohort that go to one worker together; each comes back as a sum of
+    its own.
+    """
 
     chunks: list[int]
-    attempts: int = 0
+    attempts: int = 0  # that a worker has died on
+    copies: int = 0  # given out so far
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A part that a worker has been given, and when (`time.monotonic`)."""
+
+    worker: Any
+    part: _Part
+    started: float
 
 
 @dataclass
 class _Pool:
-    """The workers: those that can be given work, and calls that are under way."""
+    """The workers: those that can be given work, that are starting, and that are late.
+
+    A late one still works on a part of an earlier round, which others have done since.
+    """
 
     ready: list[Any] = field(default_factory=list)
     starting: dict[Any, Any] = field(default_factory=dict)  # call -> worker
+    late: dict[Any, Any] = field(default_factory=dict)  # call -> worker
+
+    def everybody(self) -> list[Any]:
+        """All workers, whatever they do."""
+        return [*self.ready, *self.starting.values(), *self.late.values()]
 
 
 class RayEngine:
-    """Runs chunks on a Ray cluster; a worker that dies is replaced and its chunks are done again, to the same bits."""
+    """Runs chunks on a Ray cluster; a worker that dies is replaced and its chunks are done again,
+    to the same bits.
+
+    Machines that join get work in the next round. A part that takes twice as long as the slowest
+    one so far is given to an idle worker too, and the first answer counts: a lost machine costs a
+    round no more than that.
+    """
 
     def __init__(self, *, address: str | None = None, workers: int | None = None) -> None:
         """Join the cluster at `address` (`auto` for the one on this machine), or start one here.
 
-        One worker per core of the cluster, unless `workers` says otherwise. Workers open the data set themselves: it
-        must lie under the same path on every machine, or be an embedded one.
+        One worker per core of the cluster, unless `workers` says otherwise. Workers open the data
+        set themselves: it must lie under the same path on every machine, or be an embedded one.
         """
         ray = load_ray()
         self._owns_cluster = join(ray, address, workers)
         self._ray = ray
         self._remote = ray.remote(num_cpus=1, max_restarts=0)(Worker)
         self._pool = _Pool()
-        self._put: dict[
-            int, tuple[np.ndarray, Any]
-        ] = {}  # deployed version -> its weights and where they were put
+        self._put: dict[str, tuple[np.ndarray, Any]] = {}  # weights, and where they were put
         self._rounds = 0
         self.traffic = Traffic()
-        self.workers = workers or max(1, cores_of(ray))
+        self._asked, self.workers = workers, workers or max(1, cores_of(ray))
+        self._slowest: float | None = None  # seconds of a part in this round, once one is back
+        self._before: float | None = None  # as it was in the round before
         for _ in range(self.workers):
             self._start_worker()
 
@@ -210,32 +227,39 @@ class RayEngine:
             raise ConfigError(
                 "engine: ray needs a data set on disk, which every worker can open for itself"
             )
+        self._grow()
+        self._before, self._slowest = self._slowest or self._before, None
         description, weights = work.description, self._put_weights(broadcast)
         waiting = deque(self._parts(work, chunks))
-        under_way: dict[Any, tuple[Any, _Part]] = {}
+        under_way: dict[Any, _Call] = {}
         results: dict[int, ChunkResult] = {}
-        for due in range(len(chunks)):
-            while due not in results:
-                idle = [
-                    w
-                    for w in self._pool.ready
-                    if all(w is not busy for busy, _ in under_way.values())
-                ]
-                while waiting and idle:
-                    part, worker = waiting.popleft(), idle.pop()
-                    given = [chunks[i] for i in part.chunks]
-                    own = [
-                        {} if memory is None else memory.read(chunk, broadcast.round)
-                        for chunk in given
-                    ]
-                    call = worker.work.remote(work.recipe, description, given, weights, own)
-                    under_way[call] = worker, part
-                self._await_one(under_way, waiting, results)
-            yield results.pop(due)
+
+        def give(part: _Part, worker: Any) -> None:
+            given = [chunks[i] for i in part.chunks]
+            own = [{} if memory is None else memory.read(c, broadcast.round) for c in given]
+            call = worker.work.remote(work.recipe, description, given, weights, own)
+            part.copies += 1
+            under_way[call] = _Call(worker, part, time.monotonic())
+
+        try:
+            for due in range(len(chunks)):
+                while due not in results:
+                    busy = [call.worker for call in under_way.values()]
+                    idle = [w for w in self._pool.ready if all(w is not other for other in busy)]
+                    while waiting and idle:
+                        give(waiting.popleft(), idle.pop())
+                    for part in self._late_parts(under_way):
+                        if idle:
+                            give(part, idle.pop())
+                            self.traffic.given_again += 1
+                    self._await_one(under_way, waiting, results, bool(idle))
+                yield results.pop(due)
+        finally:
+            self._leave(under_way)
 
     def close(self) -> None:
         """End the workers, and the cluster if it was started for this run."""
-        for worker in (*self._pool.ready, *self._pool.starting.values()):
+        for worker in self._pool.everybody():
             with suppress(Exception):  # it may be gone already
                 self._ray.kill(worker)
         self._pool = _Pool()
@@ -250,53 +274,106 @@ class RayEngine:
         count = min(len(chunks), _PARTS_PER_WORKER * self.workers)
         return [_Part(longest_first[first::count]) for first in range(count)]
 
+    def _grow(self) -> None:
+        """Ask for workers on cores that have joined since; those that have started are ready."""
+        if self._asked is None:
+            # Cores of machines that are gone leave the list when Ray has noticed.
+            self.workers = max(1, cores_of(self._ray))
+        for _ in range(self.workers - len(self._pool.everybody())):
+            self._start_worker()
+        calls = [*self._pool.starting, *self._pool.late]
+        for call in self._ray.wait(calls, num_returns=len(calls), timeout=0)[0] if calls else ():
+            self._welcome(call)
+
+    def _leave(self, under_way: Mapping[Any, _Call]) -> None:
+        """The round has all it needs: who still works on a copy of it gets no work until it ends."""
+        for call, given in under_way.items():
+            self._pool.ready = [other for other in self._pool.ready if other is not given.worker]
+            self._pool.late[call] = given.worker
+
+    def _limit(self) -> float:
+        """The seconds after which a part is late; infinite before the first one has come back."""
+        slowest = self._before if self._slowest is None else self._slowest
+        return inf if slowest is None else max(_LEAST_LATE, 2 * slowest)
+
+    def _late_parts(self, under_way: Mapping[Any, _Call]) -> list[_Part]:
+        """Parts that one worker has had for too long, and nobody else yet."""
+        now, limit = time.monotonic(), self._limit()
+        late = [one.part for one in under_way.values() if now - one.started >= limit]
+        return [part for part in late if not part.done and part.copies == 1]
+
+    def _patience(self, under_way: Mapping[Any, _Call], idle: bool) -> float | None:
+        """How long to wait for an answer: until a part is late for which somebody is idle."""
+        if not under_way:
+            return _START_SECONDS
+        starts = [one.started for one in under_way.values() if one.part.copies == 1]
+        if not idle or not starts or self._limit() == inf:
+            return None
+        return max(0.0, min(starts) + self._limit() - time.monotonic())
+
     def _await_one(
         self,
-        under_way: dict[Any, tuple[Any, _Part]],
+        under_way: dict[Any, _Call],
         waiting: deque[_Part],
         results: dict[int, ChunkResult],
+        idle: bool,
     ) -> None:
-        """Wait until something comes back: a part's sums, a new worker, or the news that one has died."""
+        """Wait until something happens: a part's sums come back or are late, a worker is new, is
+        back from an earlier round, or has died.
+        """
         ray = self._ray
-        calls = [*under_way, *self._pool.starting]
-        done, _ = ray.wait(calls, num_returns=1, timeout=None if under_way else _START_SECONDS)
+        calls = [*under_way, *self._pool.starting, *self._pool.late]
+        done, _ = ray.wait(calls, num_returns=1, timeout=self._patience(under_way, idle))
         if not done:
+            if under_way:
+                return
             raise FedbanditError(
-                f"ray: no worker could be started within {_START_SECONDS:.0f} s; has the cluster free cores?"
+                f"ray: no worker could be started within {_START_SECONDS:.0f} s; has the cluster"
+                " free cores?"
             )
         call = done[0]
-        worker, part = under_way.pop(call, (None, None))
-        if part is None:
+        given = under_way.pop(call, None)
+        if given is None:
             self._welcome(call)
             return
+        part = given.part
         try:
             answers = ray.get(call)
         except ray.exceptions.RayTaskError as error:
             raise original(error) from None
         except ray.exceptions.RayError as error:
-            self._replace(worker, error)
+            self._replace(given.worker, error)
             part.attempts += 1
             if part.attempts >= _MOST_ATTEMPTS:
                 raise FedbanditError(
                     f"ray: {part.attempts} workers died on the same clients: {error}"
                 ) from None
-            waiting.appendleft(part)
+            if not part.done and all(other.part is not part for other in under_way.values()):
+                part.copies = 0
+                waiting.appendleft(part)
             return
+        if part.done:
+            return  # a copy was faster
+        part.done = True
+        self._slowest = max(self._slowest or 0.0, time.monotonic() - given.started)
         for i, answer in zip(part.chunks, answers, strict=True):
             self.traffic.sums += _bytes(answer.sent)
             results[i] = answer
 
     def _start_worker(self) -> None:
+        """Ask the cluster for one worker more."""
         worker = self._remote.remote()
         self._pool.starting[worker.ready.remote()] = worker
 
     def _welcome(self, call: Any) -> None:
-        """A worker has started and can be given work, or says why it cannot."""
-        worker = self._pool.starting.pop(call)
+        """A worker has started, or is back from a round that did not wait for it; or why not."""
+        late = call in self._pool.late
+        worker = (self._pool.late if late else self._pool.starting).pop(call)
         try:
             self._ray.get(call)
         except self._ray.exceptions.RayTaskError as error:
-            raise original(error) from None
+            if not late:
+                raise original(error) from None
         except self._ray.exceptions.RayError as error:
             self._replace(worker, error)
             return
@@ -312,38 +389,24 @@ class RayEngine:
 
     def _put_weights(self, broadcast: Broadcast) -> RoundWeights:
         """Put the training weights, and those deployed versions that were not put before."""
-        kept = {}
-        for version, deployed in broadcast.deployed.items():
-            before = self._put.get(version)
-            if before is None or before[0] is not deployed.weights:
-                before = (deployed.weights, self._send(deployed.weights))
-            kept[version] = before
-        self._put = kept
+        named, before, self._put = broadcast.arrays(), self._put, {}
+        for name, array in named.items():
+            kept, reference = before.get(name, (None, None))
+            known = kept is array and name.startswith("deployed/")
+            self._put[name] = (array, reference if known else self._send(array))
         self._rounds += 1
-        empty = np.empty(0)
-        rest = replace(
-            broadcast,
-            received={},
-            deployed={
-                version: replace(held, weights=empty)
-                for version, held in broadcast.deployed.items()
-            },
-            base=None,
-        )
-        return RoundWeights(
-            key=self._rounds,
-            received={name: [self._send(array)] for name, array in broadcast.received.items()},
-            deployed={version: [reference] for version, (_, reference) in kept.items()},
-            base=[] if broadcast.base is None else [self._send(broadcast.base)],
-            rest=[self._ray.put(rest)],
-        )
+        rest = broadcast.with_arrays(dict.fromkeys(named, np.empty(0)))
+        references = {name: [reference] for name, (_, reference) in self._put.items()}
+        return RoundWeights(self._rounds, references, [self._ray.put(rest)])
 
     def _send(self, array: np.ndarray) -> Any:
+        """Put an array into the object store once for all workers."""
         self.traffic.weights += array.nbytes
         return self._ray.put(array)
 
 
 def _bytes(sent: Contribution) -> int:
+    """The size of what a chunk has sent back."""
     memory = sum(array.nbytes for vectors in sent.memory.values() for array in vectors.values())
     return memory + sum(_size(update) for update in sent.sums.values())
 

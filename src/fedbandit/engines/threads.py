@@ -19,10 +19,12 @@ _ARENA_MAX = -8  # glibc's name for the number of heaps
 
 
 class ThreadEngine:
-    """Runs chunks on `threads` threads: in order but for the last ones, of which the longest go first.
+    """Runs chunks on `threads` threads: in order but for the last ones, of which the longest go
+    first.
 
-    Longest first leaves nobody waiting for a straggler at the end. But sums are added in the order of the chunks, and
-    what comes before its turn is kept in memory, a whole model each: hence in order until then.
+    Longest first leaves nobody waiting for a straggler at the end. But sums are added in the order
+    of the chunks, and what comes before its turn is kept in memory, a whole model each: hence in
+    order until then.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -37,6 +39,8 @@ class ThreadEngine:
         broadcast: Broadcast,
         memory: Memory | None = None,
     ) -> Iterator[ChunkResult]:
+        """The chunks' results in the order of the chunks."""
+
         def done(chunk: np.ndarray) -> ChunkResult:
             return work(
                 chunk, broadcast, None if memory is None else memory.read(chunk, broadcast.round)
@@ -53,15 +57,18 @@ class ThreadEngine:
             yield futures.pop(i).result()
 
     def close(self) -> None:
+        """End the threads; no round can run after that."""
         self._pool.shutdown(cancel_futures=True)
 
 
 def _keep_freed_memory() -> None:
-    """Have the C library keep the memory of a round's arrays for the next round, in one heap for all threads.
+    """Have the C library keep the memory of a round's arrays for the next round, in one heap for
+    all threads.
 
-    glibc gives it back to the system or not, depending on where it happens to lie, and a round that gets it anew pays
-    up to a thousand page faults. It keeps twice as much as the largest block that was ever freed, up to 32 MB. In a
-    heap of its own each thread would keep as much again, which the others cannot use.
+    glibc gives it back to the system or not, depending on where it happens to lie, and a round that
+    gets it anew pays up to a thousand page faults. It keeps twice as much as the largest block that
+    was ever freed, up to 32 MB. In a heap of its own each thread would keep as much again, which
+    the others cannot use.
     """
     if (
         mallopt := getattr(ctypes.CDLL(None), "mallopt", None)

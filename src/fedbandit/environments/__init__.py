@@ -1,6 +1,7 @@
 """Environments: what an action pays where it was chosen. Your own is one small class.
 
-The paper's reward tables are one environment. A `Scenario` says which one holds from which round on.
+The paper's reward tables are one environment. A `Scenario` says which one holds from which round
+on.
 
 Examples:
     >>> import numpy as np
@@ -20,20 +21,22 @@ Examples:
 from fedbandit.environments.builtin import (
     BUILT_IN,
     Bernoulli,
+    Liked,
     Linear,
     Logistic,
     Preferences,
-)
-from fedbandit.environments.changes import Liked, Renamed, changed_like
-from fedbandit.environments.met import Environment, Met, highest
-from fedbandit.environments.scenarios import Scenario, Stage
-from fedbandit.environments.tables import (
+    Renamed,
     RewardTable,
+    Stated,
+    changed_like,
     exact_match,
     per_label,
     relabelled,
     with_near_miss,
 )
+from fedbandit.environments.coba import from_coba
+from fedbandit.environments.met import Environment, Met, highest
+from fedbandit.environments.scenarios import Scenario, Stage
 
 __all__ = [
     "BUILT_IN",
@@ -48,8 +51,10 @@ __all__ = [
     "RewardTable",
     "Scenario",
     "Stage",
+    "Stated",
     "changed_like",
     "exact_match",
+    "from_coba",
     "highest",
     "per_label",
     "relabelled",

@@ -1,19 +1,160 @@
-"""Worlds beyond the paper's tables: clicks, linear and logistic rewards, users' tastes.
+"""The worlds that fedbandit has: the paper's tables, clicks, linear and logistic rewards, tastes.
 
-Each is built for every stage of a scenario with what the scenario's labels pay, the data set's
-header, and the parameters of `[environment]`.
+Those of `BUILT_IN` are built for every stage of a scenario with what the scenario's labels pay, the
+data set's header, and the parameters of `[environment]`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.randomness import Purpose, generator, normals
+from fedbandit.core.randomness import Purpose, generator, normals, uniforms
 from fedbandit.data.dataset import Header
-from fedbandit.environments.changes import changed_like
 from fedbandit.environments.met import Environment, Met, highest, observed
+
+
+@dataclass(frozen=True)
+class RewardTable:
+    """For each label l: action l earns `exact[l]`, action `near[l]` earns `near_value[l]`, others
+    0.
+
+    An example with several labels earns the best of what its labels give.
+    """
+
+    exact: np.ndarray  # float32 [K]
+    near: np.ndarray  # int32 [K], -1 for none
+    near_value: np.ndarray  # float32 [K]
+
+    @property
+    def num_actions(self) -> int:
+        return len(self.exact)
+
+    @property
+    def highest(self) -> float:
+        """The largest reward that can be earned."""
+        return float(max(self.exact.max(), self.near_value.max()))
+
+    def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
+        """The reward of one action per example: float32 [n]."""
+        labels, rows = met.labels, met.labels.row_of_entry()
+        earned = np.zeros(len(actions), np.float32)
+        for answers, values in ((labels.ids, self.exact), (self.near[labels.ids], self.near_value)):
+            right = actions[rows] == answers
+            np.maximum.at(earned, rows[right], values[labels.ids[right]])
+        return earned
+
+    def expected(self, met: Met) -> np.ndarray:
+        """The reward of every action: float32 [n, K] or [m]."""
+        labels, rewards = met.labels, np.zeros(met.shape, np.float32)
+        flat = rewards.reshape(-1)
+        starts = np.arange(len(met)) * met.num_actions if met.bounds is None else met.bounds[:-1]
+        first = starts[labels.row_of_entry()]  # labels are places among a decision's actions
+        for answers, values in ((labels.ids, self.exact), (self.near[labels.ids], self.near_value)):
+            some = answers >= 0
+            np.maximum.at(flat, (first + answers)[some], values[labels.ids[some]])
+        return rewards
+
+
+def exact_match(num_actions: int) -> RewardTable:
+    """1 for a right label, 0 otherwise."""
+    return per_label(np.ones(num_actions))
+
+
+def per_label(values: np.ndarray) -> RewardTable:
+    """`values[l]` for the right label l, 0 otherwise."""
+    k = len(values)
+    return RewardTable(
+        np.asarray(values, np.float32), np.full(k, -1, np.int32), np.zeros(k, np.float32)
+    )
+
+
+def with_near_miss(table: RewardTable, near: dict[int, int], value: float) -> RewardTable:
+    """The same table, and `value` for answering `near[l]` where the label is l."""
+    targets, values = table.near.copy(), table.near_value.copy()
+    for label, action in near.items():
+        targets[label], values[label] = action, value
+    return RewardTable(table.exact, targets, values)
+
+
+def relabelled(num_actions: int, target: dict[int, int]) -> RewardTable:
+    """1 for answering `target[l]` in place of l (and not l itself); exact match for the other
+    labels.
+    """
+    exact = np.ones(num_actions, np.float32)
+    exact[list(target)] = 0
+    return with_near_miss(per_label(exact), target, 1.0)
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """An environment whose actions have traded places: action a pays what `roles[a]` paid."""
+
+    environment: Environment
+    roles: np.ndarray  # int64 [K], a permutation
+
+    @property
+    def highest(self) -> float:
+        return highest(self.environment)
+
+    def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
+        return self.environment.rewards(met, self.roles[actions])
+
+    def expected(self, met: Met) -> np.ndarray | None:
+        means = self.environment.expected(met)
+        return None if means is None else means[:, self.roles]
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        return observed(self.environment, met, self.roles[actions])
+
+
+@dataclass(frozen=True)
+class Liked:
+    """An environment whose rewards are worth more to some clients than to others.
+
+    Half of the clients belong to the first group, half of the others to the second, and so on;
+    the last two groups are alike.
+    """
+
+    environment: Environment
+    worth: np.ndarray  # float32 [groups, K]: factors of the rewards of each action
+    seed: int = 0
+
+    @property
+    def highest(self) -> float:
+        return highest(self.environment) * float(self.worth.max())
+
+    def groups(self, clients: np.ndarray) -> np.ndarray:
+        """The group of each client: int64 [n]."""
+        smaller = 0.5 ** np.arange(1, len(self.worth))
+        draws = uniforms(self.seed, Purpose.GROUPS, clients)
+        return np.asarray((draws[:, None] < smaller).sum(axis=1))
+
+    def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
+        factors = self.worth[self.groups(met.clients), actions]
+        return np.asarray(self.environment.rewards(met, actions) * factors)
+
+    def expected(self, met: Met) -> np.ndarray | None:
+        means = self.environment.expected(met)
+        return None if means is None else means * self.worth[self.groups(met.clients)]
+
+    def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
+        return observed(self.environment, met, actions)
+
+
+def changed_like(labels: Environment, environment: Environment) -> Environment:
+    """An environment with the changes that a scenario has laid over its tables.
+
+    A class of your own that has changes like these keeps what it changes in a field `environment`.
+    """
+    layer: Any = labels
+    if not hasattr(layer, "environment"):
+        return environment
+    changed: Environment = replace(layer, environment=changed_like(layer.environment, environment))
+    return changed
 
 
 @dataclass(frozen=True)
@@ -59,6 +200,30 @@ class Bernoulli:
     def observed(self, met: Met, actions: np.ndarray) -> np.ndarray | None:
         """As in the environment beneath."""
         return observed(self.environment, met, actions)
+
+
+class Stated:
+    """Rewards that the data set itself states for every action, as the values of its labels.
+
+    Every example has all its actions as labels, in order: so `from_coba` makes data sets.
+    """
+
+    def rewards(self, met: Met, actions: np.ndarray) -> np.ndarray:
+        """What the example says about the chosen action: float32 [n]."""
+        return np.asarray(_stated(met)[met.labels.offsets[:-1] + actions])
+
+    def expected(self, met: Met) -> np.ndarray:
+        """The same for every action: float32 [n, K] or [m]."""
+        return _stated(met).reshape(met.shape)
+
+    highest = np.inf
+
+
+def _stated(met: Met) -> np.ndarray:
+    """A reward for every action of every decision, one decision after the other: float32."""
+    if met.labels.values is None:
+        raise ConfigError("environment.name: stated: the data set states no rewards of actions")
+    return met.labels.values
 
 
 @dataclass(frozen=True)
@@ -134,6 +299,7 @@ class Preferences:
         return self._means(met.spread(met.clients), met.items())
 
     def _means(self, clients: np.ndarray, items: np.ndarray) -> np.ndarray:
+        """The mean reward of each pair of client and item, in any shape: float32."""
         (users, user), (things, thing) = _distinct(clients), _distinct(items)
         axes = np.arange(self.dimensions)[:, None]
         traits = normals(self.seed, Purpose.WORLD, 0, axes, things)
@@ -154,11 +320,13 @@ def _distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clicked(met: Met, chances: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """1 where an addressed draw falls below the chance, else 0: float32 [n]."""
     draws = met.uniforms("click", met.items(actions))
     return (draws < chances).astype(np.float32)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)) in float32."""
     return np.asarray(1 / (1 + np.exp(-x)), np.float32)
 
 
@@ -196,6 +364,7 @@ def _unit_entries(contexts: Ragged) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unit_rows(contexts: np.ndarray) -> np.ndarray:
+    """Dense rows at length 1: float64 [n, features]."""
     flat = contexts.reshape(len(contexts), -1).astype(np.float64)
     lengths = np.sqrt((flat**2).sum(axis=1, keepdims=True))
     return np.asarray(flat / np.where(lengths > 0, lengths, 1))
@@ -257,10 +426,16 @@ def preferences(
     return changed_like(labels, made)
 
 
+def stated(labels: Environment, header: Header) -> Environment:
+    """Rewards that the data set states for every action."""
+    return changed_like(labels, Stated())
+
+
 BUILT_IN: dict[str, Callable[..., Environment]] = {
     "labels": labels_alone,
     "bernoulli": bernoulli,
     "linear": linear,
     "logistic": logistic,
     "preferences": preferences,
+    "stated": stated,
 }

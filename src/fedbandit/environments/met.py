@@ -36,7 +36,8 @@ class Met:
         >>> every = met.uniforms("click", met.items())
         >>> every.shape
         (2, 4)
-        >>> bool((met.uniforms("click", met.items(np.array([3, 0]))) == every[[0, 1], [3, 0]]).all())
+        >>> some = met.uniforms("click", met.items(np.array([3, 0])))
+        >>> bool((some == every[[0, 1], [3, 0]]).all())
         True
     """
 
@@ -69,7 +70,9 @@ class Met:
         return values[:, None] if bounds is None else np.repeat(values, np.diff(bounds))
 
     def items(self, actions: np.ndarray | None = None) -> np.ndarray:
-        """The items behind chosen actions: int64 [n]; without actions those of all: [n, K] or [m]."""
+        """The items behind chosen actions: int64 [n]; without actions those of all: [n, K] or
+        [m].
+        """
         shown = self.contexts.candidates
         if shown is not None:
             items = shown.items
@@ -117,6 +120,7 @@ class Met:
         )
 
     def _address(self, purpose: str, items: np.ndarray) -> tuple[np.ndarray | int, ...]:
+        """The address of draws for items of one action per decision, or of all."""
         parts = (self.times, self.clients, self.positions)
         if items.shape == self.shape:  # m > n: every decision has two candidates or more
             parts = tuple(map(self.spread, parts))  # type: ignore[assignment]

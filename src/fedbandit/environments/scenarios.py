@@ -14,15 +14,16 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import best_action, entries_of
 from fedbandit.core.randomness import Purpose, generator
 from fedbandit.data.dataset import Header
-from fedbandit.environments.changes import Liked, Renamed
-from fedbandit.environments.met import Environment, Met, observed
-from fedbandit.environments.tables import (
+from fedbandit.environments.builtin import (
+    Liked,
+    Renamed,
     RewardTable,
     exact_match,
     per_label,
     relabelled,
     with_near_miss,
 )
+from fedbandit.environments.met import Environment, Met, observed
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Scenario:
 
 
 def _check(environment: Environment, method: str, found: np.ndarray, shape: object) -> None:
+    """Refuse what an environment gave if its shape is wrong or it is not finite."""
     if found.shape != shape or not np.isfinite(found).all():
         wrong = f"shape {found.shape}, not {shape}" if found.shape != shape else "not finite"
         kind = type(environment).__name__
@@ -166,8 +168,8 @@ def init_shift(header: Header) -> Scenario:
 def init_shift_released(header: Header) -> Scenario:
     """The shift as in the authors' released code, which differs from the paper's text.
 
-    With case: pre-training folds lower case onto upper case; then answering upper case for lower case pays half.
-    Elsewhere pre-training sees the most frequent three fifths of the actions.
+    With case: pre-training folds lower case onto upper case; then answering upper case for lower
+    case pays half. Elsewhere pre-training sees the most frequent three fifths of the actions.
     """
     k = header.num_actions
     if header.lower_case:
@@ -186,7 +188,9 @@ BUILT_IN: dict[str, Callable[[Header], Scenario]] = {
 
 
 def _rarity(header: Header) -> RewardTable:
-    """count(most frequent) / count(action) for a right action; one that never occurs counts as occurring once."""
+    """count(most frequent) / count(action) for a right action; one that never occurs counts as
+    occurring once.
+    """
     counts = np.maximum(header.frequencies, 1)
     return per_label(counts.max() / counts)
 
@@ -212,8 +216,8 @@ def drift(
     """Stages that change before each of the rounds `at`.
 
     permute: some of the labels trade places, so that another action is the right answer to them.
-    appear: some of the actions do not exist at first and come in as the rounds go by.
-    rotate: users in groups of unequal size like different actions, and take over each other's likings.
+    appear: some of the actions do not exist at first and come in as the rounds go by. rotate: users
+    in groups of unequal size like different actions, and take over each other's likings.
     """
     if not at:
         raise ValueError(

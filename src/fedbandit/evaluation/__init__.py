@@ -1,1 +1,3 @@
-"""Measuring: held-out metrics, regret, recovery, the deployment gate, off-policy evaluation, theory. Never trains."""
+"""Measuring: held-out metrics, regret, recovery, the deployment gate, off-policy evaluation,
+theory. Never trains.
+"""

@@ -1,6 +1,8 @@
-"""The gate: may a new model be deployed? Judged from what the clients' logs say of it in place of the old one.
+"""The gate: may a new model be deployed? Judged from what the clients' logs say of it in place of
+the old one.
 
-The gate of simulations and of real devices share the estimator. A client returns sums, and nothing else.
+The gate of simulations and of real devices share the estimator. A client returns sums, and nothing
+else.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from fedbandit.acting import Actor, NotFinite
 from fedbandit.core.errors import Diverged
 from fedbandit.core.prediction import at_actions, over_actions
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.evaluation.ope.sums import Bootstrap, Sums, standard_error, sums_of_terms, value_of
+from fedbandit.evaluation.estimators import Bootstrap, Sums, sums_of_terms
 from fedbandit.events import Events
 from fedbandit.federated.state import Version
 from fedbandit.policies import Floored, Greedy, Policy
@@ -24,7 +26,9 @@ if TYPE_CHECKING:  # devices share the estimator, and have no compiled kernels
 
 @dataclass(frozen=True)
 class GainEstimator:
-    """How an event is weighed: inverse propensities, or doubly robust with the old model's scores for rewards."""
+    """How an event is weighed: inverse propensities, or doubly robust with the old model's scores
+    for rewards.
+    """
 
     kind: Literal["ips", "dr"] = "dr"
     limit: float | None = None  # 1/ρ is cut at this
@@ -37,7 +41,8 @@ class GainEstimator:
         candidate: Actor,
         available: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """How much more the candidate earns, and importance: float64 [n] each, unbiased without limits.
+        """How much more the candidate earns, and importance: float64 [n] each, unbiased without
+        limits.
 
         `available` [K] or [n, K] is what could be chosen; without it, everything.
         """
@@ -94,13 +99,15 @@ class Verdict:
 
 
 def verdict_of(total: Sums | None, confidence: float, margin: float) -> Verdict:
-    """What all clients' sums come to, each client one independent unit; nothing passes without events."""
+    """What all clients' sums come to, each client one independent unit; nothing passes without
+    events.
+    """
     if total is None or not total.events:
         return Verdict(False, np.nan, np.inf, -np.inf, 0.0, 0)
-    gain, error = value_of(total), standard_error(total)
+    gain, error = total.value, total.standard_error
     lower = gain - NormalDist().inv_cdf(confidence) * error if error else gain
-    effective = total.importance**2 / total.importance_squares if total.importance_squares else 0.0
-    return Verdict(bool(lower >= -margin), gain, error, lower, effective, int(total.events))
+    effective, events = total.effective_sample_size, int(total.events)
+    return Verdict(bool(lower >= -margin), gain, error, lower, effective, events)
 
 
 def why_impossible(policy: Policy, private: bool) -> str | None:
@@ -116,10 +123,11 @@ def why_impossible(policy: Policy, private: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Gate:
-    """Asks `clients` of the pool that are not in the round's cohort; `margin` is how much worse is still good enough.
+    """Asks `clients` of the pool that are not in the round's cohort; `margin` is how much worse is
+    still good enough.
 
-    The doubly robust estimate takes the deployed model's scores for rewards. It stays right where they are none: it is
-    the propensities that keep it so.
+    The doubly robust estimate takes the deployed model's scores for rewards. It stays right where
+    they are none: it is the propensities that keep it so.
     """
 
     pool: range
@@ -135,7 +143,9 @@ class Gate:
     def judge(
         self, work: "ClientWork", broadcast: "Broadcast", candidate: Version, cohort: np.ndarray
     ) -> Verdict:
-        """Whether the candidate may replace the newest deployed model; a function of (seed, round) and the models."""
+        """Whether the candidate may replace the newest deployed model; a function of (seed, round)
+        and the models.
+        """
         total: Sums | None = None
         for clients in work.chunks(self._asked(broadcast.round, cohort)):
             sums = self.client_sums(work, clients, broadcast, candidate)

@@ -1,4 +1,6 @@
-"""How well a model's greedy choice does on held-out data, how long recovery takes, and federated regret (eq. 4)."""
+"""How well a model's greedy choice does on held-out data, how long recovery takes, and federated
+regret (eq. 4).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,16 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedbandit.acting import Predictor, explore
+from fedbandit.core import loops
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.loops import loops
 from fedbandit.core.prediction import Prediction
 from fedbandit.data.dataset import Split
 from fedbandit.environments import Environment, Met
-from fedbandit.policies import Greedy, Policy
-from fedbandit.policies.rules import takes_contexts
+from fedbandit.policies import Greedy, Policy, takes_contexts
 
 if TYPE_CHECKING:  # they come with the readers of tables, which a run does not need
-    from fedbandit.evaluation.ope.logs import RowPredictions, RowScores
+    from fedbandit.evaluation.logs import RowPredictions, RowScores
 
 _EVALUATION_ROWS = 4096
 
@@ -24,7 +25,8 @@ _EVALUATION_ROWS = 4096
 def held_out_metrics(
     predictor: Predictor, weights: np.ndarray, split: Split, multilabel: bool
 ) -> dict[str, float]:
-    """Accuracy of the best-scored action, or micro-averaged recall of the best five of several labels.
+    """Accuracy of the best-scored action, or micro-averaged recall of the best five of several
+    labels.
 
     Over candidates: the share of decisions whose best-scored candidate is a right one, and the mean
     of one over the rank of the first right one.
@@ -95,12 +97,14 @@ def recoveries(
     window: int = 10,
     share: float = 0.9,
 ) -> list[Recovery]:
-    """For each change: the fall and the recovery of mean rewards over `window` rounds, to `share` of what was before.
+    """For each change: the fall and the recovery of mean rewards over `window` rounds, to `share`
+    of what was before.
 
-    A recovery ends the first fall below that share: who never falls so far needs 0 rounds for it, and who stays there
-    never has one (None).
+    A recovery ends the first fall below that share: who never falls so far needs 0 rounds for it,
+    and who stays there never has one (None).
 
-    Rounds without events (NaN) count as nothing; the changes are the scenario's `at`, counted from 1.
+    Rounds without events (NaN) count as nothing; the changes are the scenario's `at`, counted from
+    1.
     """
     values = np.asarray(rewards, np.float64)
     ends = [*changes[1:], len(values) + 1]
@@ -164,7 +168,8 @@ def policy_value(
     rewards: "RowScores",
     available: np.ndarray | None = None,
 ) -> float:
-    """The expected reward of a policy, exact over its choices: mean over clients of the mean over their examples.
+    """The expected reward of a policy, exact over its choices: mean over clients of the mean over
+    their examples.
 
     `available` [K] says which actions exist; None: all.
     """
@@ -181,21 +186,6 @@ def policy_value(
         probabilities = explore(policy, found, available, contexts)
         total += float(share[block] @ (probabilities * rewards(rows[block])).sum(axis=1))
     return total / len(chosen)
-
-
-def exact_regret(
-    split: Split,
-    truth: "RowScores",
-    clients: Sequence[int],
-    policy: Policy,
-    predictions: "RowPredictions",
-) -> Regret:
-    """The regret of a policy against the best one, from the true mean rewards of rows.
-
-    `expected_rewards` gives them for an environment, `mean_rewards` for a realisable data set.
-    """
-    ours = policy_value(split, clients, policy, predictions, truth)
-    return Regret(best_value(split, truth, clients), ours)
 
 
 def best_value(split: Split, truth: "RowScores", clients: Sequence[int]) -> float:

@@ -1,7 +1,9 @@
-"""The regret bounds of section 6, as functions. Rewards lie in [0, 1]; constants are dropped, and ln|F| is an input.
+"""The regret bounds of section 6, as functions. Rewards lie in [0, 1]; constants are dropped, and
+ln|F| is an input.
 
-So the bounds say how regret grows with delay, actions and samples. Compare shapes; a measurement that lies below one of
-these numbers proves nothing, since the dropped constants could move it anywhere.
+So the bounds say how regret grows with delay, actions and samples. Compare shapes; a measurement
+that lies below one of these numbers proves nothing, since the dropped constants could move it
+anywhere.
 """
 
 from dataclasses import dataclass
@@ -17,9 +19,10 @@ _ZETA_HALF = -1.4603545088095868  # Riemann's zeta function at 1/2
 class Setting:
     """What the bounds depend on.
 
-    actions: K, a count. epsilon: the exploration rate, a probability. log_class: ln|F|, in nats. delta: with which
-    probability the bound may fail. optimization_error: ε_fed or ε_opt, how far the regression oracle's mean squared
-    error lies above the smallest possible one, in squared reward.
+    actions: K, a count. epsilon: the exploration rate, a probability. log_class: ln|F|, in nats.
+    delta: with which probability the bound may fail. optimization_error: ε_fed or ε_opt, how far
+    the regression oracle's mean squared error lies above the smallest possible one, in squared
+    reward.
     """
 
     actions: int
@@ -42,7 +45,9 @@ class Setting:
 
 
 def epsilon_greedy_per_event(setting: Setting, samples: int, periods: int) -> float:
-    """Expected regret of one event after `periods` trainings of `samples` events each, in reward (unnumbered)."""
+    """Expected regret of one event after `periods` trainings of `samples` events each, in reward
+    (unnumbered).
+    """
     _check(samples, periods)
     statistical = _log_term(setting, periods) / (samples * periods)
     error = statistical + setting.optimization_error
@@ -50,14 +55,18 @@ def epsilon_greedy_per_event(setting: Setting, samples: int, periods: int) -> fl
 
 
 def falcon_per_event(setting: Setting, samples: int, periods: int) -> float:
-    """The same for FALCON, without the price of fixed exploration: sqrt(K · error), in reward (unnumbered)."""
+    """The same for FALCON, without the price of fixed exploration: sqrt(K · error), in reward
+    (unnumbered).
+    """
     _check(samples, periods)
     statistical = _log_term(setting, periods) / (samples * periods)
     return sqrt(setting.actions * (statistical + setting.optimization_error))
 
 
 def federated_regret(setting: Setting, samples: int, periods: int) -> float:
-    """Cumulative regret of ε-greedy over `samples · periods` events, deploying after each period, in reward (eq. 9)."""
+    """Cumulative regret of ε-greedy over `samples · periods` events, deploying after each period,
+    in reward (eq. 9).
+    """
     _check(samples, periods)
     delayed = sqrt(2 * setting.actions / setting.epsilon * samples * _log_term(setting, periods))
     return _lasting(setting) * samples * periods + samples + delayed * inverse_roots(periods - 1)
@@ -72,12 +81,16 @@ def centralised_regret(setting: Setting, samples: int, periods: int) -> float:
 
 
 def is_vacuous(regret: float, samples: int, periods: int) -> bool:
-    """Whether a cumulative bound says nothing: rewards lie in [0, 1], so no policy loses more than 1 an event."""
+    """Whether a cumulative bound says nothing: rewards lie in [0, 1], so no policy loses more than
+    1 an event.
+    """
     return regret >= samples * periods
 
 
 def longest_useful_period(setting: Setting, events: int) -> int | None:
-    """The most events a period may have, of the divisors of `events`, before the federated bound says nothing."""
+    """The most events a period may have, of the divisors of `events`, before the federated bound
+    says nothing.
+    """
     useful = [
         samples
         for samples in _divisors(events)
@@ -97,7 +110,9 @@ def inverse_roots(count: int) -> float:
 
 
 def _lasting(setting: Setting) -> float:
-    """What every event costs, however long one learns: exploration, and a regression that is not solved exactly."""
+    """What every event costs, however long one learns: exploration, and a regression that is not
+    solved exactly.
+    """
     return setting.epsilon + sqrt(
         2 * setting.actions / setting.epsilon * setting.optimization_error
     )

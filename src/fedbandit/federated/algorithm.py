@@ -4,17 +4,26 @@ Your own algorithm is a class with these methods in your own file; `fedbandit.al
 built-in ones. It is made with the server's optimiser first; where its constructor has parameters
 named `data`, `layout` or `objective`, it is told the `DataSpec`, the `Layout` of the weights that
 it trains, and the objective. With `exact_sums = True` nothing is clipped unless a norm is set or
-the run is private; `memory_vectors` says how many vectors as long as the model a client remembers.
-Knows nothing of policies, rewards or engines.
+the run is private; `memory_vectors` says how many vectors as long as the model a client remembers,
+`memory_numbers` how many other numbers. A parameter `seed` gets the run's, `plan` its privacy plan.
+With `personal(received, memory) -> Vectors | None` a client acts with weights of its own:
+`received` has the deployed "weights", `memory` what the client remembers, and the answer the
+"weights" that it uses in their place; nothing of it is sent. With `deploys(model)` what acts is
+more than what is trained: see `deployed_model`; `restore(deployed)` then makes what the server
+keeps when it goes back to such a version. Knows nothing of policies, rewards or engines.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from fedbandit.core.sparse import SparseVector
+from fedbandit.acting import Predictor
+from fedbandit.core.contexts import Contexts
+from fedbandit.core.errors import ConfigError
+from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.pipeline import Contribution, Memories, Pipeline, Sends, Vectors
@@ -29,11 +38,23 @@ class Clients:
     round: int
     seed: int
     memory: Mapping[int, Memories] = field(default_factory=dict)  # by client; nothing: missing
+    logged: Events | None = None  # with all candidates, where `events` has the chosen ones alone
+    predictor: Predictor | None = field(default=None, repr=False)  # of the model that acts
 
     def remembered(self, name: str, like: np.ndarray) -> list[np.ndarray | SparseVector]:
         """What each client of the chunk remembers under a name; a sparse zero like `like` at first."""
         zero = SparseVector.zeros(like.size, like.dtype)
         return [self.memory.get(int(client), {}).get(name, zero) for client in self.ids]
+
+    def logged_by(self, client: int) -> Events:
+        """The events of one client of the chunk as they were logged, with all candidates."""
+        return (self.events if self.logged is None else self.logged).of_client(client)
+
+    def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
+        """What the model says with these weights; a deployment cannot ask it."""
+        if self.predictor is None:
+            raise ConfigError("algorithm.name: clients can ask the model in simulations only")
+        return self.predictor.predict(weights, contexts)
 
 
 @dataclass(frozen=True)
@@ -61,7 +82,7 @@ class Algorithm(Protocol):
         """What the server keeps between rounds, from the initial model; checkpointed as it is."""
         ...
 
-    def broadcast(self, kept: Vectors) -> Vectors:
+    def broadcast(self, server_state: Vectors) -> Vectors:
         """What the clients of a round receive."""
         ...
 
@@ -71,15 +92,32 @@ class Algorithm(Protocol):
         """What a chunk of clients sends."""
         ...
 
-    def step(self, kept: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
+    def step(self, server_state: Vectors, mean: Vectors, facts: RoundFacts) -> Vectors:
         """What the server keeps after a round, given the mean of what was sent."""
         ...
 
-    def model(self, kept: Vectors) -> np.ndarray:
-        """The flat weights that would be deployed now; usually `kept["weights"]`."""
+    def model(self, server_state: Vectors) -> np.ndarray:
+        """The flat weights that would be deployed now; usually `server_state["weights"]`.
+
+        With `deploys`, the arrays of the model that acts, one after the other.
+        """
         ...
 
 
-def remembers(algorithm: Algorithm) -> int:
-    """How many vectors as long as the model a client remembers between rounds; 0 for most algorithms."""
-    return int(getattr(algorithm, "memory_vectors", 0))
+def remembers(algorithm: Algorithm, vector_bytes: int = 1) -> int:
+    """Bytes that a client remembers between rounds, for this many weights; 0 for most algorithms."""
+    vectors, numbers = (getattr(algorithm, f"memory_{kind}", 0) for kind in ("vectors", "numbers"))
+    return int(vectors * vector_bytes + 8 * numbers)
+
+
+def deployed_model(algorithm: Algorithm, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Name and parameters of the model that acts, given those of the trained one.
+
+    They are the same unless the algorithm has a method `deploys(trained)` that names another model,
+    built in or by import path. Its arrays, in the order of its `init`, lie one after the other in
+    what `Algorithm.model` returns, and its `predict(params, contexts)` can give scores a width.
+    Training vectors and messages stay as long as the trained weights; checkpoints, gate, devices
+    and off-policy evaluation see the deployed vector alone.
+    """
+    deploys = getattr(algorithm, "deploys", None)
+    return dict(trained if deploys is None else deploys(trained))

@@ -1,6 +1,8 @@
-"""What a chunk of clients does in a round: act with the deployed model, then train on the very events it logged.
+"""What a chunk of clients does in a round: act with the deployed model, then train on the very
+events it logged.
 
-This is the unit of work of every engine. Its result depends on the chunk alone, never on who computes it or when.
+This is the unit of work of every engine. Its result depends on the chunk alone, never on who
+computes it or when.
 """
 
 import hashlib
@@ -11,10 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from fedbandit.acting import Actor, Chosen, NotFinite, Predictor, WrongProbabilities
+from fedbandit.acting import Actor, Chosen, NotFinite, Personal, Predictor, WrongProbabilities
 from fedbandit.core.contexts import Candidates, Contexts
-from fedbandit.core.errors import ConfigError, Diverged
-from fedbandit.core.loops import loops
+from fedbandit.core.errors import ConfigError, Diverged, FedbanditError, PartFailed
+from fedbandit.core.identity import place_of
 from fedbandit.core.parts import resolve
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
@@ -24,10 +26,10 @@ from fedbandit.data.dataset import Split
 from fedbandit.environments import Met, Scenario
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Algorithm, Clients
-from fedbandit.federated.client_logs import VisitPlan, Visits
 from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.pipeline import CompressionStage, Contribution, Memories, Pipeline, Vectors
 from fedbandit.federated.state import State, Version
+from fedbandit.federated.visit_plans import VisitPlan, Visits
 from fedbandit.models.base import Freezing
 from fedbandit.objectives import TargetObjective
 from fedbandit.policies import Policy, importance_scale, rule_at
@@ -43,6 +45,24 @@ class Broadcast:
     clip_norm: float
     base: np.ndarray | None = None  # the whole model, where only a part of it is trained
     keep_individual_updates: bool = False  # chunks do not add up what their clients send
+
+    def arrays(self) -> Vectors:
+        """All weights in it by name: what is large, and what an engine sends once for all."""
+        named = {f"received/{name}": array for name, array in self.received.items()}
+        named |= {f"deployed/{number}": held.weights for number, held in self.deployed.items()}
+        return named if self.base is None else {**named, "base": self.base}
+
+    def with_arrays(self, arrays: Mapping[str, np.ndarray]) -> "Broadcast":
+        """The same with other weights, under the names of `arrays()`."""
+        return replace(
+            self,
+            received={name: arrays[f"received/{name}"] for name in self.received},
+            deployed={
+                number: replace(held, weights=arrays[f"deployed/{number}"])
+                for number, held in self.deployed.items()
+            },
+            base=None if self.base is None else arrays["base"],
+        )
 
 
 @dataclass(frozen=True)
@@ -65,13 +85,17 @@ class ChunkResult:
         return self.sent.norms
 
     def figures(self) -> "ChunkResult":
-        """The same without sums and memory, which are as large as the model and needed only until they are added."""
+        """The same without sums and memory, which are as large as the model and needed only until
+        they are added.
+        """
         return replace(self, sent=Contribution({}, self.norms, bytes=self.sent.bytes))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a worker elsewhere makes the same work: the import path of a function, and its arguments as JSON."""
+    """How a worker elsewhere makes the same work: the import path of a function, and its arguments
+    as JSON.
+    """
 
     maker: str  # "package.module:function"
     arguments: str
@@ -102,13 +126,12 @@ class ClientWork:
     stages: tuple[CompressionStage, ...] = ()  # what compresses an update
     freezing: Freezing | None = None  # which parameters are not trained
     heads: int = 0  # of an ensemble; each event then counts Poisson(1) times for each of them
-    scaled: bool = (
-        False  # events weigh as the rule of their version says, in importance-weighted objectives
-    )
+    per_version_importance: bool = False  # events weigh as the rule of their version says
     with_regret: bool = False  # log what each choice loses, where expected rewards are known
     supervised: bool = False  # log every action's reward, for full-information training
     estimator: TargetObjective | None = None  # estimates every action's reward from what is logged
     reduction: Callable[[Events], Events] | None = None  # of what is logged to what is trained on
+    training: bool = True  # False: nobody trains, the baseline of an initial model
     step: float | None = None  # updates are summed in whole steps, of that many clip norms
     recipe: Recipe | None = field(
         default=None, repr=False
@@ -121,7 +144,7 @@ class ClientWork:
         memory: Mapping[int, Memories] | None = None,
     ) -> ChunkResult:
         watch = Stopwatch()
-        events = self.act(clients, broadcast, watch)
+        events = self.act(clients, broadcast, watch, memory or {})
         pipeline = Pipeline(
             broadcast.clip_norm,
             self.stages,
@@ -135,28 +158,33 @@ class ClientWork:
             learner = learner.over(broadcast.base)  # type: ignore[attr-defined] # only such learners freeze
         with watch("train"):
             used = events if self.reduction is None else self.reduction(events)
-            taking_part = Clients(clients, used, broadcast.round, self.seed, memory or {})
-            sent = self.algorithm.train(learner, broadcast.received, taking_part, pipeline)
+            taking_part = Clients(
+                clients, used, broadcast.round, self.seed, memory or {}, events, self.predictor
+            )
+            if self.training:
+                sent = self.algorithm.train(learner, broadcast.received, taking_part, pipeline)
+            else:
+                sent = pipeline.collect([None] * len(clients), clients, self.algorithm.sends)
             if not isinstance(sent, Contribution) or set(sent.sums) != set(self.algorithm.sends):
                 kind = type(self.algorithm).__name__
                 raise ConfigError(
                     f"algorithm.name: {kind}.train must return a Contribution with sums for all it sends"
                 )
-        counts, reward_sums, propensity_sums = loops.fresh_sums(
-            events.bounds, events.fresh, events.rewards, events.propensities
-        )
-        lost = None
-        if events.regret is not None:
-            lost = loops.fresh_sums(events.bounds, events.fresh, events.regret, events.regret)[1]
         return ChunkResult(
-            sent, counts, reward_sums, propensity_sums, events.missing, lost, watch.take()
+            sent,
+            events.sum_fresh(),
+            events.sum_fresh(events.rewards),
+            events.sum_fresh(events.propensities),
+            events.missing,
+            None if events.regret is None else events.sum_fresh(events.regret),
+            watch.take(),
         )
 
     def broadcast(self, state: State, *, keep_individual_updates: bool = False) -> Broadcast:
         """What goes out in the round after this state."""
         return Broadcast(
             round=state.round + 1,
-            received=self.algorithm.broadcast(state.kept),
+            received=self.algorithm.broadcast(state.server_state),
             deployed=state.deployed,
             clip_norm=state.clip_norm,
             base=None if self.freezing is None else state.weights,
@@ -165,14 +193,17 @@ class ClientWork:
 
     @property
     def description(self) -> str:
-        """What is computed, in words: equal for equal work, wherever it was made. The data is the recipe's to check."""
+        """What is computed, in words: equal for equal work, wherever it was made. The data is the
+        recipe's to check.
+        """
         parts = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("split", "recipe")
         }
         return re.sub(r" at 0x[0-9a-f]+", "", repr(parts))
 
     def chunks(self, cohort: np.ndarray) -> list[np.ndarray]:
-        """The cohort in order, cut where enough events have come together to be worth a task of their own.
+        """The cohort in order, cut where enough events have come together to be worth a task of
+        their own.
 
         The cut depends on the cohort alone, so that sums are always added in one order.
         """
@@ -185,15 +216,29 @@ class ClientWork:
         return self.plan.event_counts(self.split, clients)
 
     def act(
-        self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None
+        self,
+        clients: np.ndarray,
+        broadcast: Broadcast,
+        watch: Stopwatch | None = None,
+        memory: Mapping[int, Memories] | None = None,
     ) -> Events:
-        """Algorithm 2 for a chunk of clients: score, explore, draw, and log the reward of what was drawn."""
+        """Algorithm 2 for a chunk of clients: score, explore, draw, and log the reward of the
+        drawn.
+
+        `memory` is what the clients remember; an algorithm with `personal` cannot do without it.
+        """
         watch = watch or Stopwatch()
+        if memory is None and hasattr(self.algorithm, "personal"):
+            raise ConfigError(
+                f"algorithm.name: clients of {type(self.algorithm).__name__} act with what they"
+                " remember, so that their events cannot be computed again, as gates and callbacks do"
+            )
         with watch("data"):
             visits = self.plan.visits(self.split, clients, broadcast.round)
-            contexts, labels = self.split.examples(clients, visits.bounds, visits.rows)
+            contexts = self.split.contexts(visits.rows)
+            labels = self.split.labels.take(visits.rows)
         with watch("act"):
-            return self._chosen(visits, contexts, labels, broadcast)
+            return self._chosen(visits, contexts, labels, broadcast, memory or {})
 
     def rule(self, version: Version) -> Policy:
         """The rule that ships with a deployed version."""
@@ -208,11 +253,16 @@ class ClientWork:
         return Actor(self.predictor, version.weights, self.rule(version))
 
     def _chosen(
-        self, visits: Visits, contexts: Contexts, labels: Ragged, broadcast: Broadcast
+        self,
+        visits: Visits,
+        contexts: Contexts,
+        labels: Ragged,
+        broadcast: Broadcast,
+        memory: Mapping[int, Memories],
     ) -> Events:
         """What the clients log when they meet these contexts."""
         available = self.world.available(visits.rounds)
-        chosen = self._drawn(visits, contexts, available, broadcast)
+        chosen = self._drawn(visits, contexts, available, broadcast, memory)
         actions, propensities = chosen.actions, chosen.propensities
         met = Met(
             self.seed,
@@ -241,6 +291,7 @@ class ClientWork:
             propensities=propensities,
             versions=visits.versions,
             fresh=fresh,
+            times=visits.times,
             available=available,
             missing=missing,
             regret=self.world.regret(met, actions) if self.with_regret else None,
@@ -268,15 +319,16 @@ class ClientWork:
         contexts: Contexts,
         available: np.ndarray | None,
         broadcast: Broadcast,
+        memory: Mapping[int, Memories],
     ) -> Chosen:
         """Each row by the version that its client held at the time."""
-        draws = loops.uniforms(
-            self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions
-        )
+        draws = uniforms(self.seed, Purpose.ACTIONS, visits.times, visits.clients, visits.positions)
         versions = visits.versions
         if len(versions) and versions.min() == versions.max():
             version = int(versions[0])
-            return self._by_version(version, contexts, draws, visits.clients, available, broadcast)
+            return self._by_version(
+                version, contexts, draws, visits.clients, available, broadcast, memory
+            )
         dtype = next(iter(broadcast.received.values())).dtype
         none = Prediction(np.zeros((0, self.num_actions), dtype))
         whole = Chosen(none, np.zeros(0, np.int64), np.zeros(0, dtype))
@@ -284,7 +336,9 @@ class ClientWork:
             rows = np.flatnonzero(versions == version)
             some, clients = contexts.take(rows), visits.clients[rows]
             exist = available if available is None or available.ndim == 1 else available[rows]
-            found = self._by_version(int(version), some, draws[rows], clients, exist, broadcast)
+            found = self._by_version(
+                int(version), some, draws[rows], clients, exist, broadcast, memory
+            )
             if not len(whole.actions):
                 whole = found.like(contexts)
             whole.put(rows, found)
@@ -298,10 +352,12 @@ class ClientWork:
         clients: np.ndarray,
         available: np.ndarray | None,
         broadcast: Broadcast,
+        memory: Mapping[int, Memories],
     ) -> Chosen:
         actor = self.actor(broadcast.deployed[version])
+        personal = personal_weights(self.algorithm, actor.weights, clients, memory)
         try:
-            return actor.choose(contexts, draws, available)
+            return actor.choose(contexts, draws, available, personal)
         except WrongProbabilities as error:
             raise ConfigError(f"policy.name: {error}, in round {broadcast.round}") from None
         except NotFinite as error:
@@ -309,13 +365,41 @@ class ClientWork:
             raise Diverged(
                 f"diverged at round {broadcast.round}: the scores of client {client} are not finite"
             ) from None
+        except (Exception, SystemExit) as error:
+            if isinstance(error, FedbanditError) or (place := place_of(error)) is None:
+                raise
+            client = self._first_failing(actor, contexts, draws, clients, available)
+            kind = type(actor.rule)
+            raise PartFailed(
+                f"round {broadcast.round}, client {client}: policy {kind.__module__}:"
+                f"{kind.__qualname__}: {place}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _first_failing(
+        self,
+        actor: Actor,
+        contexts: Contexts,
+        draws: np.ndarray,
+        clients: np.ndarray,
+        available: np.ndarray | None,
+    ) -> str:
+        """The id of the first client alone with whose decisions a rule fails; else of the first."""
+        whole = available is None or available.ndim == 1
+        for client in dict.fromkeys(clients.tolist()):
+            rows = np.flatnonzero(clients == client)
+            exist = available if whole or available is None else available[rows]
+            try:
+                actor.choose(contexts.take(rows), draws[rows], exist)
+            except (Exception, SystemExit):
+                return self.split.client_id(int(client))
+        return self.split.client_id(int(clients[0]))
 
     def _counts(
         self, visits: Visits, shown: Candidates | None, broadcast: Broadcast
     ) -> np.ndarray | None:
         """How much each event counts in training: [n], or [n, heads]; None: 1."""
         scales = None
-        if self.scaled:
+        if self.per_version_importance:
             scales = np.ones(len(visits.rows))
             counts = np.full(len(scales), self.num_actions) if shown is None else shown.counts
             for version, count in np.unique(np.stack([visits.versions, counts]), axis=1).T:
@@ -327,3 +411,32 @@ class ClientWork:
         address = (visits.times[:, None], visits.clients[:, None], visits.positions[:, None])
         counts = poisson(uniforms(self.seed, Purpose.HEADS, *address, np.arange(self.heads)))
         return counts if scales is None else counts * scales[:, None]
+
+
+def personal_weights(
+    algorithm: Algorithm,
+    weights: np.ndarray,
+    clients: np.ndarray,
+    memory: Mapping[int, Memories],
+) -> Personal | None:
+    """The weights that clients [n] of decisions act with in place of the deployed ones.
+
+    They are what the algorithm's `personal(received, memory)` makes of the deployed weights and of
+    what a client remembers; None where it has no such method, or nobody remembers anything.
+    """
+    make = getattr(algorithm, "personal", None)
+    if make is None or not memory:
+        return None
+    vectors: list[np.ndarray] = []
+    owner = np.full(len(clients), -1)
+    for client in np.unique(clients).tolist():
+        found = make({"weights": weights}, memory[client]) if client in memory else None
+        if found is None:
+            continue
+        own = np.asarray(found["weights"])
+        if (own.shape, own.dtype) != (weights.shape, weights.dtype):
+            made = f"{own.dtype} {own.shape} for {weights.dtype} {weights.shape}"
+            raise ConfigError(f"algorithm.name: {type(algorithm).__name__}.personal makes {made}")
+        owner[clients == client] = len(vectors)
+        vectors.append(own)
+    return Personal(vectors, owner)

@@ -2,11 +2,12 @@
 
 Each round is addressed by the seed alone, or by a secret.
 
-Nothing here knows of data, models or privacy; a privacy plan says which of these its accounting assumes.
+Nothing here knows of data, models or privacy; a privacy plan says which of these its accounting
+assumes.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -37,7 +38,9 @@ class FixedCohorts:
 
 @dataclass(frozen=True)
 class PoissonCohorts:
-    """Every client takes part in every round with the same probability, independently; a cohort may be empty."""
+    """Every client takes part in every round with the same probability, independently; a cohort may
+    be empty.
+    """
 
     pool: range
     probability: float
@@ -50,7 +53,8 @@ class PoissonCohorts:
 
 @dataclass(frozen=True)
 class BlockCohorts:
-    """Clients are dealt into `separation` blocks whose turns come round, so a client rests at least that long.
+    """Clients are dealt into `separation` blocks whose turns come round, so a client rests at least
+    that long.
 
     Within a block's turn `size` clients are drawn without replacement.
     """
@@ -71,9 +75,11 @@ class BlockCohorts:
 
 @dataclass(frozen=True)
 class CyclicPoissonCohorts:
-    """Clients are dealt into `groups` that take turns; in its group's turn a client takes part by chance.
+    """Clients are dealt into `groups` that take turns; in its group's turn a client takes part by
+    chance.
 
-    Who is in which group follows from the pool and the seed alone, not from anybody's data: it may be known.
+    Who is in which group follows from the pool and the seed alone, not from anybody's data: it may
+    be known.
     """
 
     pool: range
@@ -92,3 +98,19 @@ class CyclicPoissonCohorts:
         group = self.group(round_number)
         rng = generator(self.seed, Purpose.COHORT, round_number)
         return group[rng.random(len(group)) < self.probability]
+
+
+Sampling = Literal["poisson", "cyclic-poisson", "fixed", "min-separation"]
+
+
+def sampled_cohorts(
+    sampling: Sampling, pool: range, size: int, separation: int, seed: int | Secret
+) -> Cohorts:
+    """Cohorts of `size` clients of the pool, exactly or on average."""
+    if sampling == "poisson":
+        return PoissonCohorts(pool, size / len(pool), seed)
+    if sampling == "cyclic-poisson":
+        return CyclicPoissonCohorts(pool, size * separation / len(pool), separation, seed)
+    if sampling == "min-separation":
+        return BlockCohorts(pool, size, separation, seed)
+    return FixedCohorts(pool, size, seed)

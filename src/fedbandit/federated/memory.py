@@ -1,10 +1,12 @@
-"""What clients remember between rounds, kept by the driver for all of them: named arrays in one SQLite file.
+"""What clients remember between rounds, kept by the driver for all of them: named arrays in one
+SQLite file.
 
-Records are keyed by (client, round). A read takes the newest from before the current round, and records from after the
-checkpoint that a run resumes from are dropped, so that a killed run ends with the same bits. Each record has a
-checksum, and so have all of them together, which is verified when the file is opened. An array that is mostly zero is
-written as its other entries; every record says how it is written, and comes back to the last bit. The file names its
-run and the oldest round that it can serve: what only older checkpoints would ask for is gone.
+Records are keyed by (client, round). A read takes the newest from before the current round, and
+records from after the checkpoint that a run resumes from are dropped, so that a killed run ends
+with the same bits. Each record has a checksum, and so have all of them together, which is verified
+when the file is opened. An array that is mostly zero is written as its other entries; every record
+says how it is written, and comes back to the last bit. The file names its run and the oldest round
+that it can serve: what only older checkpoints would ask for is gone.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.identity import digest_of, require_run
-from fedbandit.core.sparse import SparseVector
+from fedbandit.core.ragged import SparseVector
 from fedbandit.federated.pipeline import Memories
 
 _COLUMNS = "client, round, name, form, dtype, shape, value, digest"
@@ -31,7 +33,9 @@ class Memory:
     """The memory of all clients of a run. Written by one thread; read by any."""
 
     def __init__(self, path: Path | None = None, run: str = "") -> None:
-        """In the file at `path`, of the run with that id; None: in a temporary file that is gone when it is closed."""
+        """In the file at `path`, of the run with that id; None: in a temporary file that is gone
+        when it is closed.
+        """
         self._lock = threading.Lock()
         self._run = run
         self._touched: set[int] = set()  # clients with something new since the last `keep`
@@ -41,9 +45,10 @@ class Memory:
                 "" if path is None else path, check_same_thread=False, isolation_level=None
             )
             self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA cache_size=-32768")  # KB: pages that need no second reading
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS memory (client INTEGER, round INTEGER, name TEXT, form TEXT, dtype TEXT,"
-                " shape TEXT, value BLOB, digest BLOB, PRIMARY KEY (client, round, name)) WITHOUT ROWID"
+                " shape TEXT, value BLOB, digest BLOB, PRIMARY KEY (client, round, name))"
             )
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS kept (run TEXT, oldest INTEGER, round INTEGER, digest TEXT)"
@@ -51,11 +56,14 @@ class Memory:
             self._db.execute("BEGIN")
             for row in self._db.execute(f"SELECT {_COLUMNS} FROM memory"):
                 _read(*row)
-            self._sum = self._sum_of("TRUE")
+            self._sum = 0
+            self._count(self._db.execute("SELECT digest FROM memory"))
             self._oldest, self._kept = self._last_kept()
 
     def read(self, clients: Iterable[int], round_number: int) -> dict[int, Memories]:
-        """What these clients remember from before the round; those that remember nothing are missing."""
+        """What these clients remember from before the round; those that remember nothing are
+        missing.
+        """
         found: dict[int, Memories] = {}
         with self._lock, self._explained():
             for client in map(int, clients):
@@ -81,10 +89,12 @@ class Memory:
                     self._db.execute(
                         "INSERT INTO memory VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, digest)
                     )
-                    self._sum ^= int.from_bytes(digest, "little")
+                    self._count([(digest,)])
 
     def keep(self, round_number: int, oldest_needed: int) -> None:
-        """Make all up to this round last; drop what no checkpoint from round `oldest_needed` on can ask for."""
+        """Make all up to this round last; drop what no checkpoint from round `oldest_needed` on can
+        ask for.
+        """
         with self._lock, self._explained():
             for client in sorted(self._touched):
                 newest = "(SELECT max(round) FROM memory WHERE client = ?1 AND round <= ?2)"
@@ -120,15 +130,12 @@ class Memory:
             self._db.close()
 
     def _drop(self, where: str, *values: int) -> None:
-        self._sum ^= self._sum_of(where, *values)
-        self._db.execute(f"DELETE FROM memory WHERE {where}", values)
+        self._count(self._db.execute(f"DELETE FROM memory WHERE {where} RETURNING digest", values))
 
-    def _sum_of(self, where: str, *values: int) -> int:
-        """The checksums of some records in one number, which does not depend on their order."""
-        total = 0
-        for (digest,) in self._db.execute(f"SELECT digest FROM memory WHERE {where}", values):
-            total ^= int.from_bytes(digest or b"", "little")
-        return total
+    def _count(self, digests: Iterable[tuple[bytes]]) -> None:
+        """Add records to the sum of checksums, or take them out; their order does not matter."""
+        for (digest,) in digests:
+            self._sum ^= int.from_bytes(digest or b"", "little")
 
     def _last_kept(self) -> tuple[int, int]:
         """The oldest round that can be served, and the newest."""

@@ -1,7 +1,9 @@
-"""What happens to a client's update on its way to the server: compressed, clipped, summed, screened.
+"""What happens to a client's update on its way to the server: compressed, clipped, summed,
+screened.
 
-Everything done to an update is a stage with a client's half and a server's half. Noise and secure sums come after the
-sum and see one vector: what is sent under several names is scaled per name, joined, and clipped to one joint norm.
+Everything done to an update is a stage with a client's half and a server's half. Noise and secure
+sums come after the sum and see one vector: what is sent under several names is scaled per name,
+joined, and clipped to one joint norm.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,10 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedbandit.core import loops
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.loops import loops
+from fedbandit.core.ragged import SparseVector
 from fedbandit.core.randomness import Purpose, generator
-from fedbandit.core.sparse import SparseVector
 
 Vectors = dict[str, np.ndarray]
 """Named arrays: what a server keeps, what clients receive and send."""
@@ -117,13 +119,15 @@ class EntrySum:
         return self.entries
 
     def add_to(self, total: np.ndarray) -> None:
-        loops.add_entries(self.entries, self.values, total)
+        np.add.at(total, self.entries, self.values)
         total[-len(self.bias) :] += self.bias
 
 
 @dataclass(frozen=True)
 class JoinedSum:
-    """Sums over consecutive parts of one vector, each part of the same length: the heads of an ensemble."""
+    """Sums over consecutive parts of one vector, each part of the same length: the heads of an
+    ensemble.
+    """
 
     parts: tuple[UpdateSum, ...]
 
@@ -150,9 +154,11 @@ def clip_factor(norm: float, clip_norm: float) -> float:
 
 
 class CompressionStage(Protocol):
-    """A way to write an update in fewer bytes. The client encodes, the server decodes; both halves are pure.
+    """A way to write an update in fewer bytes. The client encodes, the server decodes; both halves
+    are pure.
 
-    `rng` is addressed by (seed, round, client), so that the same update is always written the same way.
+    `rng` is addressed by (seed, round, client), so that the same update is always written the same
+    way.
     """
 
     def encode(self, update: np.ndarray, rng: np.random.Generator) -> Vectors:
@@ -177,7 +183,8 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The stages that an update goes through in one round: encoded and decoded, then clipped, then summed.
+    """The stages that an update goes through in one round: encoded and decoded, then clipped, then
+    summed.
 
     Clipping comes last, because a stage may enlarge the norm that noise and accounting rest on.
     """
@@ -204,8 +211,9 @@ class Pipeline:
         """The sum of what clients send, one update at a time; None for a client without events.
 
         `sends` names the arrays and what they are; those without a scale are not clipped. A client
-        whose norm is not finite is left out of the sum. `remember` is given a client's place in the chunk and what the
-        server sees of its vectors, before clipping, and returns what the client will remember.
+        whose norm is not finite is left out of the sum. `remember` is given a client's place in the
+        chunk and what the server sees of its vectors, before clipping, and returns what the client
+        will remember.
         """
         scales = {name: one.scale for name, one in described(sends).items()}
         totals: Vectors = {}
@@ -301,17 +309,6 @@ def _values(vector: np.ndarray | SparseVector) -> np.ndarray:
     return vector.values if isinstance(vector, SparseVector) else vector
 
 
-class Clipping(Protocol):
-    """Where the clip norm starts and how it moves after a round."""
-
-    @property
-    def initial(self) -> float: ...
-
-    def following(self, clip_norm: float, unclipped: float) -> float:
-        """The next round's norm, given this one's and the fraction of clients whose update was not clipped."""
-        ...
-
-
 @dataclass(frozen=True)
 class FixedClipping:
     """One norm for all rounds; infinity for no clipping."""
@@ -332,7 +329,9 @@ class FixedClipping:
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """Moves the norm towards the given quantile of the update norms (Andrew et al.), here without noise."""
+    """Moves the norm towards the given quantile of the update norms (Andrew et al.), here without
+    noise.
+    """
 
     quantile: float = 0.8
     initial: float = 1.0
@@ -346,7 +345,12 @@ class AdaptiveClipping:
             raise ValueError(f"quantile must be between 0 and 1, not {self.quantile}")
 
     def following(self, clip_norm: float, unclipped: float) -> float:
+        """The next round's norm, given this one's and the share of clients that was not clipped."""
         return clip_norm * exp(-self.rate * (unclipped - self.quantile))
+
+
+Clipping = FixedClipping | AdaptiveClipping
+"""Where the clip norm starts (`initial`) and how it moves after a round (`following`)."""
 
 
 def rejection_reason(update: object, like: np.ndarray) -> str | None:

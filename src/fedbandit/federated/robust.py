@@ -1,7 +1,8 @@
-"""Aggregation that one hostile client cannot steer: a rule over single updates in place of their mean.
+"""Aggregation that one hostile client cannot steer: a rule over single updates in place of their
+mean.
 
-A rule of your own is a value with `combine`. It needs every client's update by itself, so it cannot work under privacy
-or with secure sums, and one update per client is held in memory.
+A rule of your own is a value with `combine`. It needs every client's update by itself, so it cannot
+work under privacy or with secure sums, and one update per client is held in memory.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,8 @@ class Rule(Protocol):
 class TrimmedMean:
     """The mean of each coordinate without its largest and its smallest values (Yin et al., 2018).
 
-    `trim` is the share of clients that is left out at each end, rounded up: at least one client, if there are three.
+    `trim` is the share of clients that is left out at each end, rounded up: at least one client, if
+    there are three.
 
     Examples:
         >>> TrimmedMean(trim=0.2).combine(np.array([[1.0], [2.0], [3.0], [4.0], [1e9]]))
@@ -44,7 +46,7 @@ class TrimmedMean:
             raise ValueError(f"trim must be above 0 and below 0.5, not {self.trim}")
 
     def dropped(self, clients: int) -> int:
-        """How many of so many clients are left out at each end."""
+        """Clients trimmed at each end."""
         return min(ceil(self.trim * clients - 1e-9), (clients - 1) // 2)
 
     def combine(self, updates: np.ndarray) -> np.ndarray:
@@ -60,7 +62,8 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Median:
-    """The median of each coordinate; between the two middle values where the number of clients is even.
+    """The median of each coordinate; between the two middle values where the number of clients is
+    even.
 
     Examples:
         >>> Median().combine(np.array([[1.0], [2.0], [1e9]]))
@@ -93,7 +96,9 @@ class Robust(PlainMean):
         return total
 
     def combined(self, updates: Sequence[np.ndarray | None], like: np.ndarray) -> np.ndarray:
-        """What the rule makes of single updates, each like `like`; None is the update of a client without events."""
+        """What the rule makes of single updates, each like `like`; None is the update of a client
+        without events.
+        """
         if not updates:
             return np.zeros_like(like)
         stacked = np.zeros((len(updates), like.size), like.dtype)

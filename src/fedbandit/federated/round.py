@@ -1,4 +1,5 @@
-"""Algorithm 4, one round at a time: draw clients, let them act and train, aggregate, step, maybe deploy, record.
+"""Algorithm 4, one round at a time: draw clients, let them act and train, aggregate, step, maybe
+deploy, record.
 
 A round is a function of the state; nothing else crosses from one round to the next.
 """
@@ -19,14 +20,15 @@ from fedbandit.federated.clients import Broadcast, ChunkResult, ClientWork
 from fedbandit.federated.cohorts import Cohorts
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.pipeline import Clipping, Vectors, zeros_to_send
-from fedbandit.federated.server import Aggregation, PlainMean, Server
+from fedbandit.federated.server import PlainMean, Server
 from fedbandit.federated.state import State, Version
 
 
 class Engine(Protocol):
     """Runs the work of a round; yields the chunks' results in the order of the chunks.
 
-    It decides where chunks run, never what they are or what they compute. `memory` is what clients remember.
+    It decides where chunks run, never what they are or what they compute. `memory` is what clients
+    remember.
     """
 
     def run(
@@ -59,13 +61,15 @@ class DeploymentGate(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """The parts of a run that stay the same from round to round. Pre-training is a phase like any other."""
+    """The parts of a run that stay the same from round to round. Pre-training is a phase like any
+    other.
+    """
 
     work: ClientWork
     cohorts: Cohorts
     clipping: Clipping
     deploy_every: int
-    aggregation: Aggregation = field(default_factory=PlainMean)
+    aggregation: PlainMean = field(default_factory=PlainMean)
     gate: DeploymentGate | None = None  # decides whether a new model is deployed; None: always
     planned_events: int | None = (
         None  # a round; under privacy they stand for those that were logged
@@ -78,17 +82,22 @@ class Phase:
 
     def start(self, weights: np.ndarray) -> State:
         """The state before the first round, from the initial weights of the whole model."""
-        freezing = self.work.freezing
+        freezing, algorithm = self.work.freezing, self.work.algorithm
+        kept = algorithm.init(weights if freezing is None else freezing.pick(weights))
+        if freezing is None:
+            weights = algorithm.model(kept)
         return State(
             round=0,
             weights=weights,
             deployed={0: Version(weights, Progress(actions=self.work.num_actions))},
-            kept=self.work.algorithm.init(weights if freezing is None else freezing.pick(weights)),
+            server_state=kept,
             clip_norm=self.clipping.initial,
         )
 
     def progress(self, number: int, events: int) -> Progress:
-        """How far the run has come at the end of a round: what the rule of a version deployed then depends on."""
+        """How far the run has come at the end of a round: what the rule of a version deployed then
+        depends on.
+        """
         counted = events if self.planned_events is None else number * self.planned_events
         return Progress(number // self.deploy_every, number, counted, self.work.num_actions)
 
@@ -117,9 +126,13 @@ def run_round(
                 f"diverged at round {number}: {lost} of {len(norms)} updates are not finite"
             )
         below = norms[accepted] <= state.clip_norm
-        facts = RoundFacts(number, phase.aggregation.counted(len(below)), len(phase.cohorts.pool))
+        facts = RoundFacts(
+            number, phase.aggregation.denominator(len(below)), len(phase.cohorts.pool)
+        )
         server = Server(work.algorithm, phase.clipping, phase.aggregation)
-        step = server.step(facts, state.kept, state.clip_norm, totals, len(below), int(below.sum()))
+        step = server.step(
+            facts, state.server_state, state.clip_norm, totals, len(below), int(below.sum())
+        )
         weights = (
             step.weights
             if work.freezing is None
@@ -139,7 +152,8 @@ def run_round(
                 verdict = phase.gate.judge(work, broadcast, candidate, cohort)
         needed_from = work.plan.oldest_version(number + 1)
         deployed = {version: kept for version, kept in deployed.items() if version >= needed_from}
-        # Versions count periods: a refused model leaves its number to the version that is out already.
+        # Versions count periods: a refused model leaves its number to the version that is out
+        # already.
         refused = verdict is not None and not verdict.passes
         deployed[number // phase.deploy_every] = (
             state.deployed[max(state.deployed)] if refused else candidate
@@ -197,7 +211,9 @@ def _collect(
 
 
 def _shares(waited: float, results: list[ChunkResult]) -> dict[str, float]:
-    """The time in which chunks worked side by side, divided in proportion to what each of them spent it on."""
+    """The time in which chunks worked side by side, divided in proportion to what each of them
+    spent it on.
+    """
     worked = Stopwatch()
     for result in results:
         worked.add(dict(result.seconds))
@@ -226,7 +242,8 @@ def round_metrics(
     below: np.ndarray,
     update: np.ndarray,
 ) -> dict[str, Any]:
-    """One line of `metrics.jsonl`. Everything in it is a function of the run's configuration, never of the machine.
+    """One line of `metrics.jsonl`. Everything in it is a function of the run's configuration, never
+    of the machine.
 
     `below` says for each accepted client whether its update was not clipped.
     """

@@ -1,6 +1,8 @@
-"""The server's side of a round: from the sum of clipped updates to a mean, to the next weights and the next clip norm.
+"""The server's side of a round: from the sum of clipped updates to a mean, to the next weights and
+the next clip norm.
 
-The simulator and the deployment both call it, so that they cannot come to differ. Knows nothing of clients.
+The simulator and the deployment both call it, so that they cannot come to differ. Knows nothing of
+clients.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,10 +12,17 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from fedbandit.core import loops
 from fedbandit.core.errors import Diverged
-from fedbandit.core.loops import loops
 from fedbandit.federated.algorithm import Algorithm, RoundFacts
-from fedbandit.federated.pipeline import Clipping, Sends, UpdateSum, Vectors, described
+from fedbandit.federated.pipeline import (
+    Clipping,
+    Sends,
+    UpdateSum,
+    Vectors,
+    described,
+    zeros_to_send,
+)
 
 OptimizerState = dict[str, np.ndarray]
 
@@ -78,13 +87,17 @@ class Adam:
         t = int(state["step"][0]) + 1
         rate = self.learning_rate * sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
         constants = _constants(weights, rate, self.beta_1, self.beta_2, self.epsilon)
-        m, v, moved = _adaptive(loops.adam_moments, state, weights, update, constants)
+        m, v, moved = np.empty_like(weights), np.empty_like(weights), np.empty_like(weights)
+        # One pass over the vectors: these steps are bound by memory, not by arithmetic.
+        loops.adam_moments(state["m"], state["v"], weights, update, constants, m, v, moved)
         return {"step": np.array([t]), "m": m, "v": v}, moved
 
 
 @dataclass(frozen=True)
 class Yogi:
-    """Yogi as in Reddi et al. (2021): like Adam, but v moves towards Δ² by a bounded amount; no bias correction."""
+    """Yogi as in Reddi et al. (2021): like Adam, but v moves towards Δ² by a bounded amount; no
+    bias correction.
+    """
 
     learning_rate: float = 0.001
     beta_1: float = 0.9
@@ -101,14 +114,20 @@ class Yogi:
     def step(
         self, state: OptimizerState, weights: np.ndarray, update: np.ndarray
     ) -> tuple[OptimizerState, np.ndarray]:
-        constants = _constants(weights, self.learning_rate, self.beta_1, self.beta_2, self.epsilon)
-        m, v, moved = _adaptive(loops.yogi_moments, state, weights, update, constants)
-        return {"m": m, "v": v}, moved
+        rate, beta_1, beta_2, epsilon = _constants(
+            weights, self.learning_rate, self.beta_1, self.beta_2, self.epsilon
+        )
+        one, squared = weights.dtype.type(1), update * update
+        m = beta_1 * state["m"] + (one - beta_1) * update
+        v = state["v"] - (one - beta_2) * squared * np.sign(state["v"] - squared)
+        return {"m": m, "v": v}, weights + rate * m / (np.sqrt(v) + epsilon)
 
 
 @dataclass(frozen=True)
 class Adagrad:
-    """Adagrad in the Keras form: lr · Δ / (sqrt(ΣΔ²) + ε), the sum starting at `initial_accumulator`."""
+    """Adagrad in the Keras form: lr · Δ / (sqrt(ΣΔ²) + ε), the sum starting at
+    `initial_accumulator`.
+    """
 
     learning_rate: float = 0.001
     initial_accumulator: float = 0.1
@@ -180,24 +199,11 @@ def _constants(like: np.ndarray, *values: float) -> np.ndarray:
     return np.array(values, like.dtype)
 
 
-def _adaptive(
-    second_moment: Callable[..., None],
-    state: OptimizerState,
-    weights: np.ndarray,
-    update: np.ndarray,
-    constants: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """One pass over the vectors; a fused loop, because these steps are bound by memory and not by arithmetic."""
-    m, v, moved = np.empty_like(weights), np.empty_like(weights), np.empty_like(weights)
-    second_moment(state["m"], state["v"], weights, update, constants, m, v, moved)
-    return m, v, moved
-
-
 class Accumulator(Protocol):
     """Takes in what the clients of one round send, chunk after chunk."""
 
     def add(self, sums: Mapping[str, UpdateSum], accepted: int) -> None:
-        """Add what a chunk with so many accepted clients sends; `ValueError` where it does not fit."""
+        """Add what a chunk with this many accepted clients sends; `ValueError` where it does not fit."""
         ...
 
     def totals(self) -> Vectors:
@@ -219,56 +225,41 @@ class RunningSums:
         return self.sums
 
 
-class Aggregation(Protocol):
-    """From what the clients of a round send to what the server learns from it."""
+@dataclass(frozen=True)
+class PlainMean:
+    """From what the clients of a round send to what the server learns from it: the exact mean.
 
-    keep_individual_updates: ClassVar[bool]  # chunks must not add up what their clients send
+    Every aggregation is one of these with something changed; private ones add noise to the sum,
+    robust ones combine single updates.
+    """
 
-    def accumulator(self, zeros: Vectors) -> Accumulator:
-        """An empty accumulator for a round; `zeros` has the shapes and types, and may be overwritten."""
-        ...
-
-    def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
-        """The update of the round's model from the sum over the accepted clients, which may be overwritten."""
-        ...
-
-    def unclipped(self, below: int, accepted: int, number: int) -> float | None:
-        """The share of clients whose update was not clipped, to move the clip norm by; None: leave it."""
-        ...
-
-    def counted(self, accepted: int) -> int:
-        """How many clients the mean counts: those that were accepted, or those that were expected."""
-        ...
-
-    def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
-        """What to add to the round's metrics."""
-        ...
-
-
-class Summing:
-    """The part that all aggregations of sums share."""
-
-    keep_individual_updates: ClassVar[bool] = False
+    keep_individual_updates: ClassVar[bool] = False  # chunks must not add up what clients send
 
     def accumulator(self, zeros: Vectors) -> Accumulator:
+        """An empty accumulator for a round; `zeros` has the shapes and types, and may be
+        overwritten.
+        """
         return RunningSums(zeros)
 
-
-@dataclass(frozen=True)
-class PlainMean(Summing):
-    """The exact mean over the accepted clients."""
-
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
+        """The update of the round's model from the sum over the accepted clients, which may be
+        overwritten.
+        """
         total /= max(1, accepted)
         return total
 
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
+        """The share of clients whose update was not clipped, to move the clip norm by; None: leave
+        it.
+        """
         return below / accepted if accepted else None
 
-    def counted(self, accepted: int) -> int:
+    def denominator(self, accepted: int) -> int:
+        """How many clients the mean counts: those that were accepted, or those that were expected."""
         return accepted
 
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
+        """What to add to the round's metrics."""
         return {}
 
 
@@ -276,7 +267,7 @@ class PlainMean(Summing):
 class Step:
     """What a round's updates come to."""
 
-    kept: Vectors
+    server_state: Vectors
     weights: np.ndarray  # the model that would be deployed now
     clip_norm: float
     update: np.ndarray  # the mean change of the weights that clients sent
@@ -288,28 +279,45 @@ class Server:
 
     algorithm: Algorithm
     clipping: Clipping
-    aggregation: Aggregation
+    aggregation: PlainMean
 
     def step(
         self,
         facts: RoundFacts,
-        kept: Vectors,
+        server_state: Vectors,
         clip_norm: float,
         totals: Vectors,
         accepted: int,
         below: int,
     ) -> Step:
-        """The round's step from the sums over `accepted` clients, `below` of which were not clipped."""
+        """The round's step from the sums over `accepted` clients, `below` of which were not
+        clipped.
+        """
         joined, scales = _joined(totals, self.algorithm.sends)
         mean = self.aggregation.mean(joined, accepted, facts.round, clip_norm)
         means = _split(mean, totals, scales)
-        moved = self.algorithm.step(kept, means, facts)
+        moved = self.algorithm.step(server_state, means, facts)
         weights = self.algorithm.model(moved)
-        if not loops.all_finite(weights):
+        if not np.isfinite(weights).all():
             raise Diverged(f"diverged at round {facts.round}: the model's weights are not finite")
         learned = self.aggregation.unclipped(below, accepted, facts.round)
         following = clip_norm if learned is None else self.clipping.following(clip_norm, learned)
         return Step(moved, weights, following, means.get("weights", mean))
+
+
+def join_sent(totals: Vectors, sends: Sends) -> np.ndarray:
+    """All that is sent as one vector whose length is the joint norm: what devices send and noise hides."""
+    return _joined(totals, sends)[0]
+
+
+def split_sent(vector: np.ndarray, sends: Sends, weights: np.ndarray) -> Vectors:
+    """The parts of what `join_sent` made, or of sums of it, for training of these weights."""
+    zeros = zeros_to_send(sends, weights)
+    scales = {name: one.scale or 1.0 for name, one in described(sends).items()}
+    if vector.dtype.kind == "i":  # whole steps stay scaled until their mean is taken
+        zeros = {name: np.zeros(zero.shape, vector.dtype) for name, zero in zeros.items()}
+        scales = dict.fromkeys(scales, 1.0)
+    return _split(vector, zeros, scales)
 
 
 def _joined(totals: Vectors, sends: Sends) -> tuple[np.ndarray, dict[str, float]]:

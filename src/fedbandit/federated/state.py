@@ -1,4 +1,6 @@
-"""All state that crosses a round, in one object, and how it is kept: one safetensors file, written atomically."""
+"""All state that crosses a round, in one object, and how it is kept: one safetensors file, written
+atomically.
+"""
 
 import json
 import math
@@ -25,7 +27,9 @@ class DamagedState(DataError):
 
 @dataclass(frozen=True)
 class Version:
-    """A deployed model: its weights, and how far the run had come, which decides the rule that ships with it."""
+    """A deployed model: its weights, and how far the run had come, which decides the rule that
+    ships with it.
+    """
 
     weights: np.ndarray  # flat
     progress: Progress = field(default_factory=Progress)
@@ -38,7 +42,7 @@ class State:
     round: int
     weights: np.ndarray  # the training model, flat
     deployed: dict[int, Version]  # models that clients may still hold, by version
-    kept: Vectors  # what the algorithm keeps between rounds
+    server_state: Vectors  # what the algorithm keeps between rounds
     clip_norm: float
     reward_total: float = 0.0  # over rounds that had events
     rewarded_rounds: int = 0
@@ -60,12 +64,14 @@ class State:
         events: int,
         extra: dict[str, Any] | None = None,
     ) -> "State":
-        """The state one round later: the step taken, the round's events and reward counted (None: no events)."""
+        """The state one round later: the step taken, the round's events and reward counted (None:
+        no events).
+        """
         return State(
             round=self.round + 1,
             weights=weights,
             deployed=deployed,
-            kept=step.kept,
+            server_state=step.server_state,
             clip_norm=step.clip_norm,
             reward_total=self.reward_total + (reward or 0.0),
             rewarded_rounds=self.rewarded_rounds + (reward is not None),
@@ -77,8 +83,8 @@ class State:
 def save_state(state: State, path: Path, **marks: str) -> None:
     """Write the state with its checksum, so that the file is either complete or not there.
 
-    Marks stand beside it in the file: `run`, the id of what it is the state of, and for a checkpoint `metrics`, the
-    digest of the metrics up to its round.
+    Marks stand beside it in the file: `run`, the id of what it is the state of, and for a
+    checkpoint `metrics`, the digest of the metrics up to its round.
     """
     parts = _parts(state, marks)
     write_atomically(path, lambda file: file.writelines(parts))
@@ -94,7 +100,9 @@ def _parts(state: State, marks: Mapping[str, str]) -> tuple[bytes, memoryview]:
     tensors |= {f"deployed/{number}": version.weights for number, version in state.deployed.items()}
     # The model itself is usually among what an algorithm keeps; it is written once.
     tensors |= {
-        f"kept/{name}": value for name, value in state.kept.items() if value is not state.weights
+        f"kept/{name}": value
+        for name, value in state.server_state.items()
+        if value is not state.weights
     }
     scalars = {
         "round": state.round,
@@ -105,7 +113,9 @@ def _parts(state: State, marks: Mapping[str, str]) -> tuple[bytes, memoryview]:
         "progress": {
             number: asdict(version.progress) for number, version in state.deployed.items()
         },
-        "same_as_weights": [name for name, value in state.kept.items() if value is state.weights],
+        "same_as_weights": [
+            name for name, value in state.server_state.items() if value is state.weights
+        ],
         "extra": state.extra,
     }
     return packed(tensors, {**marks, "state": json.dumps(scalars)})
@@ -119,8 +129,9 @@ def load_state(path: Path) -> State:
 def load_marked(path: Path) -> tuple[State, dict[str, str]]:
     """Read what `save_state` wrote, and the marks beside it.
 
-    `DamagedState` is raised for a file that was read and is not what was written. A file that could not be read (no
-    permission, too many open files) says nothing about its contents; it is another `DataError`.
+    `DamagedState` is raised for a file that was read and is not what was written. A file that could
+    not be read (no permission, too many open files) says nothing about its contents; it is another
+    `DataError`.
     """
     try:
         payload = read_packed(path)
@@ -132,7 +143,9 @@ def load_marked(path: Path) -> tuple[State, dict[str, str]]:
 
 
 def read_state(payload: bytes, path: Path) -> State:
-    """The state in the bytes of that file; `DamagedState` where they are not those that were written."""
+    """The state in the bytes of that file; `DamagedState` where they are not those that were
+    written.
+    """
     return _read(payload, path)[0]
 
 
@@ -142,8 +155,6 @@ def _read(payload: bytes, path: Path) -> tuple[State, dict[str, str]]:
         scalars = json.loads(texts.pop("state"))
         if not isinstance(scalars, dict):
             raise ValueError("its numbers are missing")
-        if "progress" not in scalars:
-            scalars, tensors = _from_0_1(scalars, tensors)
         return _checked(scalars, tensors), texts
     except KeyError as error:
         raise DamagedState(f"{path}: damaged checkpoint: {error} is missing") from None
@@ -184,7 +195,7 @@ def _checked(scalars: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> S
             number: Version(array, _progress(scalars["progress"][str(number)]))
             for number, array in deployed.items()
         },
-        kept=dict.fromkeys(same, weights) | _under("kept/", tensors),
+        server_state=dict.fromkeys(same, weights) | _under("kept/", tensors),
         clip_norm=_number(
             scalars["clip_norm"], "clip_norm", least=0.0, most=math.inf
         ),  # infinite: no clipping
@@ -215,22 +226,6 @@ def _number(
     if type(value) not in (int, float) or not least <= value <= most:
         raise ValueError(f"{name} is {value!r:.40}")
     return float(value)
-
-
-def _from_0_1(
-    scalars: dict[str, Any], tensors: dict[str, np.ndarray]
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """A state of version 0.1, which knew one algorithm: its optimiser's vectors, and a server's memory of noise."""
-    moved = {}
-    for name, value in tensors.items():
-        own = name.removeprefix("optimizer/")
-        if own == name:
-            moved[name] = value
-        else:
-            moved["kept/" + (own if own.startswith("noise/") else f"optimizer/{own}")] = value
-    numbers = _under("deployed/", tensors)
-    progress = {number: asdict(Progress(version=int(number))) for number in numbers}
-    return {**scalars, "events": 0, "progress": progress, "same_as_weights": ["weights"]}, moved
 
 
 def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 Params = dict[str, "torch.Tensor"]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,14 @@ class DataSpec:
     def of(cls, header: Header) -> "DataSpec":
         return cls(header.kind, header.shape, header.num_actions, header.items)
 
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "DataSpec":
+        """From what `dataclasses.asdict` and JSON made of one."""
+        items = found["items"]
+        if items is not None:
+            items = ItemSpec(**{**items, "shape": tuple(items["shape"])})
+        return cls(found["kind"], tuple(found["shape"]), found["num_actions"], items)
+
 
 def _no_scores(params: Params, x: Any) -> "torch.Tensor":
     raise ConfigError("model.name: the model has no `scores`, so gradients cannot train it")
@@ -56,6 +65,8 @@ class Model:
     `predict(params, contexts) -> Prediction` acts by it, with numpy parameters, and can so say how
     sure it is (`width`); it needs `scores` only where gradients train it. `files()` lists what the
     functions have read from disk: a run is resumed only while these files hold the same bytes.
+    `shapes` has the shapes of what `init` makes, where they are known before anything is made: a
+    device refuses a file whose arrays do not fit them, however large the model that it names.
 
     Over candidates `scores` is given the `Contexts` and returns one score for each row of theirs, [m].
 
@@ -75,6 +86,7 @@ class Model:
     predict: Callable[[dict[str, np.ndarray], Any], Prediction] | None = None
     rows: Callable[[Contexts], Ragged] | None = None  # candidates as rows of a linear model
     files: Callable[[], Iterable[str]] = tuple
+    shapes: Shapes | None = None
 
 
 @dataclass(frozen=True)

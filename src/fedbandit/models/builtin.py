@@ -1,19 +1,29 @@
-"""The built-in models: linear on dense or sparse features (text, tables), the FedAvg CNN, and a small MLP."""
+"""The built-in models: linear on dense or sparse features, two towers over candidates, the FedAvg CNN,
+a small MLP.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.parts import construct, resolve
+from fedbandit.core.prediction import Prediction
+from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits, generator
-from fedbandit.models.base import DataSpec, Model, Params, glorot_normal, glorot_uniform
-from fedbandit.models.candidates import PARTS, candidate_rows
+from fedbandit.models.base import DataSpec, Model, Params, Shapes, glorot_normal, glorot_uniform
+from fedbandit.models.candidates import PARTS, candidate_rows, unit_rows
+from fedbandit.models.kernels import sparse_loops
+from fedbandit.models.statistics import linear_statistics
 
 if TYPE_CHECKING:
     import torch
+
+_MOST_HEADS = 10_000
 
 
 def linear(
@@ -31,6 +41,25 @@ def linear(
     return _sparse(data) if data.kind == "sparse" else _dense(data)
 
 
+def linear_width(
+    data: DataSpec, features: Sequence[str] | None = None, buckets: int | None = None
+) -> Model:
+    """The model `linear` with a precision beside each weight, which tells how sure its scores are.
+
+    The squared width of a score is Σ x² / precision over the features x of its action, with 1 for
+    the bias. It acts and is never trained: `diag-newton` deploys it, with its curvature as precision.
+    """
+    one = linear(data, features, buckets)
+
+    def init(seed: int) -> dict[str, np.ndarray]:
+        arrays = one.init(seed)
+        return arrays | {f"{name}_precision": np.ones_like(a) for name, a in arrays.items()}
+
+    shapes = dict(one.shapes or {})
+    shapes |= {f"{name}_precision": shape for name, shape in shapes.items()}
+    return replace(one, init=init, shapes=shapes)
+
+
 def _over_candidates(data: DataSpec, features: Sequence[str], buckets: int) -> Model:
     assert data.items is not None
     rows, width = candidate_rows(prod(data.shape), prod(data.items.shape), features, buckets)
@@ -41,17 +70,18 @@ def _over_candidates(data: DataSpec, features: Sequence[str], buckets: int) -> M
     def scores(params: Params, x: Any) -> Any:
         return _products(params["weight"], rows(x))[:, 0] + params["bias"]
 
-    return Model(init, scores, kernel="sparse-linear", rows=rows)
+    return Model(init, scores, "sparse-linear", rows=rows, shapes=_linear_shapes(width, 1))
+
+
+def _linear_shapes(features: int, actions: int) -> Shapes:
+    return {"weight": (features, actions), "bias": (actions,)}
 
 
 def _dense(data: DataSpec) -> Model:
-    features = int(np.prod(data.shape))
+    shapes = _linear_shapes(prod(data.shape), data.num_actions)
 
     def init(seed: int) -> dict[str, np.ndarray]:
-        return {
-            "weight": np.zeros((features, data.num_actions)),
-            "bias": np.zeros(data.num_actions),
-        }
+        return {name: np.zeros(shape) for name, shape in shapes.items()}
 
     def scores(params: Params, x: Any) -> Any:
         import torch
@@ -59,7 +89,7 @@ def _dense(data: DataSpec) -> Model:
         x = torch.nn.functional.normalize(x.flatten(1), dim=1)
         return torch.addmm(params["bias"], x, params["weight"])
 
-    return Model(init, scores, kernel="dense-linear")
+    return Model(init, scores, kernel="dense-linear", shapes=shapes)
 
 
 def _sparse(data: DataSpec) -> Model:
@@ -72,7 +102,8 @@ def _sparse(data: DataSpec) -> Model:
     def scores(params: Params, x: Any) -> Any:
         return _products(params["weight"], x) + params["bias"]
 
-    return Model(init, scores, kernel="sparse-linear")
+    shapes = _linear_shapes(words, data.num_actions)
+    return Model(init, scores, kernel="sparse-linear", shapes=shapes)
 
 
 def _products(weight: "torch.Tensor", x: Any) -> Any:
@@ -94,6 +125,8 @@ def linear_heads(data: DataSpec, heads: int = 10) -> Model:
     """An ensemble of linear models: in training each event counts Poisson(1) times for each head, so heads differ."""
     if heads < 2:
         raise ConfigError(f"model.heads: an ensemble has at least 2, not {heads}")
+    if heads > _MOST_HEADS:
+        raise ConfigError(f"model.heads: at most {_MOST_HEADS:,}, not {heads:,}")
     one = linear(data)
 
     def init(seed: int) -> dict[str, np.ndarray]:
@@ -111,7 +144,64 @@ def linear_heads(data: DataSpec, heads: int = 10) -> Model:
             [one.scores({n: params[f"{n}{h}"] for n in names}, x) for h in range(heads)], dim=1
         )
 
-    return Model(init, scores, kernel=one.kernel, heads=heads)
+    each = (one.shapes or {}).items()
+    shapes = {f"{name}{head}": shape for head in range(heads) for name, shape in each}
+    return Model(init, scores, kernel=one.kernel, heads=heads, shapes=shapes)
+
+
+def two_tower(data: DataSpec, size: int = 16) -> Model:
+    """Two linear towers over candidates: a vector of `size` for the user, one for each item.
+
+    A candidate's score is u · v + its own weight + bias: u is linear in the shared features, v and
+    the own weight in the item's, both scaled to length one. It has (shared + item features) x `size`
+    weights where `linear` has one for every cross. It acts in numpy and is trained by torch.
+    """
+    if data.items is None:
+        raise ConfigError("model.name: two-tower scores candidates; this data has fixed actions")
+    if size < 1:
+        raise ConfigError(f"model.size: must be at least 1, not {size}")
+    users, things = prod(data.shape), prod(data.items.shape)
+
+    def init(seed: int) -> dict[str, np.ndarray]:
+        towers = [(users, size), (things, size)]
+        user, item = (
+            glorot_uniform(generator(seed, Purpose.MODEL, layer), shape)
+            for layer, shape in enumerate(towers, start=1)
+        )
+        return {"user": user, "item": item, "own": np.zeros((things, 1)), "bias": np.zeros(1)}
+
+    shapes = {"user": (users, size), "item": (things, size), "own": (things, 1), "bias": (1,)}
+
+    def scores(params: Params, x: Any) -> Any:
+        import torch
+
+        one, other = unit_rows(x.shared), unit_rows(x.candidates.features)
+        owners = torch.as_tensor(np.repeat(np.arange(len(x)), x.candidates.counts))
+        both = _products(params["user"], one)[owners] * _products(params["item"], other)
+        return both.sum(dim=1) + _products(params["own"], other)[:, 0] + params["bias"]
+
+    def predict(params: dict[str, np.ndarray], x: Contexts) -> Prediction:
+        assert x.candidates is not None
+        one, other = unit_rows(x.shared), unit_rows(x.candidates.features)
+        user, item, own = (
+            _numpy_products(params[name], rows)
+            for name, rows in (("user", one), ("item", other), ("own", other))
+        )
+        owners = np.repeat(np.arange(len(x)), x.candidates.counts)
+        mean = (user[owners] * item).sum(axis=1) + own[:, 0] + params["bias"]
+        return Prediction(mean, bounds=x.candidates.bounds)
+
+    return Model(init, scores, predict=predict, shapes=shapes)
+
+
+def _numpy_products(weight: np.ndarray, x: Ragged) -> np.ndarray:
+    """`_products` without torch; a row's products do not depend on its neighbours."""
+    out = np.empty((len(x), weight.shape[1]), weight.dtype)
+    values = np.asarray(x.values, weight.dtype)
+    sparse_loops.scores(
+        weight, np.zeros(weight.shape[1], weight.dtype), x.offsets, x.ids, values, out
+    )
+    return out
 
 
 def cnn(data: DataSpec) -> Model:
@@ -127,16 +217,16 @@ def cnn(data: DataSpec) -> Model:
     flat = (height // 4) * (width // 4) * 64
     if flat == 0:
         raise ConfigError(f"model.name: the cnn needs images of at least 4x4, not {height}x{width}")
+    layers: Shapes = {
+        "conv1": (5, 5, channels, 32),
+        "conv2": (5, 5, 32, 64),
+        "dense1": (flat, 512),
+        "dense2": (512, data.num_actions),
+    }
 
     def init(seed: int) -> dict[str, np.ndarray]:
-        shapes = {
-            "conv1": (5, 5, channels, 32),
-            "conv2": (5, 5, 32, 64),
-            "dense1": (flat, 512),
-            "dense2": (512, data.num_actions),
-        }
         params = {}
-        for layer, (name, shape) in enumerate(shapes.items()):
+        for layer, (name, shape) in enumerate(layers.items()):
             params[name] = glorot_normal(generator(seed, Purpose.MODEL, layer), shape)
             params[f"{name}_bias"] = np.zeros(shape[-1])
         return params
@@ -155,20 +245,26 @@ def cnn(data: DataSpec) -> Model:
         x = relu(x @ params["dense1"] + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
-    return Model(init, scores, kernel="cnn")
+    return Model(init, scores, kernel="cnn", shapes=_with_biases(layers))
+
+
+def _with_biases(layers: Shapes) -> Shapes:
+    """The shapes of layers, each followed by that of its bias."""
+    pairs = (((name, s), (f"{name}_bias", s[-1:])) for name, s in layers.items())
+    return {name: s for pair in pairs for name, s in pair}
 
 
 def mlp(data: DataSpec, hidden: int = 128) -> Model:
     """One hidden layer of relu units on dense or sparse features."""
     if hidden < 1:
         raise ConfigError(f"model.hidden: must be at least 1, not {hidden}")
-    features = int(np.prod(data.shape))
+    layers: Shapes = {"dense1": (prod(data.shape), hidden), "dense2": (hidden, data.num_actions)}
 
     def init(seed: int) -> dict[str, np.ndarray]:
         params: dict[str, np.ndarray] = {}
-        for layer, shape in enumerate([(features, hidden), (hidden, data.num_actions)], start=1):
-            params[f"dense{layer}"] = glorot_uniform(generator(seed, Purpose.MODEL, layer), shape)
-            params[f"dense{layer}_bias"] = np.zeros(shape[1])
+        for layer, (name, shape) in enumerate(layers.items(), start=1):
+            params[name] = glorot_uniform(generator(seed, Purpose.MODEL, layer), shape)
+            params[f"{name}_bias"] = np.zeros(shape[1])
         return params
 
     def scores(params: Params, x: Any) -> Any:
@@ -177,10 +273,19 @@ def mlp(data: DataSpec, hidden: int = 128) -> Model:
         x = relu(_products(params["dense1"], x) + params["dense1_bias"])
         return x @ params["dense2"] + params["dense2_bias"]
 
-    return Model(init, scores, kernel="sparse-mlp" if data.kind == "sparse" else "mlp")
+    kernel: Literal["mlp", "sparse-mlp"] = "sparse-mlp" if data.kind == "sparse" else "mlp"
+    return Model(init, scores, kernel, shapes=_with_biases(layers))
 
 
-BUILT_IN = {"linear": linear, "linear-heads": linear_heads, "cnn": cnn, "mlp": mlp}
+BUILT_IN = {
+    "linear": linear,
+    "linear-width": linear_width,
+    "linear-statistics": linear_statistics,
+    "linear-heads": linear_heads,
+    "two-tower": two_tower,
+    "cnn": cnn,
+    "mlp": mlp,
+}
 
 
 def build_model(name: str, data: DataSpec, parameters: Mapping[str, Any] | None = None) -> Model:

@@ -51,7 +51,7 @@ def candidate_rows(
         shown = contexts.candidates
         assert shown is not None
         owners = np.repeat(np.arange(len(shown)), shown.counts)
-        things, people = _unit(shown.features), _unit(contexts.shared).take(owners)
+        things, people = unit_rows(shown.features), unit_rows(contexts.shared).take(owners)
         made = []
         for part in parts:
             found = {"item": things, "shared": people}.get(part)
@@ -62,7 +62,7 @@ def candidate_rows(
     return rows, width
 
 
-def _unit(features: Features) -> Ragged:
+def unit_rows(features: Features) -> Ragged:
     """Rows of (feature, value) of length one; dense features become rows of all of them."""
     if not isinstance(features, Ragged):
         n, width = len(features), prod(features.shape[1:])

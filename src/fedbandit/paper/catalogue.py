@@ -4,12 +4,26 @@ about them in words.
 Nothing is run or drawn here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
+from fedbandit.paper.claims import (
+    Sentence,
+    above,
+    alike,
+    differs,
+    drops,
+    grows_surer,
+    matters_more,
+    near_best,
+    never_hurts,
+    smaller_rates,
+    steady,
+)
 from fedbandit.presets import preset
 
 Family = Literal["emnist", "so"]
@@ -35,82 +49,11 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Above:
-    """The paper says (or its figure's discussion implies) that one member ends higher than another."""
-
-    higher: str
-    lower: str
-    words: str
-
-
-@dataclass(frozen=True)
-class Alike:
-    """The paper says that two members end at about the same reward."""
-
-    one: str
-    other: str
-    words: str
-
-
-@dataclass(frozen=True)
-class NearBest:
-    """The paper says that a member is the best of these or close to it."""
-
-    member: str
-    others: tuple[str, ...]
-    words: str
-
-
-@dataclass(frozen=True)
-class Steady:
-    """The paper says that a member's trials hardly differ."""
-
-    member: str
-    words: str
-
-
-@dataclass(frozen=True)
-class GrowsSurer:
-    """The paper says that the probability of a member's chosen action rises over the run."""
-
-    member: str
-    words: str
-
-
-@dataclass(frozen=True)
-class MattersMore:
-    """The paper says in which half of a run noise moves the probability of the chosen action more."""
-
-    noisy: str
-    plain: str
-    half: Literal["first", "second"]
-    words: str
-
-
-Claim = Above | Alike | NearBest | Steady | GrowsSurer | MattersMore
-
-
-def labels_of(claim: Claim) -> tuple[str, ...]:
-    """The members that a claim is about."""
-    match claim:
-        case (
-            Above(higher=one, lower=other)
-            | Alike(one=one, other=other)
-            | MattersMore(noisy=one, plain=other)
-        ):
-            return one, other
-        case NearBest():
-            return claim.member, *claim.others
-        case _:
-            return (claim.member,)
-
-
-@dataclass(frozen=True)
 class Figure:
-    """A figure to make: members by label, what it shows of them, and the claims that are judged.
+    """A figure to make: members by label, what it shows of them, and what is said about them.
 
-    `stated` are final rewards that the paper prints in words. `beside` are members of another
-    figure that claims speak of, which are judged once that figure was made too.
+    `stated` are final rewards that the paper prints in words. `beside` are members of other
+    figures that sentences speak of, by label; these are judged once that figure was made too.
     """
 
     name: str
@@ -118,15 +61,10 @@ class Figure:
     family: Family
     members: Mapping[str, Member]
     shows: Literal["reward", "trials", "propensity"] = "reward"
-    stated: Mapping[str, float] = field(
-        default_factory=dict
-    )  # final rewards that the paper states in words
+    stated: Mapping[str, float] = field(default_factory=dict)
     stated_epsilon: Mapping[str, float] = field(default_factory=dict)  # of the paper's population
-    beside: Mapping[str, Member] = field(
-        default_factory=dict
-    )  # runs of another figure that claims speak of
-    beside_figure: str = ""
-    claims: tuple[Claim, ...] = ()
+    beside: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # figure, its label
+    sentences: tuple[Sentence, ...] = ()
 
     @property
     def y_axis(self) -> str:
@@ -139,53 +77,65 @@ class Figure:
 
 
 _POLICIES = ("softmax", "falcon", "epsilon-greedy", "greedy")
-RULES = frozenset(_POLICIES)
 _NAMES = {"emnist": "EMNIST", "so": "Stack Overflow"}
 _EXPLORERS = _POLICIES[:3]
-_HELPS = "exploration almost always helps relative to the baseline greedy strategy, and never hurts"
+_SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
+
+# The paper's words, by section 5 unless said otherwise; what stands in brackets is ours.
+_HELPS = "exploration almost always helps relative to the baseline greedy strategy"
+_NEVER_HURTS = "[exploration] never hurts"
+_CRUCIAL = "exploration is typically crucial since the initial model can arbitrarily prefer certain actions"
 _SHIFT = "exploration helps substantially"
+_LARGER = "the exploration algorithms all reach significantly larger rewards"
 _BASELINE = "the initial model is quite poor, greedy gets a middling improvement on it"
-_SUPERVISED = "nearly identical behavior as greedy for most exploration strategies"
-_SUPERVISED_SO = f"{_SUPERVISED} other than falcon for SO"
+_IDENTICAL = "nearly identical behavior as greedy for most exploration strategies"
+_OTHER = "[nearly identical behavior] other than falcon for SO"
+_EXPECT = "we expect that the performance of greedy deteriorates with respect to the initial model"
 _STRONG = (
     "the initial model has a higher reward than the performance at the end of training from scratch"
 )
-_OFTEN = "the absolute performance of all the methods improves"
+_SMALL = "[in init] the best results are attained for [...] small learning rates"
+_OFTEN = "the absolute performance of all the methods improves [with deployments every 40 rounds]"
 _SOFTMAX = "[softmax is] always either performing the best or close to it"
-_CLAIMS: dict[tuple[str, str], tuple[Claim, ...]] = {
-    ("emnist", "scratch"): tuple(
-        Above(p, "greedy", "exploration is typically crucial") for p in _EXPLORERS
-    ),
-    ("so", "scratch"): tuple(Above(p, "greedy", _HELPS) for p in _EXPLORERS),
-    ("emnist", "init"): (
-        *(Alike(p, "greedy", f"[said of Stack Overflow:] {_SUPERVISED}") for p in _EXPLORERS),
-        *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
-    ),
-    ("so", "init"): (
-        *(Alike(p, "greedy", _SUPERVISED_SO) for p in ("softmax", "epsilon-greedy")),
-        Above(
-            "baseline",
-            "greedy",
-            "the performance of greedy deteriorates with respect to the initial model",
-        ),
-        *(Above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES),
-    ),
-    ("emnist", "init-shift"): tuple(
-        Above(p, "greedy", f"{_SHIFT}; a smaller edge over greedy") for p in _EXPLORERS
-    ),
-    ("so", "init-shift"): (
-        *(Above(p, "greedy", f"{_SHIFT}; particularly pronounced") for p in _EXPLORERS),
-        Above("greedy", "baseline", _BASELINE),
-        Alike("falcon", "softmax", "falcon performs comparably well"),
-    ),
-}
-_CLAIMS |= {
-    (family, "init-shift-deploy40"): (
-        *(Above(p, "greedy", _HELPS) for p in _EXPLORERS),
-        *(Above(p, f"{p} every 200 rounds", _OFTEN) for p in _POLICIES),
+_FALCON = "falcon performs comparably well"
+_FREQUENT = (
+    "[section 1:] a greedy strategy is highly effective when the problem is stationary and the"
+    " model can be updated frequently"
+)
+
+
+def _said_of_setting(family: Family, setting: str) -> tuple[Sentence, ...]:
+    """What the paper says of the four rules in one setting."""
+    if setting == "scratch":
+        words = _CRUCIAL if family == "emnist" else _HELPS
+        return tuple(above(p, "greedy", words) for p in _EXPLORERS)
+    if setting == "init":
+        strong = tuple(above("baseline", f"{p} from scratch", _STRONG) for p in _POLICIES)
+        if family == "emnist":
+            return strong
+        others = [
+            (p, f"{p} {where}") for p in _POLICIES for where in ("from scratch", "after a shift")
+        ]
+        return (
+            *(alike(p, "greedy", _IDENTICAL) for p in ("softmax", "epsilon-greedy")),
+            differs("falcon", "greedy", _OTHER),
+            above("baseline", "greedy", _EXPECT),
+            *strong,
+            smaller_rates(others, _SMALL),
+        )
+    if setting == "init-shift":
+        if family == "emnist":
+            return tuple(above(p, "greedy", _SHIFT) for p in _EXPLORERS)
+        return (
+            *(above(p, "greedy", _LARGER) for p in _EXPLORERS),
+            above("greedy", "baseline", _BASELINE),
+        )
+    return (
+        *(above(p, "greedy", _HELPS) for p in _EXPLORERS),
+        *(above(p, f"{p} every 200 rounds", _OFTEN) for p in _POLICIES),
     )
-    for family in ("emnist", "so")
-}
+
+
 _STATED = {
     ("emnist", "init-shift"): {"epsilon-greedy": 0.71},
     ("so", "init-shift"): {"softmax": 0.81, "epsilon-greedy": 0.72},
@@ -198,14 +148,11 @@ def _policies_figure(name: str, family: Family, setting: str) -> Figure:
     often = setting != scenario
     beside = {}
     if often:
-        beside = {
-            f"{policy} every 200 rounds": Member(f"{family}-{scenario}-{policy}")
-            for policy in _POLICIES
-        }
+        beside = {f"{p} every 200 rounds": (f"{name[:-1]}c", p) for p in _POLICIES}
     elif setting == "init":
-        beside = {
-            f"{policy} from scratch": Member(f"{family}-scratch-{policy}") for policy in _POLICIES
-        }
+        beside = {f"{p} from scratch": (f"{name[:-1]}a", p) for p in _POLICIES}
+        if family == "so":
+            beside |= {f"{p} after a shift": (f"{name[:-1]}c", p) for p in _POLICIES}
     others = tuple(policy for policy in _POLICIES if policy != "softmax")
     return Figure(
         name=name,
@@ -213,9 +160,13 @@ def _policies_figure(name: str, family: Family, setting: str) -> Figure:
         family=family,
         members={policy: Member(f"{family}-{setting}-{policy}") for policy in with_baseline},
         stated=_STATED.get((family, setting), {}),
-        claims=(*_CLAIMS[family, setting], NearBest("softmax", others, _SOFTMAX)),
+        sentences=(
+            *_said_of_setting(family, setting),
+            *(never_hurts(p, "greedy", _NEVER_HURTS) for p in _EXPLORERS),
+            near_best("softmax", others, _SOFTMAX),
+            alike("falcon", "softmax", _FALCON),
+        ),
         beside=beside,
-        beside_figure=f"{name[:-1]}{'c' if often else 'a'}" if beside else "",
     )
 
 
@@ -226,8 +177,8 @@ def _trials_figure(name: str, family: Family) -> Figure:
         family,
         {"softmax": Member(f"{family}-init-shift-softmax")},
         "trials",
-        claims=(
-            Steady("softmax", "the variation in rewards across repeated trials is negligible"),
+        sentences=(
+            steady("softmax", "the variation in rewards across repeated trials is negligible"),
         ),
     )
 
@@ -240,18 +191,18 @@ def _server_optimizer(family: Family) -> Figure:
     )
     labels = ("softmax, Adam", "softmax, SGD")
     changed = "[server SGD in place of Adam:"
-    claim: Claim = Alike(
+    said: Sentence = alike(
         *labels, f"{changed}] no change in the final performance at tuned hyperparameters"
     )
     if family == "so":
-        claim = Above(*labels, f"{changed} the reward] drops from 0.81 to 0.62")
+        said = drops(*labels, (0.81, 0.62), f"{changed} the reward] drops from 0.81 to 0.62")
     return Figure(
         name="ablation-server-optimizer",
         title=f"{_NAMES[family]}, init-shift, softmax: the server's optimiser",
         family=family,
         members=dict(zip(labels, (adam, sgd), strict=True)),
         stated=dict(zip(labels, (0.81, 0.62), strict=True)) if family == "so" else {},
-        claims=(claim,),
+        sentences=(said,),
     )
 
 
@@ -261,14 +212,15 @@ def _importance_weighting(family: Family) -> Figure:
     values = (0.72, 0.47) if family == "so" else (0.71, 0.60)
     labels = ("epsilon-greedy, regression", "epsilon-greedy, importance-weighted")
     fall = f"from {values[0]:g} to {values[1]:g}"
-    words = f"weighted regression worsens the performance in the init-shift setting {fall}"
+    words = f"weighted regression worsens the performance in the init-shift setting [...] {fall}"
+    unstable = "the destabilizing effects of the variance from importance weighting"
     return Figure(
         name="ablation-importance-weighting",
         title=f"{_NAMES[family]}, init-shift, ε-greedy: importance weights",
         family=family,
         members=dict(zip(labels, (plain, weighted), strict=True)),
         stated=dict(zip(labels, values, strict=True)),
-        claims=(Above(*labels, words),),
+        sentences=(above(*labels, unstable), drops(*labels, values, words)),
     )
 
 
@@ -293,15 +245,15 @@ def _extrapolation() -> Figure:
     }
     first, *others = members
     words = (
-        "if we also linearly scale up clients per round from 64 to 6400, the utility measured by reward is expected to"
-        " be similar"
+        "[expected of EMNIST, tried on text:] if we also linearly scale up clients per round from"
+        " 64 to 6400, the utility measured by reward is expected to be similar"
     )
     return Figure(
         "extrapolation",
         "Stack Overflow, scratch: noise and clients a round grown together",
         "so",
         members,
-        claims=tuple(Alike(other, first, words) for other in others),
+        sentences=tuple(alike(other, first, words, "ours") for other in others),
     )
 
 
@@ -320,13 +272,13 @@ def _cohorts() -> Figure:
         "a particular useful tuning strategy for DP is to sample large number of clients per round"
     )
     least, middle, most = (f"{clients} clients, ε = 4" for clients in (64, 640, 2560))
-    claims = (Above(middle, least, words), Above(most, middle, words))
+    claims = (above(middle, least, words), above(most, middle, words))
     return Figure(
         "cohorts",
         "Stack Overflow, scratch, ε = 4: more clients a round",
         "so",
         members,
-        claims=claims,
+        sentences=claims,
     )
 
 
@@ -349,11 +301,11 @@ def _population() -> Figure:
         for label, (changes, suffix) in modes.items()
     }
     words = {
-        "caches": "a minor mismatch between the descriptions of Algorithms 1 and 4",
+        "caches": "a minor mismatch between the descriptions of Algorithms [1 and 4]",
         "caches, one in four pulls": "[we] do not incorporate heterogeneous delays in model deployment across clients",
     }
     claims = tuple(
-        Alike(f"{label}, every {every}", f"simple mode, every {every}", said)
+        alike(f"{label}, every {every}", f"simple mode, every {every}", said, "scope")
         for every in (200, 40)
         for label, said in words.items()
     )
@@ -362,7 +314,7 @@ def _population() -> Figure:
         "Stack Overflow, init-shift, softmax: what a cache costs",
         "so",
         members,
-        claims=claims,
+        sentences=claims,
     )
 
 
@@ -378,21 +330,51 @@ def _weights() -> Figure:
         "regression, client rate 0.05": Member(start, small, "+client-0.05"),
         "weighted, client rate 0.05": Member(start, {**small, **weighted}, "+client-0.05+weighted"),
     }
-    words = (
-        "destabilizing effects of the variance from importance weighting on the learning process"
-    )
-    claims = tuple(
-        Above(f"regression, client rate {r}", f"weighted, client rate {r}", words)
+    said = tuple(
+        above(f"weighted, client rate {r}", f"regression, client rate {r}", "", "ours")
         for r in ("2", "0.05")
     )
     title = "Stack Overflow, init-shift, softmax: importance weights and the client rate"
-    return Figure("weights", title, "so", members, claims=claims)
+    return Figure("weights", title, "so", members, sentences=said)
+
+
+def _frequent() -> Figure:
+    """The stationary problem with a new model every round, where the paper finds greedy strong."""
+    changes = {"deploy_every": 1}
+    members = {p: Member(f"so-scratch-{p}", changes, "+every-round") for p in _POLICIES}
+    said = (near_best("greedy", _EXPLORERS, _FREQUENT),)
+    title = "Stack Overflow, scratch, deploying every round"
+    return Figure("frequent", title, "so", members, sentences=said)
+
+
+def _temperature(name: str) -> Figure:
+    """Softmax at the three temperatures of the paper's grid, in one setting."""
+    setting = name.removeprefix("temperature-")
+    start = f"so-{setting}-softmax"
+    low, middle, high = (f"beta = {beta:g}" for beta in (0.02, 0.05, 0.1))
+    members = {
+        label: Member(start, {"policy.beta": beta}, "" if beta == 0.05 else f"+beta-{beta:g}")
+        for label, beta in ((low, 0.02), (middle, 0.05), (high, 0.1))
+    }
+    words = "a temperature parameter of 0.05 performs the best in all regimes other than init-shift"
+    said: tuple[Sentence, ...] = (above(middle, low, words), above(middle, high, words))
+    if setting == "init-shift":
+        words = "[in init-shift] a slightly higher choice of 0.1 does somewhat better"
+        fine = "[in init-shift] 0.05 is still reasonably good"
+        said = (above(high, middle, words), near_best(middle, (low, high), fine))
+    title = f"Stack Overflow, {setting}, softmax: the temperature"
+    return Figure(name, title, "so", members, sentences=said)
 
 
 _LARGE = {"extrapolation": _extrapolation, "cohorts": _cohorts, "population": _population}
-_OWN = {"weights": _weights, **_LARGE}
+_TEMPERATURES = tuple(f"temperature-{setting}" for setting in ("scratch", "init", "init-shift"))
+_OWN: dict[str, Callable[[], Figure]] = {
+    "frequent": _frequent,
+    **{name: partial(_temperature, name) for name in _TEMPERATURES},
+    "weights": _weights,
+    **_LARGE,
+}
 OURS = tuple(_OWN)  # figures that the paper does not have
-_SETTINGS = {"a": "scratch", "b": "init", "c": "init-shift", "d": "init-shift-deploy40"}
 
 
 def figure_names() -> list[str]:
@@ -447,27 +429,26 @@ def _privacy_figure(name: str, family: Family, propensity: bool) -> Figure:
         members={label: Member(preset_name) for label, preset_name in labels.items()},
         shows="propensity" if propensity else "reward",
         stated_epsilon={"NM=0.3": 15.8, "NM=0.7": 1.5} if family == "so" else {},
-        claims=_exploration_claims(family, *labels) if propensity else _privacy_claims(*labels),
+        sentences=_exploration_claims(family, *labels) if propensity else _privacy_claims(*labels),
     )
 
 
-def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Claim, ...]:
+def _privacy_claims(none: str, clipped: str, small: str, large: str) -> tuple[Sentence, ...]:
     return (
-        Alike(clipped, none, "clipping alone does not necessarily degrade the model utility"),
-        Above(small, large, "noise multiplier controls the privacy-utility trade-off"),
+        alike(clipped, none, "clipping alone does not necessarily degrade the model utility"),
+        above(small, large, "noise multiplier controls the privacy-utility trade-off"),
     )
 
 
 def _exploration_claims(
     family: Family, none: str, clipped: str, small: str, large: str
-) -> tuple[Claim, ...]:
+) -> tuple[Sentence, ...]:
     annealing = (
         "the probability of chosen actions gradually increase as the models become more confident"
     )
-    half: Literal["first", "second"] = "first" if family == "so" else "second"
     early = "DP seems to have a larger effect on the probability at the early stage of training"
     late = "[DP's] effect [on the probability] happens at later stage"
     return (
-        *(GrowsSurer(member, annealing) for member in (none, clipped, small, large)),
-        MattersMore(large, none, half, early if family == "so" else late),
+        *(grows_surer(member, annealing) for member in (none, clipped, small, large)),
+        matters_more(large, none, family == "so", early if family == "so" else late),
     )

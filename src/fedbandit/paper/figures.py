@@ -1,16 +1,14 @@
 """A figure of the paper: run what is missing, draw it, and hold it against what the paper says.
 
-Every claim in the paper's words is judged by seeds: `agrees` or `disagrees` beyond two standard
-errors, else `not clear`. The numbers behind a picture lie beside it as JSON.
+The numbers behind a picture lie beside it as JSON; `records` reads and judges them.
 """
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -21,162 +19,13 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json, write_text
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.federated.round import Phase
-from fedbandit.paper.catalogue import (
-    EMBEDDED,
-    RULES,
-    Above,
-    Alike,
-    Claim,
-    Family,
-    Figure,
-    GrowsSurer,
-    MattersMore,
-    Member,
-    NearBest,
-    Steady,
-    figure,
-    labels_of,
-)
-from fedbandit.paper.page import page, read_figures
-from fedbandit.results.differences import Difference, from_zero, standard_error, with_error
+from fedbandit.paper.catalogue import EMBEDDED, Family, Figure, figure
+from fedbandit.paper.records import RULES, page, read_figures, text_of
+from fedbandit.results.differences import standard_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.compare import Curves, read_curves, run_members, table, telling
-from fedbandit.studies.search import effort, effort_in_words, scaled, tune
-
-Verdict = Literal["agrees", "disagrees", "not clear"]
-
-
-@dataclass(frozen=True)
-class FigureVerdict:
-    """A claim of the paper and what came out here: a difference of final rewards, with its standard
-    error.
-    """
-
-    claim: str
-    words: str
-    difference: float
-    error: float
-    verdict: Verdict
-
-
-def judge(claim: Claim, curves: Mapping[str, Curves]) -> FigureVerdict:
-    """Whether the seeds bear a claim out; differences within two standard errors decide nothing.
-
-    `curves` has the members that the claim speaks of, those of other figures among them. A claim of
-    likeness allows five percent of the larger reward.
-    """
-    match claim:
-        case Above():
-            text = f"{claim.higher} above {claim.lower}"
-            return _positive(text, claim.words, curves[claim.higher].minus(curves[claim.lower]))
-        case Alike():
-            pair = curves[claim.one], curves[claim.other]
-            allowed = _ALIKE * max(
-                (member.final.mean() for member in pair if len(member.final)), default=math.nan
-            )
-            text = f"{claim.one} about as {claim.other}"
-            return _within(text, claim.words, pair[0].minus(pair[1]), -allowed, allowed)
-        case NearBest():
-            ended = [label for label in claim.others if len(curves[label].final)]
-            best = max(
-                ended, key=lambda label: float(curves[label].final.mean()), default=claim.others[0]
-            )
-            allowed = _ALIKE * float(curves[best].final.mean()) if ended else math.nan
-            text = f"{claim.member} the best or close to {best}"
-            found = curves[claim.member].minus(curves[best])
-            return _within(text, claim.words, found, -allowed, math.inf)
-        case Steady():
-            final = curves[claim.member].final
-            spread = float(final.std(ddof=1) / final.mean()) if len(final) > 1 else math.nan
-            text = f"{claim.member}'s standard deviation over its mean, at most {_NEGLIGIBLE:g}"
-            enough = len(final) > 2  # two trials may be alike by chance
-            verdict: Verdict = "agrees" if spread <= _NEGLIGIBLE else "disagrees"
-            verdict = verdict if enough else "not clear"
-            return FigureVerdict(text, claim.words, spread, math.nan, verdict)
-        case GrowsSurer():
-            first, last = _parts(curves[claim.member].propensity, 10, (0, -1))
-            text = f"{claim.member}: probability in the last tenth above the first"
-            return _positive(text, claim.words, from_zero(last - first))
-        case MattersMore():
-            one, other = _paired(curves[claim.noisy], curves[claim.plain])
-            early, late = _parts(np.abs(one - other), 2, (0, 1))
-            difference = early - late if claim.half == "first" else late - early
-            text = f"{claim.noisy} against {claim.plain}: probability moved more in the {claim.half} half"
-            return _positive(text, claim.words, from_zero(difference))
-
-
-def _positive(text: str, words: str, found: Difference) -> FigureVerdict:
-    """Whether a difference lies above zero, two standard errors at least; no difference at all
-    decides nothing.
-    """
-    verdict: Verdict = "agrees" if found.mean > 0 else "disagrees"
-    sure = abs(found.mean) > _SURE * found.error
-    return FigureVerdict(text, words, found.mean, found.error, verdict if sure else "not clear")
-
-
-def _within(text: str, words: str, found: Difference, low: float, high: float) -> FigureVerdict:
-    """Whether a difference lies between these ends, two standard errors either way."""
-    slack = _SURE * found.error if math.isfinite(found.error) else math.inf
-    verdict: Verdict = "not clear"
-    if low <= found.mean - slack and found.mean + slack <= high:
-        verdict = "agrees"
-    elif found.mean + slack < low or found.mean - slack > high:
-        verdict = "disagrees"
-    return FigureVerdict(text, words, found.mean, found.error, verdict)
-
-
-def _parts(
-    curves: np.ndarray, number: int, which: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means over two of `number` equal parts of the rounds: [seeds] each."""
-    parts = np.array_split(np.nan_to_num(curves), min(number, max(1, curves.shape[1])), axis=1)
-    first, second = (parts[i].mean(axis=1) if curves.size else np.zeros(0) for i in which)
-    return first, second
-
-
-def _paired(one: Curves, other: Curves) -> tuple[np.ndarray, np.ndarray]:
-    """The probabilities of the chosen action, for the seeds that both have."""
-    shared = [seed for seed in one.seeds if seed in other.seeds]
-    first, second = (c.propensity[[c.seeds.index(seed) for seed in shared]] for c in (one, other))
-    return first, second
-
-
-def epsilons_in_words(epsilons: Mapping[str, float | None], stated: Mapping[str, float]) -> str:
-    """The epsilon of each private member, beside what the paper states for its own population."""
-    lines = ["epsilon (RDP) of the released weights, for the clients of this data set:"]
-    for label, epsilon in epsilons.items():
-        there = (
-            f"; the paper states {stated[label]:g} for its 342,477 users" if label in stated else ""
-        )
-        lines.append(f"  {label}: {'none' if epsilon is None else f'{epsilon:.4g}'}{there}")
-    return "\n".join(lines)
-
-
-def beside_the_paper(
-    figure: Figure, curves: Mapping[str, Curves], judged: Sequence[FigureVerdict]
-) -> str:
-    """The table of final rewards, the paper's stated numbers where it states any, and the verdicts
-    on its claims.
-    """
-    lines = [table(curves, "member")]
-    if figure.stated:
-        lines.append("\nstated in the paper's text (its data, tuned rates):")
-        for label, value in figure.stated.items():
-            ours = curves[label].final
-            lines.append(
-                f"  {label}: {value:.2f} there, {ours.mean():.4f} here"
-                if len(ours)
-                else f"  {label}: -"
-            )
-    if judged:
-        width = max(len(verdict.claim) for verdict in judged)
-        lines.append("\nthe paper's claims (difference ± standard error over seeds, paired):")
-        lines += [
-            f"  {v.claim:<{width}}  {with_error(f'{v.difference:+8.4f}', v.error)}  {v.verdict:<9}  ({v.words})"
-            for v in judged
-        ]
-    return "\n".join(lines)
+from fedbandit.studies.compare import Curves, run_members, telling
+from fedbandit.studies.search import effort, scaled, tune
 
 
 @dataclass(frozen=True)
@@ -259,8 +108,10 @@ def make_figure(
     curves = run_members(
         members, range(request.seeds), folder, runner=request.runner, on_end=telling(say)
     )
-    rates = "tuned here" if request.tune_minutes is not None else "published rates"
     config = next(iter(members.values()))
+    rates = "tuned here" if request.tune_minutes is not None else "published rates"
+    if wanted.family == "emnist" and config.scenario != "scratch":
+        rates += " (those of pre-training are ours)"
     told = regime(dataset, config)
     note = describe(dataset, config.rounds, config.deploy_every, request, rates, told.in_words())
     stem = out / (
@@ -271,27 +122,11 @@ def make_figure(
         _draw(wanted, members, curves, stem.with_suffix(suffix), note)
         for suffix in (".svg", ".png")
     )
-    kind = "published" if request.tune_minutes is None else "tuned"
-    known = {**curves, **_finished(wanted.beside, place / kind, request.seeds)}
-    claims = [claim for claim in wanted.claims if all(label in known for label in labels_of(claim))]
-    verdicts = [judge(claim, known) for claim in claims]
-    text = f"{wanted.name}: {wanted.title}\n{note}\n\n{beside_the_paper(wanted, curves, verdicts)}"
-    if len(claims) < len(wanted.claims):
-        text += f"\n\nthe paper sets it beside {wanted.beside_figure}; make that too, and then this one again"
     epsilons = {label: _epsilon(folder(label, 0)) for label in members}
-    if any(epsilon is not None for epsilon in epsilons.values()):
-        text += f"\n\n{epsilons_in_words(epsilons, wanted.stated_epsilon)}"
-    efforts = effort(keys, place / "tuning") if request.tune_minutes is not None else {}
-    if efforts:
-        text += f"\n\n{effort_in_words(efforts)}"
-    found = _found(wanted, members, curves, efforts, verdicts)
-    facts = {
-        "data": dataset.header.name,
-        "model": model,
-        "regime": asdict(told),
-        "setting": _setting(wanted),
-    }
-    facts["scale"] = request.scale
+    efforts = {}
+    if request.tune_minutes is not None:
+        before = {keys[label]: config for label, config in published.items()}
+        efforts = effort(keys, before, place / "tuning")
     kept = stem.with_suffix(".json")
     write_json(
         kept,
@@ -299,31 +134,36 @@ def make_figure(
             "figure": wanted.name,
             "title": wanted.title,
             "note": note,
-            **facts,
-            **found,
-            "text": text,
+            "data": dataset.header.name,
+            "model": model,
+            "regime": asdict(told),
+            "setting": _setting(wanted),
+            "scale": request.scale,
+            **_found(wanted, members, curves, efforts),
+            "epsilons": epsilons if any(epsilons.values()) else {},
         },
     )
-    return Made(wanted.name, text, png, kept)
+    [record] = [one for one in read_figures([out]) if one.path == kept]
+    return Made(wanted.name, text_of(record), png, kept)
 
 
 def make_figures(
     names: Sequence[str], request: FigureRequest, out: Path, say: Callable[[str], None] = print
 ) -> tuple[list[Made], Path | None]:
-    """Make figures one after another, and of several a page beside them: its path, None for a
-    single figure.
+    """Make figures one after another, and of several a page beside them: its path, None for one.
 
     Of several, those that the given data does not fit take embedded data.
     """
     if len(names) == 1:
         return [make_figure(names[0], request, out, say)], None
-    made = [make_figure(name, _fitting(name, request), out, say) for name in names]
+    made = [make_figure(name, fitting(name, request), out, say) for name in names]
     index = out / "index.html"
     write_text(index, page(read_figures([one.kept for one in made]), index.parent))
     return made, index
 
 
-def _fitting(name: str, request: FigureRequest) -> FigureRequest:
+def fitting(name: str, request: FigureRequest) -> FigureRequest:
+    """The request, with embedded data where the given data does not fit the figure."""
     if request.data is None or name.startswith("ablation-"):
         return request
     sparse = open_dataset(request.data).header.kind == "sparse"
@@ -426,16 +266,6 @@ def runs_folder(out: Path, dataset: FederatedDataset, request: FigureRequest) ->
     )
 
 
-def _finished(members: Mapping[str, Member], folder: Path, seeds: int) -> dict[str, Curves]:
-    """The runs of another figure, of those members that have run with all seeds."""
-    found = {}
-    for label, member in members.items():
-        runs = [folder / member.key / f"seed-{seed}" for seed in range(seeds)]
-        if all((run / "summary.json").exists() for run in runs):
-            found[label] = read_curves(runs)
-    return found
-
-
 def _epsilon(run: Path) -> float | None:
     """The epsilon that a private run has spent, by the accountant that the paper uses; None for any
     other.
@@ -478,7 +308,7 @@ def _with_losses(label: str, curves: Curves) -> str:
 
 def _setting(wanted: Figure) -> str | None:
     """The setting in which the four rules are compared, for figures that compare them."""
-    return wanted.title if len(RULES & wanted.members.keys()) == len(RULES) else None
+    return wanted.title if {*RULES} <= wanted.members.keys() else None
 
 
 def _found(
@@ -486,9 +316,8 @@ def _found(
     members: Mapping[str, Config],
     curves: Mapping[str, Curves],
     efforts: Mapping[str, tuple[int, int]],
-    verdicts: Sequence[FigureVerdict],
 ) -> dict[str, Any]:
-    """The numbers behind the picture, for tables elsewhere."""
+    """The numbers behind the picture, from which verdicts and tables are made."""
     return {
         "members": {
             label: {
@@ -497,6 +326,7 @@ def _found(
                 "final": c.final.tolist(),
                 "seeds": list(c.seeds),
                 "diverged": list(c.diverged),
+                "propensity_by_period": _by_period(c, members[label].deploy_every, wanted),
                 "paper": wanted.stated.get(label),
                 "server.learning_rate": members[label].server.learning_rate,
                 "client.learning_rate": members[label].client.learning_rate,
@@ -511,10 +341,14 @@ def _found(
             label: {"looked_at": seen, "grid_points": total}
             for label, (seen, total) in efforts.items()
         },
-        "claims": [asdict(verdict) for verdict in verdicts],
     }
 
 
-_SURE = 2.0  # standard errors
-_ALIKE = 0.05  # what "nearly identical" and "close to" allow, relative to the larger reward
-_NEGLIGIBLE = 0.02  # of the mean: what a spread over trials may be
+def _by_period(curves: Curves, deploy_every: int, wanted: Figure) -> list[list[float]] | None:
+    """The mean probability of the chosen action in each whole deployment period: [seeds, periods]."""
+    if wanted.shows != "propensity":
+        return None
+    seeds, rounds = curves.propensity.shape
+    whole = curves.propensity[:, : rounds - rounds % deploy_every]
+    by_period = whole.reshape(seeds, -1, deploy_every).mean(axis=2)
+    return [[round(value, 6) for value in row] for row in by_period.tolist()]

@@ -1,6 +1,8 @@
-"""Compiled forms of the built-in rules: exploring and drawing in one pass, with the bits of the plain forms.
+"""Compiled forms of the built-in rules: exploring and drawing in one pass, with the bits of the
+plain forms.
 
-A rule offers its form here as `sample_fused`. None of them knows unavailable actions: those take the plain way.
+A rule offers its form here as `sample_fused`. None of them knows unavailable actions: those take
+the plain way.
 """
 
 from collections.abc import Callable

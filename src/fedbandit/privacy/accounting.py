@@ -13,17 +13,16 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedbandit.privacy.discrete import DeviceNoise
 from fedbandit.privacy.plan import PrivacyPlan
 
 Accountant = Literal["rdp", "pld"]
-NoiseSource = Literal["seed", "system"]
+NoiseSource = Literal["seed", "system", "devices"]
 _HOPELESS = 100.0  # an RDP epsilon above which a privacy loss distribution takes minutes to say nothing else
 _INTERVAL = (
     1e-3  # of its grid; rounded up, so that a coarser grid states more epsilon and never less
 )
 _WHOLE_ORDERS = (*range(2, 64), 128, 256, 512, 1024)  # the whole ones of the accountant's own
-Orders = tuple[float, ...] | None
-"""Of Rényi divergence; None: the accountant's own."""
 
 
 def epsilon_of(event: Any, delta: float, accountant: Accountant = "rdp") -> float:
@@ -98,6 +97,7 @@ class Ledger:
     reason: str | None = None  # why this mechanism, where it was chosen by its error
     discrete: bool = False  # the noise is discrete Gaussian: its moments are known at whole orders, its PLD is not
     redraws: Redraws | None = None  # of secure sums under Poisson sampling
+    tolerance: DeviceNoise | None = None  # of noise that devices add themselves
 
     def events(self, rounds: int) -> list[Any]:
         """What the first `rounds` rounds release of each group of clients: one event a group.
@@ -120,10 +120,9 @@ class Ledger:
 
         if self.plan.noise_multiplier == 0:
             return math.inf if rounds or self.pretraining else 0.0
-        groups = [
-            self._rdp_of_first(rounds),
-            *([] if self.pretraining is None else [self._rdp_before]),
-        ]
+        groups = [self._rdp(self.plan, rounds)]
+        if self.pretraining is not None:
+            groups.append(self._rdp(self.pretraining, self.pretraining.rounds))
         eta = self.redraw_chance
         delta = self.plan.delta - rounds * eta
         if delta <= 0:
@@ -175,32 +174,16 @@ class Ledger:
     def _orders(self) -> np.ndarray:
         from dp_accounting import rdp
 
-        orders: np.ndarray = rdp.RdpAccountant(self._whole_orders).orders
-        return orders
+        return np.asarray(rdp.RdpAccountant(_WHOLE_ORDERS if self.discrete else None).orders)
 
-    @property
-    def _whole_orders(self) -> Orders:
-        return _WHOLE_ORDERS if self.discrete else None
-
-    @cached_property
-    def _rdp_before(self) -> np.ndarray:
-        assert self.pretraining is not None
-        spent: np.ndarray = self.pretraining.rounds * _rdp_of_one(
-            self.pretraining.event(1), self._whole_orders
-        )
-        return spent
-
-    def _rdp_of_first(self, rounds: int) -> np.ndarray:
+    def _rdp(self, plan: PrivacyPlan, rounds: int) -> np.ndarray:
+        """Rényi divergence of a plan's first rounds, at each of the accountant's orders."""
         if rounds == 0:
             return np.zeros(len(self._orders))
-        if self.plan.amplified:
-            return self.plan.turns(rounds) * _rdp_of_one(self.plan.event(1), self._whole_orders)
-        spent: np.ndarray = (
-            self._orders
-            * self.plan.squared_sensitivities[rounds]
-            / (2 * self.plan.noise_multiplier**2)
-        )
-        return spent
+        if plan.amplified:
+            return plan.turns(rounds) * _rdp_of_one(plan.event(1), self.discrete)
+        spent = self._orders * plan.squared_sensitivities[rounds]
+        return np.asarray(spent / (2 * plan.noise_multiplier**2))
 
 
 def least_noise(epsilon_at: Callable[[float], float], target: float) -> float:
@@ -237,12 +220,12 @@ def finite(epsilon: float) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def _rdp_of_one(event: Any, orders: Orders) -> np.ndarray:
+def _rdp_of_one(event: Any, discrete: bool) -> np.ndarray:
     from dp_accounting import rdp
 
     with _quiet():
-        spent: np.ndarray = rdp.RdpAccountant(orders).compose(event).rdp
-        return spent
+        accountant = rdp.RdpAccountant(_WHOLE_ORDERS if discrete else None)
+        return np.asarray(accountant.compose(event).rdp)
 
 
 @contextmanager

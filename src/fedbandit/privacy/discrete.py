@@ -1,11 +1,15 @@
 """Discrete Gaussian noise: whole numbers, exp(-x²/2σ²) as likely as 0, from the operating system's randomness.
 
-Knows nothing of plans or rounds. Every decision is exact, so that no low bits of floating point can tell anything.
+Knows nothing of plans or rounds, and needs numpy alone. Every decision is exact, so that no low
+bits of floating point can tell anything. `DeviceNoise` is the share that each device of a secure sum
+adds itself, so that its server never sees an exact sum: the shares of the honest devices that stay
+make up the plan's noise.
 """
 
 import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
@@ -72,8 +76,7 @@ def _accepted(
         taken[index] = _exactly(
             int(value[index]), int(heights[index]), deviation, int(chance[index]), entropy
         )
-    signed: np.ndarray = np.where(negative, -value, value)[taken]
-    return signed
+    return np.asarray(np.where(negative, -value, value)[taken])
 
 
 def _exactly(
@@ -118,3 +121,76 @@ def _envelope(deviation: float) -> _Envelope:
     table = np.full(2 ** math.ceil(math.log2(heights.sum())), -1, np.int16)
     table[: heights.sum()] = np.repeat(np.arange(blocks, dtype=np.int16), heights)
     return _Envelope(width, heights, table)
+
+
+@dataclass(frozen=True)
+class DeviceNoise:
+    """How much goes wrong in a round at most while its noise is still that of the plan.
+
+    Of a cohort that has exchanged keys, a part may drop out before its vector is in the sum, and a
+    part may work with the server and tell it their own noise.
+
+    Examples:
+        >>> tolerance = DeviceNoise(dropout=0.2, colluders=0.1)
+        >>> tolerance.survivors(100), tolerance.honest(100)
+        (80, 70)
+        >>> f"{tolerance.share(100, 7.0):.3f} clip norms each, {tolerance.excess(100):.3f} too much"
+        '0.837 clip norms each, 1.195 too much'
+    """
+
+    dropout: float = 0.2
+    colluders: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout: from 0 to below 1, not {self.dropout}")
+        if not 0 <= self.colluders < 1 / 3:
+            raise ValueError(f"colluders: from 0 to below a third, not {self.colluders}")
+        if not self.dropout + self.colluders < 1:
+            raise ValueError("dropout: with colluders it must leave some honest devices")
+
+    def survivors(self, cohort: int) -> int:
+        """The devices that must be in a sum, or it is not unmasked."""
+        return math.ceil((1 - self.dropout) * cohort - 1e-9)
+
+    def honest(self, cohort: int) -> int:
+        """Those of them, at least, whose noise the server does not know."""
+        found = self.survivors(cohort) - math.floor(self.colluders * cohort + 1e-9)
+        if found < 1:
+            raise ValueError(f"clients_per_round: {cohort} devices leave no honest one")
+        return found
+
+    def share(self, cohort: int, multiplier: float) -> float:
+        """Deviation of one device's noise, in units of the whole."""
+        return multiplier / math.sqrt(self.honest(cohort))
+
+    def excess(self, cohort: int) -> float:
+        """How much more noise there is if nobody drops out: what tolerance costs."""
+        return math.sqrt(cohort / self.honest(cohort))
+
+    def drawn(self, size: int, cohort: int, multiplier: float, step: float) -> np.ndarray:
+        """One device's share in whole steps of `step` clip norms: int64 [size], discrete Gaussian."""
+        return discrete_gaussians(self.share(cohort, multiplier) / step, size)
+
+
+def sum_divergence(deviation: float, devices: int) -> float:
+    """How far a sum of discrete Gaussians is from one, as tau of Kairouz, Liu and Steinke (2021).
+
+    With `deviation` steps each, their sum costs as much as noise of root(devices) times that, but
+    for tau·root(numbers) beside the sensitivity over the noise (theorem 1 of arXiv 2102.06387).
+
+    Examples:
+        >>> sum_divergence(10.0, 1000) < 1e-300
+        True
+    """
+    first = 2 * math.pi**2 * deviation**2
+    shares = np.arange(1, devices)
+    return 10 * float(np.exp(-first * shares / (shares + 1)).sum())
+
+
+def gaussian_epsilon(multiplier: float, turns: int, delta: float) -> float:
+    """Epsilon of this many turns with this noise, by Rényi divergence: what a device can check itself."""
+    orders = 1 + np.geomspace(1e-2, 1e4, 2000)
+    rho = turns / (2 * multiplier**2)
+    spent = rho * orders + (np.log1p(-1 / orders) - (np.log(delta) + np.log(orders)) / (orders - 1))
+    return max(0.0, float(spent.min()))

@@ -9,36 +9,28 @@ steps of a public grid: no low bits of floating point can tell what was summed.
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from itertools import count
+from typing import Any
 
 import numpy as np
 
 from fedbandit.core.errors import FedbanditError
-from fedbandit.core.randomness import Purpose, generator
-from fedbandit.federated.server import Summing
+from fedbandit.core.randomness import Purpose, Secret, generator
+from fedbandit.federated.server import PlainMean
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.discrete import discrete_gaussians
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.strategies import Memory, Strategy, stays_whole
+from fedbandit.privacy.strategies import Independent, Memory, Strategy, stays_whole
 
 _UPDATE, _COUNT = 0, 1
 
 
-class NoiseStream(Protocol):
-    """The noise of round after round, in units of one standard deviation of its independent parts."""
-
-    def update(self, number: int, like: np.ndarray) -> np.ndarray:
-        """Noise for a round's sum of updates, shaped and typed as `like`."""
-        ...
-
-    def count(self, number: int) -> float:
-        """Noise for a round's count of unclipped updates."""
-        ...
-
-
 class SimulatedNoise:
-    """Noise that follows from a seed. Rounds may be asked for in any order; the next after the last one is fast.
+    """Noise that follows from a seed, in units of the deviation of its independent parts.
+
+    Rounds may be asked for in any order; the next after the last one is fast.
 
     The plan, and whatever else tells a run from others (`of`), is part of the noise's address: if two runs drew the
     same normals and scaled them differently, or added them to different sums, the difference would undo the noise.
@@ -55,6 +47,7 @@ class SimulatedNoise:
         return f"SimulatedNoise({self._seed}, {self._run})"
 
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
+        """Noise for a round's sum of updates, shaped and typed as `like`."""
         if number <= self._done:
             self._done, self._memory = 0, {}
         noise = np.empty(0)
@@ -66,9 +59,9 @@ class SimulatedNoise:
         return noise
 
     def count(self, number: int) -> float:
-        return float(
-            generator(self._seed, Purpose.NOISE, self._run, number, _COUNT).standard_normal()
-        )
+        """Noise for a round's count of unclipped updates."""
+        rng = generator(self._seed, Purpose.NOISE, self._run, number, _COUNT)
+        return float(rng.standard_normal())
 
 
 class DrawnOnce(FedbanditError, ValueError):
@@ -91,7 +84,7 @@ class GridNoise:
     def __init__(
         self, strategy: Strategy, deviation: float, done: int = 0, memory: Memory | None = None
     ) -> None:
-        self._strategy, self._deviation, self._done = strategy, deviation, done
+        self._strategy, self._deviation, self.done = strategy, deviation, done
         self._whole = stays_whole(strategy)
         steps = {at: value * float(deviation) for at, value in (memory or {}).items()}
         if self._whole:
@@ -103,61 +96,98 @@ class GridNoise:
         """Memory to keep, secretly, to resume after `done` rounds: in units of `deviation`."""
         return {at: value / self._deviation for at, value in self._memory.items()}
 
-    @property
-    def done(self) -> int:
-        return self._done
-
     def update(self, number: int, like: np.ndarray) -> np.ndarray:
         """Noise for the round's sum of updates, int64 shaped as `like`."""
-        if not self._can_draw(number):
+        first = number == self.done + 1 or self._strategy.since(number) == number
+        if number <= self.done or not first:
             raise DrawnOnce(
-                f"noise for round {number} asked for after round {self._done}: it can be drawn only"
+                f"noise for round {number} asked for after round {self.done}: it can be drawn only"
                 " once, and noise that is correlated cannot be resumed without its memory; start"
                 " anew"
             )
-        noise, self._memory = self._strategy.step(number, self._fresh(like), self._memory)
-        self._done = number
-        whole: np.ndarray = np.rint(noise).astype(np.int64)
-        return whole
+        noise, self._memory = self._strategy.step(number, self._fresh(number, like), self._memory)
+        self.done = number
+        return np.asarray(np.rint(noise), np.int64)
 
     def whole_count(self, deviation: float) -> int:
         """Noise for a whole number that is not one of the updates'."""
         return int(discrete_gaussians(deviation, 1)[0])
 
-    def _fresh(self, like: np.ndarray) -> np.ndarray:
-        if self._whole:
-            return discrete_gaussians(self._deviation, like.size).reshape(like.shape)
-        return self._deviation * secret_normals(like.size).reshape(like.shape)
+    def with_secret(self, secret: Secret) -> "GridNoise":
+        """The same, from a secret that can be kept where the strategy remembers earlier rounds.
 
-    def _can_draw(self, number: int) -> bool:
-        follows = number == self._done + 1
-        return follows or (number > self._done and self._strategy.since(number) == number)
+        Independent noise needs none: each draw comes from the operating system, and is forgotten.
+        """
+        if isinstance(self._strategy, Independent):
+            return self
+        return SecretNoise(self._strategy, self._deviation, secret)
+
+    def _fresh(self, number: int, like: np.ndarray, **source: Any) -> np.ndarray:
+        """Independent draws of the strategy's kind, float64 or whole, shaped as `like`."""
+        if self._whole:
+            return discrete_gaussians(self._deviation, like.size, **source).reshape(like.shape)
+        return self._deviation * secret_normals(like.size, **source).reshape(like.shape)
 
     def __repr__(self) -> str:
         return f"GridNoise({self._deviation})"
 
 
-def secret_normals(size: int) -> np.ndarray:
-    """float64 [size]: standard normals from the operating system's random bytes.
+class SecretNoise(GridNoise):
+    """Correlated noise from 32 secret bytes: a resumed run draws the same noise again.
+
+    Bytes are those of SHAKE-256. Who has the secret can undo the noise, as with its memory.
+    """
+
+    def __init__(self, strategy: Strategy, deviation: float, secret: Secret) -> None:
+        super().__init__(strategy, deviation)
+        self._secret = secret
+
+    def update(self, number: int, like: np.ndarray) -> np.ndarray:
+        first = self._strategy.since(number)
+        if not first <= self.done + 1 <= number:
+            self.done, self._memory = first - 1, {}
+        for before in range(self.done + 1, number):
+            super().update(before, like)
+        return super().update(number, like)
+
+    def _fresh(self, number: int, like: np.ndarray, **source: Any) -> np.ndarray:
+        calls = count()
+
+        def from_secret(size: int) -> bytes:
+            block = self._secret.bits(Purpose.NOISE, number, next(calls))
+            return hashlib.shake_256(block).digest(size)
+
+        return super()._fresh(number, like, entropy=from_secret)
+
+
+class NoiseInSum(GridNoise):
+    """Noise that devices have added before the server sees the sum: it adds none."""
+
+    def update(self, number: int, like: np.ndarray) -> np.ndarray:
+        return np.zeros(like.shape, np.int64)
+
+
+def secret_normals(size: int, entropy: Callable[[int], bytes] = os.urandom) -> np.ndarray:
+    """float64 [size]: standard normals from random bytes, by default the operating system's.
 
     By Box and Muller's method. Radii beyond 9.4, one pair in 2^64, are never drawn.
     """
     pairs = (size + 1) // 2
-    bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs)
+    bits = np.frombuffer(entropy(16 * pairs), np.uint64).reshape(2, pairs)
     u, v = (bits + 0.5) * 2.0**-64
     radius, angle = np.sqrt(-2 * np.log(u)), 2 * np.pi * v
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
 
 
 @dataclass(frozen=True)
-class PrivateMean(Summing):
+class PrivateMean(PlainMean):
     """Noise on the sum, divided by the expected number of clients; an empty cohort gives noise alone.
 
     The divisor must not depend on who took part: that would tell.
     """
 
     plan: PrivacyPlan
-    noise: NoiseStream
+    noise: SimulatedNoise
     ledger: Ledger | None = field(
         default=None, repr=False
     )  # what the rounds are charged to; None: nothing is reported
@@ -167,8 +197,7 @@ class PrivateMean(Summing):
         deviation = self.plan.update_multiplier * clip_norm
         if deviation > 0:
             total = total + dtype(deviation) * self.noise.update(number, total)
-        mean: np.ndarray = total / dtype(self.plan.clients_per_round)
-        return mean
+        return np.asarray(total / dtype(self.plan.clients_per_round))
 
     def unclipped(self, below: int, accepted: int, number: int) -> float | None:
         if not self.plan.adaptive:
@@ -179,7 +208,7 @@ class PrivateMean(Summing):
             total += self.plan.count_deviation * self.noise.count(number)
         return total / self.plan.clients_per_round + 0.5
 
-    def counted(self, accepted: int) -> int:
+    def denominator(self, accepted: int) -> int:
         return self.plan.clients_per_round
 
     def metrics(self, number: int, deploys: bool) -> dict[str, Any]:
@@ -198,9 +227,11 @@ class Grid:
         if self.modulus is None:
             return steps
         half = self.modulus // 2
-        found: np.ndarray = (steps + half) % self.modulus - half
-        return found
+        return np.asarray((steps + half) % self.modulus - half)
 
+
+SECURE = Grid(2.0**-21, 2**40)
+"""Of secure sums."""
 
 RELEASE = Grid(2.0**-24)
 """Of every private release that is not a secure sum: model, figures and count alike.
@@ -241,6 +272,7 @@ class GridMean(PrivateMean):
     noise: GridNoise  # type: ignore[assignment] # its counts are whole
     grid: Grid = field(kw_only=True)
     dtype: np.dtype[Any] = field(kw_only=True)
+    excess: float = field(default=1.0, kw_only=True)  # of devices' noise, where nobody drops out
 
     def mean(self, total: np.ndarray, accepted: int, number: int, clip_norm: float) -> np.ndarray:
         if self.plan.update_multiplier > 0:
@@ -257,7 +289,8 @@ class GridMean(PrivateMean):
         if self.grid.modulus is None:  # each update was clipped by the server itself
             return 1.0
         noise = (
-            self.plan.update_multiplier
+            self.excess
+            * self.plan.update_multiplier
             * clip_norm
             * math.sqrt(self.plan.noise_variances[0, number - 1])
         )
@@ -283,7 +316,7 @@ def most_devices(plan: PrivacyPlan) -> float:
     return n + _RARE * math.sqrt(n) if plan.amplified else n
 
 
-def room_needed(plan: PrivacyPlan) -> float:
-    """How large an entry of a noisy sum can become, in clip norms: what a grid's modulus must have room for."""
-    loudest = math.sqrt(plan.noise_variances[0].max())
+def room_needed(plan: PrivacyPlan, excess: float = 1.0) -> float:
+    """The largest entry of a noisy sum, in clip norms: what a grid's modulus must have room for."""
+    loudest = excess * math.sqrt(plan.noise_variances[0].max())
     return most_devices(plan) + 2 * _RARE * plan.update_multiplier * loudest

@@ -11,13 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedbandit.core.randomness import Secret
-from fedbandit.federated.cohorts import (
-    BlockCohorts,
-    Cohorts,
-    CyclicPoissonCohorts,
-    FixedCohorts,
-    PoissonCohorts,
-)
+from fedbandit.federated.cohorts import Cohorts, Sampling, sampled_cohorts
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.privacy.strategies import (
     Banded,
@@ -31,8 +25,6 @@ from fedbandit.privacy.strategies import (
     noise_of_rounds,
     squared_sensitivities,
 )
-
-Sampling = Literal["poisson", "cyclic-poisson", "fixed", "min-separation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +203,4 @@ class PrivacyPlan:
             raise ValueError(
                 f"population: the plan is for {self.population} clients, not {len(pool)}"
             )
-        if self.sampling == "poisson":
-            return PoissonCohorts(pool, self.probability, seed)
-        if self.sampling == "cyclic-poisson":
-            return CyclicPoissonCohorts(pool, self.probability, self.separation, seed)
-        if self.sampling == "min-separation":
-            return BlockCohorts(pool, self.clients_per_round, self.separation, seed)
-        return FixedCohorts(pool, self.clients_per_round, seed)
+        return sampled_cohorts(self.sampling, pool, self.clients_per_round, self.separation, seed)

@@ -8,19 +8,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from fedbandit.federated.cohorts import Sampling
 from fedbandit.federated.pipeline import FixedClipping
 from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, plan_epsilon
-from fedbandit.privacy.noise import RELEASE, Grid, grid_epsilon
-from fedbandit.privacy.plan import PrivacyPlan, Sampling
-from fedbandit.privacy.strategies import mechanism_name, stays_whole
+from fedbandit.privacy.discrete import sum_divergence
+from fedbandit.privacy.noise import RELEASE, SECURE, Grid, grid_epsilon
+from fedbandit.privacy.plan import PrivacyPlan
+from fedbandit.privacy.strategies import Independent, mechanism_name, stays_whole
 
 # At 20 an attacker's odds may grow by e^20, five hundred million: far beyond any plausible deniability.
 MEANINGLESS = 20.0
+_NUMBERS = 1e9  # released in a round at most: what bounds are stated for
 NOISE = {
     "seed": "follows from the seed, as the cohorts do: who has this configuration can recompute and"
     ' subtract it, so this model has no guarantee towards them; privacy.noise = "system" is for'
     " models that will be published",
     "system": "from the operating system; it cannot be recomputed",
+    "secret": "from a secret of the operating system: who has secret.key can recompute it, so delete"
+    " it once the run has finished",
+    "devices": "each device's own share, from its operating system; nobody has the whole of it",
 }
 NOT_COVERED = (
     "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
@@ -103,7 +109,7 @@ def summary(
         "delta": plan.delta,
         "guarantee": verdict(tightest),
         "noise_multiplier": plan.noise_multiplier,
-        "noise": NOISE["system" if deployed else ledger.source],
+        "noise": NOISE[_source(ledger, deployed)],
         "clip": _clip_in_words(plan),
         "rounds": rounds,
         "assumptions": assumptions(plan),
@@ -114,14 +120,21 @@ def summary(
         found["zcdp_rho"] = finite(rho)
     if ledger.reason is not None:
         found["chosen"] = ledger.reason
-    if deployed or ledger.source == "system":
+    if ledger.tolerance is not None:
+        found["towards_server"] = towards_server(ledger, rounds)
+    if deployed or ledger.source != "seed":
         found["noise"] += f"; {release_in_words(ledger, grid)}"
         if plan.amplified:
             found["epsilon_if_cohorts_known"] = finite(
                 plan_epsilon(known_cohorts(plan), rounds=rounds)
             )
     if ledger.redraws is not None:
-        found["redraws"] = redraws_in_words(ledger)
+        charged = plan.rounds * ledger.redraw_chance
+        found["redraws"] = (
+            f"a draw of fewer than {ledger.redraws.needed} devices is never released and drawn anew,"
+            f" which {plan.rounds} rounds are charged {charged:.2g} of delta and of epsilon for; at"
+            f" least {ledger.redraws.connected} devices are connected, whatever their data"
+        )
     if plan.adaptive:
         found["count_noise"] = plan.count_deviation
         found["update_noise_multiplier"] = plan.update_multiplier
@@ -145,6 +158,13 @@ def summary(
     return found
 
 
+def _source(ledger: Ledger, deployed: bool) -> str:
+    if deployed and ledger.source == "seed":
+        return "system"
+    remembers = not isinstance(ledger.plan.strategy, Independent)
+    return "secret" if ledger.source == "system" and remembers and not deployed else ledger.source
+
+
 def release_in_words(ledger: Ledger, grid: Grid = RELEASE) -> str:
     """The grid and kind of noise of a release, and what floating point can add to epsilon."""
     plan = ledger.plan
@@ -166,30 +186,37 @@ def release_in_words(ledger: Ledger, grid: Grid = RELEASE) -> str:
     )
 
 
+def towards_server(ledger: Ledger, rounds: int) -> dict[str, Any]:
+    """What the server of devices' noise learns: the epsilon of a device's turns, not amplified.
+
+    The server chooses who takes part and sees sums, so nothing is hidden by chance.
+    """
+    plan, tolerance = ledger.plan, ledger.tolerance
+    assert tolerance is not None
+    cohort = plan.clients_per_round
+    share = tolerance.share(cohort, plan.noise_multiplier)
+    tau = sum_divergence(share / SECURE.step, cohort) * math.sqrt(_NUMBERS)
+    spent = known_cohorts(plan)
+    if tau > 0 and spent.noise_multiplier > 0:
+        spent = replace(spent, noise_multiplier=1 / (1 / spent.noise_multiplier + tau))
+    return {
+        "epsilon_rdp": finite(plan_epsilon(spent, rounds=rounds)),
+        "delta": plan.delta,
+        "turns": plan.turns(rounds),
+        "dropout": tolerance.dropout,
+        "colluders": tolerance.colluders,
+        "share": share,
+        "excess": tolerance.excess(cohort),
+        "holds": f"while at most {tolerance.dropout:.0%} of a round's devices drop out once keys are"
+        f" exchanged (otherwise it is not unmasked) and at most {tolerance.colluders:.0%} work with"
+        " the server",
+    }
+
+
 def known_cohorts(plan: PrivacyPlan) -> PrivacyPlan:
     """The plan towards one who knows who took part when: the same noise, no amplification."""
     sampling: Sampling = "fixed" if plan.sampling == "poisson" else "min-separation"
     return replace(plan, sampling=sampling) if plan.amplified else plan
-
-
-def known_sizes(plan: PrivacyPlan) -> PrivacyPlan:
-    """The plan towards one who knows how many took part in each round.
-
-    A client more is then another one less: its sum moves twice as far, so half the noise is left.
-    """
-    return replace(plan, noise_multiplier=plan.noise_multiplier / 2)
-
-
-def redraws_in_words(ledger: Ledger) -> str:
-    """What is charged for sums of too few devices, which are drawn anew; nothing where there are none."""
-    if ledger.redraws is None:
-        return ""
-    charged = ledger.plan.rounds * ledger.redraw_chance
-    return (
-        f"a draw of fewer than {ledger.redraws.needed} devices is never released and drawn anew, which"
-        f" {ledger.plan.rounds} rounds are charged {charged:.2g} of delta and of epsilon for; at least"
-        f" {ledger.redraws.connected} devices are connected, whatever their data"
-    )
 
 
 def in_one_line(found: Mapping[str, Any]) -> str:
@@ -200,6 +227,10 @@ def in_one_line(found: Mapping[str, Any]) -> str:
     shown = [f"{show(math.inf if by_rdp is None else by_rdp)} (RDP)"]
     shown += [] if by_pld is None else [f"{show(by_pld)} (PLD)"]
     shown += [] if rho is None else [f"rho {show(rho)} (zCDP)"]
+    server = found.get("towards_server")
+    if server is not None:
+        epsilon = server["epsilon_rdp"]
+        shown.append(f"{show(math.inf if epsilon is None else epsilon)} towards the server")
     assumed = found["assumptions"]
     return (
         f"epsilon {', '.join(shown)} at delta {found['delta']:g} after {found['rounds']} rounds: {found['guarantee']}"

@@ -3,10 +3,10 @@
 Knows matrices only: C says in which rounds' noise a round's sum is hidden, C⁻¹ makes the noise.
 """
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
@@ -14,24 +14,24 @@ Memory = Mapping[int, np.ndarray]
 """What a strategy remembers of earlier rounds, by round or by buffer. As secret as the noise itself."""
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """C by columns, and C⁻¹Z one round at a time. Rounds count from 1."""
 
+    @abstractmethod
     def column(self, number: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows (rounds, from 1 to `rounds`) in which a round's sum appears, and with what weight."""
-        ...
 
+    @abstractmethod
     def step(self, number: int, fresh: np.ndarray, memory: Memory) -> tuple[np.ndarray, Memory]:
         """The noise of a round from its own fresh normals and the memory that the round before left."""
-        ...
 
     def since(self, number: int) -> int:
         """The first round whose normals a round's noise can depend on."""
-        ...
+        return 1
 
 
 @dataclass(frozen=True)
-class Independent:
+class Independent(Strategy):
     """C = I: the noise of DP-FedAvg, independent from round to round."""
 
     def column(self, number: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +45,7 @@ class Independent:
 
 
 @dataclass(frozen=True)
-class Tree:
+class Tree(Strategy):
     """Tree aggregation (DP-FTRL): the sum over the first t rounds carries the noise of at most log₂(t) + 1 nodes.
 
     Only the nodes that an online prefix sum is made of are ever computed. There is one for every round: it ends with
@@ -69,12 +69,9 @@ class Tree:
         kept[number] = fresh
         return noise, kept
 
-    def since(self, number: int) -> int:
-        return 1
-
 
 @dataclass(frozen=True)
-class Banded:
+class Banded(Strategy):
     """A banded Toeplitz C: a round's sum appears in its own row and in those of the next `len(coefficients) - 1`."""
 
     coefficients: tuple[float, ...]
@@ -100,12 +97,9 @@ class Banded:
         kept = {round_: past for round_, past in memory.items() if round_ > number - self.bands + 1}
         return noise, {**kept, number: noise} if self.bands > 1 else {}
 
-    def since(self, number: int) -> int:
-        return 1
-
 
 @dataclass(frozen=True)
-class Blt:
+class Blt(Strategy):
     """A buffered linear Toeplitz C (arXiv 2404.16706): `first`·(1, Σs, Σs·d, Σs·d², ...) in every column.
 
     Its noise needs one vector for each buffer, however many rounds it reaches back.
@@ -147,12 +141,9 @@ class Blt:
         }
         return noise, kept
 
-    def since(self, number: int) -> int:
-        return 1
-
 
 @dataclass(frozen=True)
-class Restarted:
+class Restarted(Strategy):
     """Another strategy begun afresh every `period` rounds, so that the noise of a period ends with it."""
 
     strategy: Strategy
@@ -207,8 +198,6 @@ def stays_whole(strategy: Strategy) -> bool:
 
 def largest_column(strategy: Strategy, rounds: int) -> float:
     """The largest norm of a column of C: how far one update of norm 1 moves what is noised."""
-    if isinstance(strategy, Restarted):
-        return largest_column(strategy.strategy, min(strategy.period, rounds))
     return max(
         float(np.linalg.norm(strategy.column(number, rounds)[1])) for number in range(1, rounds + 1)
     )
@@ -237,62 +226,31 @@ def squared_sensitivities(strategy: Strategy, rounds: int, separation: int) -> n
             square += float((2 * moved[rows] + weights) @ weights)
             moved[rows] += weights
             result[number] = square
-    worst: np.ndarray = np.maximum.accumulate(result)
-    return worst
-
-
-def noise_matrix(strategy: Strategy, rounds: int) -> np.ndarray:
-    """C⁻¹ [rounds, rounds], as the strategy itself makes it: row t is the noise of round t in terms of Z."""
-    return np.stack(list(_responses(strategy, rounds, 0, rounds)))
+    return np.asarray(np.maximum.accumulate(result))
 
 
 _AT_ONCE = 256  # columns of C⁻¹: memory stays small however many rounds there are
 
 
-def noise_of_weights(strategy: Strategy, rounds: int, momentum: float = 0.0) -> np.ndarray:
-    """[rounds]: variance of the noise in the weights after each round, for independent normals of variance 1.
+def noise_of_rounds(strategy: Strategy, rounds: int, momentum: float = 0.0) -> np.ndarray:
+    """[2, rounds]: variance of the noise of each round, and of the weights after it.
 
-    Without momentum weights are prefix sums of the rounds. With it they are those of the running mean
-    m ← momentum·m + (1 - momentum)·round.
+    For normals of variance 1. Without momentum weights are prefix sums of the rounds. With it they
+    are those of the running mean m ← momentum·m + (1 - momentum)·round.
     """
     toeplitz = isinstance(strategy, Independent | Banded | Blt)
-    found = np.zeros(rounds)
+    found = np.zeros((2, rounds))
     for start in range(0, 1 if toeplitz else rounds, _AT_ONCE):
         columns = 1 if toeplitz else min(_AT_ONCE, rounds - start)
         mean, weights = np.zeros(columns), np.zeros(columns)
-        for index, noise in enumerate(_responses(strategy, rounds, start, columns)):
+        memory: Memory = {}
+        for index in range(rounds):
+            fresh = np.eye(1, columns, index - start)[0]
+            noise, memory = strategy.step(index + 1, fresh, memory)
             mean = momentum * mean + (1 - momentum) * noise
             weights = weights + mean
-            found[index] += float(weights @ weights)
-    return np.cumsum(found) if toeplitz else found
-
-
-def noise_of_rounds(strategy: Strategy, rounds: int) -> np.ndarray:
-    """[2, rounds]: variance of the noise of each round, and of the sum of all rounds up to it."""
-    toeplitz = isinstance(strategy, Independent | Banded | Blt)
-    found = np.zeros(rounds)
-    for start in range(0, 1 if toeplitz else rounds, _AT_ONCE):
-        columns = 1 if toeplitz else min(_AT_ONCE, rounds - start)
-        for index, noise in enumerate(_responses(strategy, rounds, start, columns)):
-            found[index] += float(noise @ noise)
-    return np.stack([np.cumsum(found) if toeplitz else found, noise_of_weights(strategy, rounds)])
-
-
-def _responses(strategy: Strategy, rounds: int, start: int, columns: int) -> Iterator[np.ndarray]:
-    """The noise of every round in terms of the normals of `columns` rounds."""
-    memory: Memory = {}
-    for index in range(rounds):
-        fresh = np.zeros(columns)
-        if start <= index < start + columns:
-            fresh[index - start] = 1
-        noise, memory = strategy.step(index + 1, fresh, memory)
-        yield noise
-
-
-def prefix_error(strategy: Strategy, rounds: int, separation: int, momentum: float = 0.0) -> float:
-    """Root mean square noise of the weights over all rounds, in clip norms, at an overall noise multiplier of 1."""
-    variance = float(noise_of_weights(strategy, rounds, momentum).mean())
-    return float(np.sqrt(variance * squared_sensitivities(strategy, rounds, separation)[-1]))
+            found[:, index] += float(noise @ noise), float(weights @ weights)
+    return np.cumsum(found, axis=1) if toeplitz else found
 
 
 def honaker_variances(rounds: int) -> np.ndarray:
@@ -342,7 +300,7 @@ def _log_error(tail: np.ndarray, rounds: int, momentum: float = 0.0) -> tuple[fl
     from scipy.signal import lfilter
 
     c = np.concatenate([[1.0], tail])
-    inverse = lfilter([1.0], c, _impulse(rounds))
+    inverse = lfilter([1.0], c, np.eye(1, rounds)[0])
     weights = _in_weights(inverse, momentum)
     times = rounds - np.arange(rounds)  # in the weights of how many rounds each entry appears
     error, norm = float(times @ weights**2), float(c @ c)
@@ -399,19 +357,13 @@ def _log_buffered_error(strategy: Blt, rounds: int, separation: int, momentum: f
     for index, scale in enumerate(strategy.scales):
         others = np.delete(strategy.decays, index)
         rest[1:] += scale * np.poly(others)
-    inverse = lfilter(denominator, denominator + rest, _impulse(rounds))
+    inverse = lfilter(denominator, denominator + rest, np.eye(1, rounds)[0])
     weights = _in_weights(inverse, momentum)
     error = float((rounds - np.arange(rounds)) @ weights**2)
     padded = np.zeros(-(-rounds // separation) * separation)
     padded[:rounds] = strategy.coefficients(rounds)
     moved = padded.reshape(-1, separation).cumsum(axis=0).reshape(-1)[:rounds]
     return float(np.log(error) + np.log(moved @ moved))
-
-
-def _impulse(rounds: int) -> np.ndarray:
-    impulse = np.zeros(rounds)
-    impulse[0] = 1
-    return impulse
 
 
 def _in_weights(noise: np.ndarray, momentum: float) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Algorithm 2, bandit inference on a client: score, explore, draw, log. One event at a time.
 
-Also which examples a client meets and which model answers, in simple mode (Algorithm 4) and for a lasting population
-(Algorithm 1 and section 3.2). Knows nothing of training.
+Also which examples a client meets and which model answers, in simple mode (Algorithm 4) and for a
+lasting population (Algorithm 1 and section 3.2). Knows nothing of training.
 """
 
 from collections.abc import Callable
@@ -120,14 +120,17 @@ def epsilon_greedy(scores: np.ndarray, epsilon: float = 0.05) -> np.ndarray:
 
 
 def softmax(scores: np.ndarray, beta: float = 0.05) -> np.ndarray:
-    """Proportional to exp(score / β); the best score is taken off first, which changes nothing but overflow."""
+    """Proportional to exp(score / β); the best score is taken off first, which changes nothing but
+    overflow.
+    """
     p = np.exp((scores - np.max(scores)) / beta)
-    probabilities: np.ndarray = p / np.sum(p)
-    return probabilities
+    return np.asarray(p / np.sum(p))
 
 
 def falcon(scores: np.ndarray, mu: float = 100.0, gamma: float = 1000.0) -> np.ndarray:
-    """1 / (μ + γ · gap) for each other action, the rest for the greedy one; rescaled where there is no rest."""
+    """1 / (μ + γ · gap) for each other action, the rest for the greedy one; rescaled where there is
+    no rest.
+    """
     best = int(np.argmax(scores))
     p = np.zeros(len(scores))
     for a in range(len(scores)):
@@ -189,7 +192,9 @@ def population_visits(
 def held_version(
     client: int, period: int, seed: int, pull_probability: float, longest_lag: int
 ) -> int:
-    """The model that a client holds in a period: that of the last period in which it fetched one."""
+    """The model that a client holds in a period: that of the last period in which it
+    fetched one.
+    """
     for asked in range(period, max(-1, period - longest_lag), -1):
         if uniforms(seed, Purpose.PULLS, asked, client) < pull_probability:
             return asked
@@ -214,5 +219,6 @@ def context_of(split: Split, row: int) -> Any:
 
 
 def labels_of(split: Split, row: int) -> list[int]:
+    """The labels of an example."""
     begin, end = split.labels.offsets[row], split.labels.offsets[row + 1]
     return [int(label) for label in split.labels.ids[begin:end]]

@@ -1,7 +1,7 @@
 """Three models for one context at a time: scores, and gradients written out by hand.
 
-`gradient(theta, x, errors)` is the gradient of Σ_a errors[a] · score_a, which is what the chain rule asks of a model
-once the loss has said how much each score should move.
+`gradient(theta, x, errors)` is the gradient of Σ_a errors[a] · score_a, which is what the chain
+rule asks of a model once the loss has said how much each score should move.
 """
 
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ Weights = dict[str, np.ndarray]
 
 
 class ReferenceModel(Protocol):
+    """Scores of one context, and their gradient, in float64."""
+
     def init(self, seed: int) -> Weights: ...
     def scores(self, theta: Weights, x: Any) -> np.ndarray: ...
     def gradient(self, theta: Weights, x: Any, errors: np.ndarray) -> Weights: ...
@@ -51,7 +53,9 @@ class DenseLinear:
 
 
 class SparseLinear:
-    """score = b + Σ value · W[word] over the words of a text; a context is a list of (word, value)."""
+    """score = b + Σ value · W[word] over the words of a text; a context is a list of (word,
+    value).
+    """
 
     def __init__(self, words: int, actions: int) -> None:
         self.words, self.actions = words, actions
@@ -91,8 +95,7 @@ class Mlp:
 
     def scores(self, theta: Weights, x: np.ndarray) -> np.ndarray:
         hidden = np.maximum(x @ theta["dense1"] + theta["dense1_bias"], 0)
-        scores: np.ndarray = hidden @ theta["dense2"] + theta["dense2_bias"]
-        return scores
+        return np.asarray(hidden @ theta["dense2"] + theta["dense2_bias"])
 
     def gradient(self, theta: Weights, x: np.ndarray, errors: np.ndarray) -> Weights:
         hidden = np.maximum(x @ theta["dense1"] + theta["dense1_bias"], 0)
@@ -108,10 +111,11 @@ class Mlp:
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-    scaled: np.ndarray = x / max(np.sqrt(np.sum(x * x)), 1e-12)
-    return scaled
+    """The context at length 1."""
+    return np.asarray(x / max(np.sqrt(np.sum(x * x)), 1e-12))
 
 
 def _glorot_uniform(rng: np.random.Generator, inputs: int, outputs: int) -> np.ndarray:
+    """Uniform weights whose limit depends on inputs and outputs (Glorot and Bengio, 2010)."""
     limit = np.sqrt(6 / (inputs + outputs))
     return rng.uniform(-limit, limit, (inputs, outputs))

@@ -1,5 +1,6 @@
-"""Algorithm 3, one round of federated optimisation: clients train on their logs, their updates are clipped and
-averaged, and the server takes one step with the average as pseudo-gradient. Knows nothing of exploration.
+"""Algorithm 3, one round of federated optimisation: clients train on their logs, their updates are
+clipped and averaged, and the server takes one step with the average as pseudo-gradient. Knows
+nothing of exploration.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from fedbandit.reference.models import ReferenceModel, Weights
 
 @dataclass(frozen=True)
 class Loss:
-    """Squared error or binary cross-entropy, of the chosen action or of all, weighted by scale/ρ or not."""
+    """Squared error or binary cross-entropy, of the chosen action or of all, weighted by scale/ρ or
+    not.
+    """
 
     cross_entropy: bool = False
     all_actions: bool = False
@@ -24,15 +27,16 @@ class Loss:
         """∂loss/∂score [K] of one event, before the reduction over the batch."""
         predictions = 1 / (1 + np.exp(-scores)) if self.cross_entropy else scores
         if self.all_actions:
-            residuals: np.ndarray = predictions - event.all_rewards
-            return residuals
+            return np.asarray(predictions - event.all_rewards)
         weight = 1.0 if self.scale is None else self.scale / event.propensity
         errors = np.zeros(len(scores))
         errors[event.action] = weight * (predictions[event.action] - event.reward)
         return errors
 
     def reduction_factor(self, batch: int, actions: int) -> float:
-        """`half-sum`: Σ ½ error², as Algorithm 3 prints it. `mean`: the mean of error², without the ½."""
+        """`half-sum`: Σ ½ error², as Algorithm 3 prints it. `mean`: the mean of error², without the
+        ½.
+        """
         if self.reduction == "half-sum":
             return 1.0
         terms = batch * actions if self.all_actions else batch
@@ -41,8 +45,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class DoublyRobust(Loss):
-    """Squared error over all actions, against what the acting model predicted, corrected by (r - predicted)/ρ where
-    the log knows better; 1/ρ at most `limit`.
+    """Squared error over all actions, against what the acting model predicted, corrected by (r -
+    predicted)/ρ where the log knows better; 1/ρ at most `limit`.
     """
 
     all_actions: bool = True
@@ -54,8 +58,7 @@ class DoublyRobust(Loss):
             weight = min(weight, self.limit)
         targets = event.scores.copy()
         targets[event.action] += weight * (event.reward - targets[event.action])
-        residuals: np.ndarray = scores - targets
-        return residuals
+        return np.asarray(scores - targets)
 
 
 OBJECTIVES = (
@@ -76,7 +79,9 @@ def client_update(
     batch_size: int,
     epochs: int,
 ) -> Weights:
-    """ClientUpdate: SGD over the log in order, the last mini-batch perhaps smaller; returns ω^N - ω^0."""
+    """ClientUpdate: SGD over the log in order, the last mini-batch perhaps smaller; returns ω^N -
+    ω^0.
+    """
     omega = {name: w.copy() for name, w in omega_0.items()}
     for _ in range(epochs):
         for begin in range(0, len(log), batch_size):
@@ -158,8 +163,7 @@ class Adam:
         self.m = self.beta_1 * self.m + (1 - self.beta_1) * delta
         self.v = self.beta_2 * self.v + (1 - self.beta_2) * delta**2
         rate = self.learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
-        moved: np.ndarray = w + rate * self.m / (np.sqrt(self.v) + self.epsilon)
-        return moved
+        return np.asarray(w + rate * self.m / (np.sqrt(self.v) + self.epsilon))
 
 
 class Adagrad:
@@ -173,12 +177,13 @@ class Adagrad:
 
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:
         self.total = self.total + delta**2
-        moved: np.ndarray = w + self.learning_rate * delta / (np.sqrt(self.total) + self.epsilon)
-        return moved
+        return np.asarray(w + self.learning_rate * delta / (np.sqrt(self.total) + self.epsilon))
 
 
 class Yogi:
-    """Adam whose second moment moves towards Δ² by an amount that does not depend on how far away it is."""
+    """Adam whose second moment moves towards Δ² by an amount that does not depend on how far away
+    it is.
+    """
 
     def __init__(
         self, learning_rate: float, beta_1: float = 0.9, beta_2: float = 0.99, epsilon: float = 1e-3
@@ -194,8 +199,7 @@ class Yogi:
     def step(self, w: np.ndarray, delta: np.ndarray) -> np.ndarray:
         self.m = self.beta_1 * self.m + (1 - self.beta_1) * delta
         self.v = self.v - (1 - self.beta_2) * delta**2 * np.sign(self.v - delta**2)
-        moved: np.ndarray = w + self.learning_rate * self.m / (np.sqrt(self.v) + self.epsilon)
-        return moved
+        return np.asarray(w + self.learning_rate * self.m / (np.sqrt(self.v) + self.epsilon))
 
 
 ServerOptimizer = Sgd | Adam | Adagrad | Yogi

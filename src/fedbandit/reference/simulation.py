@@ -76,14 +76,17 @@ def click_probabilities(
     reward: Reward, actions: int, least: float = 0.0, most: float = 1.0
 ) -> Reward:
     """From `least` to `most` as a table's rewards go from 0 to 1, or to its highest value."""
-    highest = max(reward([label], a) for label in range(actions) for a in range(actions))
+    pairs = [(label, a) for label in range(actions) for a in range(actions)]
+    highest = max((reward([label], a) for label, a in pairs), default=1.0)  # over candidates: 1
     scale = (most - least) / max(1.0, highest)
     return lambda labels, action: float(np.float32(least + scale * reward(labels, action)))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What one phase of a run is made of: supervised pre-training, or the bandit rounds after it."""
+    """What one phase of a run is made of: supervised pre-training, or the bandit rounds
+    after it.
+    """
 
     rounds: int
     seed: int
@@ -129,7 +132,9 @@ def run(config: Any, dataset: FederatedDataset) -> tuple[list[dict[str, Any]], W
 
 
 def world_of(config: Any, header: Header) -> tuple[Reward, Reward | None]:
-    """The mean rewards of the bandit phase and of pre-training, in the environment that is named."""
+    """The mean rewards of the bandit phase and of pre-training, in the environment that is
+    named.
+    """
     reward, before = scenario_rewards(config.scenario, header)
     chosen = config.environment
     if chosen.name not in PAYS or chosen.missing or chosen.delay:
@@ -256,7 +261,9 @@ def bandit_phase(
 
 
 def pretraining_phase(config: Any, dataset: FederatedDataset, reward: Reward) -> Phase:
-    """The first clients by id act greedily with the newest model, and learn from the rewards of all actions."""
+    """The first clients by id act greedily with the newest model, and learn from the rewards of all
+    actions.
+    """
     chosen = config.pretraining
     seed = int(bits(chosen.seed, Purpose.PRETRAINING))
     optimizer = chosen.server_optimizer or config.server.optimizer
@@ -297,7 +304,9 @@ def pretraining_clipping(config: Any) -> Any:
 
 
 def bandit_loss(config: Any, actions: int) -> Loss:
-    """The loss that a configuration names; the weights of ε-greedy are scaled so that the largest is 1."""
+    """The loss that a configuration names; the weights of ε-greedy are scaled so that the largest
+    is 1.
+    """
     name, parameters = config.objective.name, config.objective.parameters
     if name not in OBJECTIVES:
         raise ValueError(f"the reference has no objective {name}")
@@ -316,6 +325,7 @@ def bandit_loss(config: Any, actions: int) -> Loss:
 
 
 def initial_clip_norm(clipping: Any) -> float:
+    """The clip norm of the first round; infinite where nothing is clipped."""
     if not clipping.enabled:
         return math.inf
     return (clipping.initial or 1.0) if clipping.norm is None else float(clipping.norm)

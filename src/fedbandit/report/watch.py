@@ -7,6 +7,8 @@ anything else.
 """
 
 import math
+import os
+import re
 import threading
 from collections.abc import Collection
 from functools import partial
@@ -22,9 +24,15 @@ from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import object_in, to_json
 from fedbandit.core.identity import last_rounds
 from fedbandit.report.report import asset
-from fedbandit.report.tables import Columns, MetricsFile, chart
-from fedbandit.results.plots import MOST_CURVES
-from fedbandit.results.reading import differing, readable, require_folder, settings_of
+from fedbandit.results.plots import MOST_CURVES, chart
+from fedbandit.results.reading import (
+    Arrays,
+    MetricsFile,
+    differing,
+    readable,
+    require_folder,
+    settings_of,
+)
 from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 
 _METRICS = "metrics.jsonl"
@@ -32,7 +40,8 @@ _MOST_BYTES = 16_000_000  # of metrics that one look reads; a page is answered i
 _EMPTY = {"title": "no runs", "series": [], "marks": []}
 _RECENT = 50  # rounds whose pace predicts the time left
 _MOST_SEEDS = 16  # that one curve is the mean of; a page shows curves, it does not settle anything
-_MOST_COLUMNS = 6  # of parameters that differ
+_MOST_COLUMNS = 40  # of parameters that differ; the page shows some, and can search all
+_HASH = re.compile(r"-[0-9a-f]{10}(?=/|$)")  # ends the folder of a sweep's member
 _READ = (
     "config.toml",
     "environment.json",
@@ -98,8 +107,7 @@ class Watcher:
                 "parameters": self._parameters,
                 "runs": [
                     {
-                        **_row(run),
-                        "configuration": labels[run.path],
+                        **_row(run, labels[run.path]),
                         "values": self._values[run.path],
                     }
                     for run in runs
@@ -116,7 +124,7 @@ class Watcher:
                 },
             }
 
-    def _members(self, groups: list[RunGroup]) -> dict[str, list[Columns]]:
+    def _members(self, groups: list[RunGroup]) -> dict[str, list[Arrays]]:
         """The columns of the runs that each curve is the mean of: the finished ones, or where none
         is, all.
         """
@@ -135,7 +143,7 @@ class Watcher:
         for run in wanted:
             if left > 0:
                 left -= self._files[run.path].follow(left)
-        members: dict[str, list[Columns]] = {}
+        members: dict[str, list[Arrays]] = {}
         for label, runs in chosen.items():
             files = [self._files[run.path] for run in runs]
             read = [file for file in files if file.problem is None and file.rounds]
@@ -164,12 +172,13 @@ class Watcher:
         ]
 
     def _tell_apart(self, runs: list[Run]) -> None:
-        """Which parameters differ, those first that a reader thinks of first, and their values in
-        each run.
+        """Which parameters differ, the rule first and then those with the most values, and their
+        values in each run.
         """
         settings = {run.path: settings_of(run.config.model_dump()) for run in runs}
         found = [key for key in differing(list(settings.values())) if key != "rounds"]
-        found.sort(key=_column)
+        kinds = {key: len({str(own.get(key)) for own in settings.values()}) for key in found}
+        found.sort(key=lambda key: (key != "policy.name", -kinds[key]))
         self._parameters = found[:_MOST_COLUMNS]
         self._values = {
             path: [readable(key, own.get(key)) for key in self._parameters]
@@ -180,16 +189,9 @@ class Watcher:
         """Whether all that would be read lies in the folder; a link may lead out of it."""
         linked = [path / name for name in _READ if (path / name).is_symlink()]
         root = self.folder.resolve() if linked else None
-        return all(link.resolve().is_relative_to(root) for link in linked if root is not None)
-
-
-def _column(key: str) -> int:
-    """The rule, then what concerns the whole run, then parameters of some rules; a run's name has
-    its seed.
-    """
-    return {"policy.name": 0, "seed": 3}.get(
-        key, 1 if "." not in key else 2 if key.startswith("policy.") else 4
-    )
+        # not `resolve`, which raises where a link leads to itself
+        ends = [Path(os.path.realpath(link)) for link in linked]
+        return all(end.is_relative_to(root) for end in ends if root is not None)
 
 
 def _worth_showing(groups: list[RunGroup]) -> list[RunGroup]:
@@ -219,9 +221,15 @@ def _comparison(runs: list[Run]) -> dict[str, Any]:
     return {"keys": keys, "rows": rows}
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: Run, label: str) -> dict[str, Any]:
+    """What the table shows of a run; where its folder's name is a digest, it is called by what sets
+    it apart.
+    """
+    hashed = _HASH.search(run.name) is not None
     return {
         "name": run.name,
+        "title": f"{label}, seed {run.config.seed}" if hashed else run.name,
+        "configuration": label,
         "status": run.status,
         "rounds": run.rounds,
         "of": run.config.rounds,
@@ -236,7 +244,8 @@ def _seconds_left(run: Run) -> float | None:
     """By the pace of the last rounds; None where nothing sensible is known of it."""
     try:
         lines = [object_in(line) for line in last_rounds(run.path / "timings.jsonl")[-_RECENT:]]
-        pace = float(np.mean([float(line["seconds"]) for line in lines])) if lines else math.nan
+        # The median: the first rounds compile, open files and take many times as long.
+        pace = float(np.median([float(line["seconds"]) for line in lines])) if lines else math.nan
         left = pace * (run.config.rounds - run.rounds)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

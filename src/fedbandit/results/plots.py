@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
+from fedbandit.core.files import write_atomically
 
 # Okabe and Ito's palette.
 COLOURS = {
@@ -25,6 +26,7 @@ COLOURS = {
 OTHER_COLOURS = ("#7700FF", "#662200", "#000000", "#8C6D31", "#330088")
 _DASHED = ("baseline",)
 MOST_CURVES = 8  # in one chart of a page
+_POINTS = 400  # more than a chart of a page can show
 _TITLE_WIDTH, _NOTE_WIDTH = 75, 105  # characters a line
 _PICTURES = (".png", ".svg")
 
@@ -136,16 +138,34 @@ def empty_figure(width: float, height: float) -> Any:
     return figure
 
 
+def draw_points(
+    axes: Any, points: Mapping[str, tuple[float, float, float]], colours: Mapping[str, str]
+) -> None:
+    """Points with intervals, one below the other by name; the first stands on top.
+
+    `points` has (low, value, high) by name; what is not a number leaves its line empty.
+    """
+    upwards = list(points)[::-1]
+    for place, name in enumerate(upwards):
+        low, value, high = points[name]
+        axes.plot([low, high], [place, place], color=colours[name], linewidth=1.5)
+        axes.plot(value, place, "o", markersize=4, color=colours[name])
+    axes.set_yticks(range(len(points)), upwards, fontsize=7)
+    axes.set_ylim(-0.6, len(points) - 0.4)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def save_picture(figure: Any, path: Path) -> Path:
     """Save a figure by the path's suffix, .png or .svg; the same figure is the same file."""
     from matplotlib import rc_context
 
     require_picture(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    kind = path.suffix.lower().removeprefix(".")
+    told = {"format": kind, "metadata": {"Date": None} if kind == "svg" else None}
     with rc_context({"svg.hashsalt": "fedbandit"}):
-        figure.savefig(
-            path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None
-        )
+        write_atomically(path, lambda file: figure.savefig(file, dpi=150, **told))
     return path
 
 
@@ -190,3 +210,64 @@ def _trials(axes: Any, label: str, values: np.ndarray, colour: str, dashed: bool
         linewidth=1.6,
         label=f"{label}: mean of {len(values)} trials",
     )
+
+
+def chart(
+    title: str,
+    name: str,
+    groups: Mapping[str, Sequence[Mapping[str, np.ndarray]]],
+    deploy_every: int | None = None,
+) -> dict[str, Any] | None:
+    """One chart of a page as JSON: a curve of a column per group of seeds, in the order given.
+
+    `groups` has the columns of each run, [rounds] each; None where no run has the column.
+    """
+    curves, styles = [], styles_of_best(list(groups))
+    for label, runs in groups.items():
+        values = [run[name] for run in runs if name in run and np.isfinite(run[name]).any()]
+        if values:
+            colour, dashed = styles[label] or (None, False)
+            curves.append(_curve(label, colour, dashed, values))
+    if not curves:
+        return None
+    longest = max(int(curve["x"][-1]) for curve in curves)
+    marks = (
+        list(range(deploy_every, longest, deploy_every))
+        if deploy_every and longest / deploy_every <= 60
+        else []
+    )
+    return {"title": title, "series": curves, "marks": marks}
+
+
+def _curve(
+    label: str, colour: str | None, dashed: bool, values: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """The mean over seeds ± one standard deviation, as far as all of them have come where they
+    still run.
+    """
+    length = min(len(run) for run in values)
+    stacked = np.stack([run[:length] for run in values])
+    rounds = np.flatnonzero(np.isfinite(stacked).all(axis=0))
+    if len(rounds) > _POINTS:
+        rounds = np.unique(
+            np.concatenate(
+                [rounds[np.linspace(0, len(rounds) - 1, _POINTS).astype(int)], rounds[-1:]]
+            )
+        )
+    shown = stacked[:, rounds]
+    mean = shown.mean(axis=0)
+    spread = shown.std(axis=0, ddof=1) if len(shown) > 1 else np.zeros_like(mean)
+    return {
+        "label": label,
+        "colour": colour,
+        "dashed": dashed,
+        "x": (rounds + 1).tolist(),
+        "mean": _rounded(mean),
+        "low": _rounded(mean - spread),
+        "high": _rounded(mean + spread),
+    }
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    """Six digits each: more cannot be seen, and pages stay small."""
+    return [float(f"{value:.6g}") for value in values]

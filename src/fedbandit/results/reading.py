@@ -4,29 +4,126 @@ Knows the files of a run, not what makes them: it imports nothing that runs. Tab
 """
 
 import json
+import math
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.core.files import parse_toml, read_json, read_object, read_small, shallow
-from fedbandit.core.identity import MADE_FROM, WHERE_COMPUTED, read_rounds, require_run, run_in
+from fedbandit.core.files import (
+    object_in,
+    open_regular,
+    parse_toml,
+    read_json,
+    read_object,
+    read_small,
+    shallow,
+    write_atomically,
+)
+from fedbandit.core.identity import (
+    MADE_FROM,
+    WHERE_COMPUTED,
+    lines_of_rounds,
+    require_run,
+    run_in,
+)
 from fedbandit.core.parts import flatten, in_short
 from fedbandit.results.plots import COLOURS, policy_of
 
+_DEEPEST = 20  # levels of objects in a line of metrics; runs write one
+Columns = Mapping[str, Sequence[Any]]
+"""Values by name, one a round; None where a round has none."""
+Arrays = Mapping[str, np.ndarray]
+"""The same in float64, [rounds] each; NaN where a round has none."""
 
-def arrow_table(rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> Any:
-    """A `pyarrow.Table` with a column for every key that any row has, null where a row lacks it.
 
-    Columns named `first` lead. Whole numbers among fractions become fractions; lists, and values of
-    mixed kinds, become JSON text.
+def arrow_table(columns: Columns) -> Any:
+    """A `pyarrow.Table` of columns of plain values.
+
+    Whole numbers among fractions become fractions; lists, and values of mixed kinds, become JSON
+    text.
     """
     pa = needed("pyarrow")
-    names = dict.fromkeys([*first, *(name for row in rows for name in row)])
-    return pa.table({name: _column(pa, [row.get(name) for row in rows]) for name in names})
+    return pa.table({name: _column(pa, values) for name, values in columns.items()})
+
+
+def columns_of(lines: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, list[Any]]:
+    """Lines as columns, with a name for every key that any line has; None where one lacks it.
+
+    A part of an object has a dot in its name. `ValueError` for what is nested too deeply.
+
+    Examples:
+        >>> columns_of([{"round": 1, "clients": {"p50": 0.5}}, {"round": 2}])
+        {'round': [1, 2], 'clients.p50': [0.5, None]}
+    """
+    if prefix.count(".") > _DEEPEST:
+        raise ValueError("nested too deeply")
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(chain.from_iterable(lines)):
+        values = [line.get(name) for line in lines]
+        kinds = {type(value) for value in values}
+        if list in kinds:
+            shallow({name: [value for value in values if type(value) is list]})
+        if dict in kinds:
+            parts = [value if type(value) is dict else {} for value in values]
+            columns |= columns_of(parts, f"{prefix}{name}.")
+            values = [None if type(value) is dict else value for value in values]
+        if kinds != {dict} and kinds != {dict, type(None)}:
+            columns[f"{prefix}{name}"] = values
+    return columns
+
+
+_MANY = 500  # lines, from which on Arrow reads them; loading it costs more than it saves before
+_PLAIN = ("null", "bool", "int64", "double", "string")  # types that Arrow reads as Python does
+
+
+def _parsed(lines: Sequence[bytes]) -> dict[str, list[Any]]:
+    """The columns of lines of JSON (`columns_of`): many and plain ones by Arrow, four times as fast."""
+    deep = (line.count(b"{") > _DEEPEST or line.count(b"[") > _DEEPEST for line in lines)
+    if len(lines) < _MANY or find_spec("pyarrow") is None or any(deep):
+        return columns_of([object_in(line) for line in lines])
+    import pyarrow as pa
+    from pyarrow import compute
+    from pyarrow import json as arrow
+
+    text = b"\n".join(lines)
+    try:
+        table = arrow.read_json(pa.BufferReader(text), arrow.ReadOptions(block_size=len(text) + 1))
+        while any(pa.types.is_struct(kind) for kind in table.schema.types):
+            table = table.flatten()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        table = pa.table({})  # damaged, or of mixed kinds: Python says which
+    plain = {str(getattr(kind, "value_type", kind)) for kind in table.schema.types} <= {*_PLAIN}
+    numbers = [column for column in table.columns if column.type == pa.float64()]
+    # Whole numbers beyond 64 bits are fractions, or infinite, for Arrow.
+    beyond = any((compute.max(compute.abs(c)).as_py() or 0) >= 2**63 for c in numbers)
+    if len(table) != len(lines) or not plain or beyond:
+        return columns_of([object_in(line) for line in lines])
+    return {name: table[name].to_pylist() for name in table.column_names}
+
+
+def write_table(
+    rows: Sequence[Mapping[str, Any]], path: Path, kinds: Sequence[str] = (".parquet", ".csv")
+) -> list[Path]:
+    """The rows as Parquet and as CSV beside it; a column is there if any row has it."""
+    from pyarrow import csv, parquet
+
+    table = arrow_table(columns_of(rows))
+    writers = {".parquet": parquet.write_table, ".csv": csv.write_csv}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    targets = [path.with_suffix(kind) for kind in kinds]
+    for target in targets:
+        write_atomically(target, partial(writers[target.suffix], table))
+    return targets
 
 
 def needed(module: str) -> Any:
@@ -39,7 +136,7 @@ def needed(module: str) -> Any:
         raise FedbanditError(f"this needs {module}: pip install 'fedbandit[simulation]'") from None
 
 
-def _column(pa: Any, values: list[Any]) -> Any:
+def _column(pa: Any, values: Sequence[Any]) -> Any:
     kinds = {type(value) for value in values if value is not None}
     beyond = any(
         type(value) is int and abs(value) >= 2**63 for value in values
@@ -187,14 +284,14 @@ def _said(key: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its name, its configuration and the metrics of its rounds, nested as in the files.
+    """One run: its name, its configuration and the metrics of its rounds, as columns by name.
 
-    `rounds` are the lines of `metrics.jsonl`; `ended` is False where some are missing.
+    `ended` is False where rounds are missing.
     """
 
     name: str
     config: Mapping[str, Any]
-    rounds: tuple[Mapping[str, Any], ...]  # the lines of metrics.jsonl
+    columns: Columns  # of the lines of metrics.jsonl
     summary: Mapping[str, Any] | None = None  # summary.json of a finished run
     environment: Mapping[str, Any] = field(
         default_factory=dict
@@ -202,6 +299,25 @@ class RunRecord:
     error: str | None = None  # what the run failed with
     folder: Path | None = None  # None: it is in memory alone
     ended: bool = True  # False: rounds are missing
+    label: str | None = None  # what a user calls its configuration; None: what sets it apart
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that were measured."""
+        return len(self.columns.get("round", ()))
+
+    def values(self, metric: str) -> np.ndarray:
+        """A metric in every round, float64 [rounds]; NaN where a round has no value."""
+        found = self.columns.get(metric, [None] * self.rounds)
+        if not {type(value) for value in found} <= {int, float, bool, type(None)}:
+            raise DataError(f"{metric}: is not a number; to_pandas() has it")
+        return np.array(found, float)
+
+    def last(self, metric: str) -> float:
+        """The last value of a metric; NaN if it has none."""
+        values = self.values(metric)
+        known = values[~np.isnan(values)]
+        return float(known[-1]) if len(known) else math.nan
 
     @property
     def seed(self) -> int:
@@ -211,22 +327,25 @@ class RunRecord:
     @property
     def status(self) -> str | None:
         """The fault of a run in a few words; None if it is finished."""
-        after = f"after {len(self.rounds)} of {self.config.get('rounds', '?')} rounds"
+        after = f"after {self.rounds} of {self.config.get('rounds', '?')} rounds"
         if self.error is not None:
             return f"failed {after}: {self.error}"
         return None if self.ended else f"unfinished, {after}"
 
-    def seconds(self) -> dict[int, dict[str, float]]:
-        """Where the time of each round went, by the number of the round; none for a run in memory."""
+    def seconds(self) -> Columns:
+        """Where the time of each round went, as columns; none for a run in memory."""
         if self.folder is None or not (self.folder / "timings.jsonl").exists():
             return {}
         try:
-            lines = read_rounds(self.folder / "timings.jsonl", run_in(self.folder))
-            return {
-                line["round"]: {k: v for k, v in line.items() if k != "round"} for line in lines
-            }
-        except (OSError, ValueError, KeyError) as error:
+            found = read_columns(self.folder / "timings.jsonl", run_in(self.folder))
+        except (OSError, ValueError) as error:
             raise DataError(f"{self.folder / 'timings.jsonl'}: damaged: {error}") from None
+        place = {number: i for i, number in enumerate(found.pop("round", []))}
+        places = [place.get(number) for number in self.columns["round"]]
+        return {
+            name: [None if i is None else values[i] for i in places]
+            for name, values in found.items()
+        }
 
 
 def run_folders(folders: Iterable[Path]) -> Iterator[tuple[Path, str]]:
@@ -278,6 +397,20 @@ def read_summary(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def read_columns(path: Path, run: str) -> dict[str, list[Any]]:
+    """The metrics or timings of a run as columns; a block of lines at a time, so that a hundred
+    thousand rounds take about a second.
+    """
+    columns: dict[str, list[Any]] = {}
+    rounds = 0
+    for block in lines_of_rounds(path, run):
+        found = _parsed(block)
+        for name in [*columns, *(name for name in found if name not in columns)]:
+            columns.setdefault(name, [None] * rounds).extend(found.get(name) or [None] * len(block))
+        rounds += len(block)
+    return columns
+
+
 def read_record(path: Path, name: str) -> RunRecord:
     """The run in a folder, as far as it has come; `DataError` where a file is damaged, or of another run."""
     try:
@@ -286,9 +419,10 @@ def read_record(path: Path, name: str) -> RunRecord:
         if not all(type(config.get(name, 0)) is int for name in ("seed", "rounds")):
             raise ValueError("config.toml: seed and rounds should be whole numbers")
         metrics = path / "metrics.jsonl"
-        rounds = [shallow(line) for line in read_rounds(metrics, run)] if metrics.exists() else []
-        for number, line in enumerate(rounds, start=1):
-            if type(line.get("round")) is not int or line["round"] != number:
+        columns = read_columns(metrics, run) if metrics.exists() else {}
+        rounds = columns.get("round", [None] if columns else [])
+        for number, found in enumerate(rounds, start=1):
+            if type(found) is not int or found != number:
                 raise ValueError(f"metrics.jsonl: line {number} is not of round {number}")
         summary = read_summary(path / "summary.json")
         if summary is not None:
@@ -301,7 +435,7 @@ def read_record(path: Path, name: str) -> RunRecord:
     return RunRecord(
         name=name,
         config=config,
-        rounds=tuple(rounds),
+        columns=columns,
         summary=summary,
         environment=read_json(path / "environment.json") or {},
         error=None
@@ -310,3 +444,122 @@ def read_record(path: Path, name: str) -> RunRecord:
         folder=path,
         ended=summary is not None,
     )
+
+
+_SHOWN = ("running_reward", "propensity", "epsilon", "client_reward.worst_decile")
+_BLOCK = 1 << 19  # bytes that are parsed together
+_LONGEST_LINE = 64 << 20
+_LARGEST = 1e100  # a mean of larger numbers would overflow
+_MOST_NAMES = 64  # of held-out metrics
+_REMEMBERED = 256  # bytes before the offset, by which a file that was replaced is known
+
+
+@dataclass
+class MetricsFile:
+    """A run's `metrics.jsonl`, followed: `follow` reads what was appended since the last call.
+
+    A file that was replaced, or cut back to a checkpoint, is read again from its beginning; it is
+    known by its inode, its size and the bytes before the last position. `problem` says why a
+    damaged file is not shown. `columns` has what charts show, float64 [rounds], NaN where a round
+    has no value; all else is passed over, so that many long runs can be followed.
+    """
+
+    path: Path
+    problem: str | None = None  # why the file cannot be shown, until it is another file
+    rounds: int = 0
+    _offset: int = 0
+    _stamp: tuple[int, ...] = ()
+    _before: bytes = b""
+    _values: dict[str, array] = field(default_factory=dict)  # type: ignore[type-arg] # arrays are not generic before 3.12
+
+    def follow(self, most: int | None = None) -> int:
+        """Read what was appended, at most about `most` bytes; the bytes that were read."""
+        try:
+            with open_regular(self.path) as file:
+                found = os.fstat(file.fileno())
+                stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+                if stamp == self._stamp and (self.problem or self._offset == found.st_size):
+                    return 0
+                file.seek(max(0, self._offset - len(self._before)))
+                same = self._stamp[:1] in ((), stamp[:1]) and found.st_size >= self._offset
+                if self.problem or not same or file.read(len(self._before)) != self._before:
+                    self.__init__(self.path)  # type: ignore[misc] # another file, or cut back to an older checkpoint
+                    file.seek(0)
+                self._stamp = stamp
+                return self._read(file, most)
+        except FileNotFoundError:
+            self.__init__(self.path)  # type: ignore[misc]
+        except OSError as error:
+            self.problem = f"{self.path.name} cannot be read: {error.strerror}"
+        return 0
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The values of every metric by name, float64 [rounds]."""
+        return {name: np.array(values, float) for name, values in self._values.items()}
+
+    def _read(self, file: IO[bytes], most: int | None) -> int:
+        """Take the complete lines from here on, a block at a time; the bytes that were read."""
+        taken, rest = 0, b""
+        while block := file.read(_BLOCK):
+            taken += len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            try:
+                self._take(lines)
+            except (ValueError, OverflowError):
+                self._find_damage(lines)
+                return taken
+            if lines:
+                self._offset += sum(map(len, lines)) + len(lines)
+                self._before = (lines[-1] + b"\n")[-_REMEMBERED:]
+            if len(rest) > _LONGEST_LINE:
+                self.problem = f"{self.path.name} has a line of more than {_LONGEST_LINE >> 20} MB"
+                return taken
+            if most is not None and taken >= most:
+                break
+        return taken
+
+    def _take(self, lines: Sequence[bytes]) -> None:
+        """Add the rounds of some lines, all or none; `ValueError` where one is not what a run
+        measures.
+        """
+        if lines and not self.rounds and object_in(lines[0]).keys() == {"run"}:
+            lines = lines[1:]  # which `RunReader` has looked at
+        found = _parsed(lines)
+        rounds = found.get("round", [])
+        if rounds != [*range(self.rounds + 1, self.rounds + len(lines) + 1)] or bool in map(
+            type, rounds
+        ):
+            raise ValueError("it is not of this round")
+        if "client_reward" in found:
+            raise ValueError("client_reward is not an object")
+        named = dict.fromkeys(
+            [*self._values, *_SHOWN, *(n for n in found if n.startswith("test_"))]
+        )
+        if len(named) > _MOST_NAMES:
+            raise ValueError("it has too many metrics")
+        added = {name: _numbers(name, found.get(name, [None] * len(lines))) for name in named}
+        for name, values in added.items():
+            missing = array("d", [math.nan]) * self.rounds
+            self._values.setdefault(name, missing).frombytes(values.tobytes())
+        self.rounds += len(lines)
+
+    def _find_damage(self, lines: Sequence[bytes]) -> None:
+        """Say which of some lines is damaged, and how."""
+        for line in lines:
+            try:
+                self._take([line])
+            except (ValueError, OverflowError) as error:
+                self.problem = f"line {self.rounds + 1} of {self.path.name} is damaged: {error}"
+                self._values = {}
+                return
+
+
+def _numbers(name: str, values: Sequence[Any]) -> np.ndarray:
+    """A column of a file of metrics, NaN for none; `ValueError` for what no run measures."""
+    if {type(value) for value in values} <= {int, float, type(None)}:
+        found = np.array(values, float)
+        known = np.isfinite(found)
+        if not (np.abs(found[known]) > _LARGEST).any():
+            return np.where(known, found, math.nan)
+    raise ValueError(f"{name:.40} is not a number that a run measures")

@@ -99,6 +99,11 @@ class Results:
             raise DataError(f"{where}: there are no runs")
         return cls(tuple(runs), tuple(left_out))
 
+    def labelled(self, labels: Mapping[str, str]) -> "Results":
+        """The same runs, with names of your own for their configurations: labels by run name."""
+        named = (replace(run, label=labels.get(run.name, run.label)) for run in self.runs)
+        return Results(tuple(named), self.left_out)
+
     @classmethod
     def concat(cls, results: Iterable["Results"]) -> "Results":
         """All runs of several results in one; of equal names, later ones get a number."""
@@ -127,7 +132,7 @@ class Results:
             chosen = self.runs[key]
             return Results(chosen if isinstance(chosen, tuple) else (chosen,))
         self._require(key)
-        lengths = {run.name: len(run.rounds) for run in self.runs}
+        lengths = {run.name: run.rounds for run in self.runs}
         if len(set(lengths.values())) > 1:
             short, long = (
                 min(lengths, key=lambda name: lengths[name]),
@@ -137,13 +142,13 @@ class Results:
                 f"{key}: the runs have different numbers of rounds ({short} {lengths[short]}, {long} {lengths[long]});"
                 " take them one by one, or use to_pandas()"
             )
-        values = np.array([_values(run, key) for run in self.runs])
+        values = np.array([run.values(key) for run in self.runs])
         return values[0] if len(self.runs) == 1 else values
 
     def __repr__(self) -> str:
         if not self.runs:
             return f"<Results: no runs{self._said_problems()}>"
-        counts = [len(run.rounds) for run in self.runs]
+        counts = [run.rounds for run in self.runs]
         fewest, most = min(counts), max(counts)
         rounds = counted(most, "round") if fewest == most else f"{fewest} to {most} rounds"
         what = self.runs[0].name
@@ -156,9 +161,7 @@ class Results:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """The names of everything that any round measured, as columns of the table have them."""
-        return tuple(
-            dict.fromkeys(name for run in self.runs for row in run.rounds for name in flatten(row))
-        )
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.columns))
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -190,6 +193,20 @@ class Results:
         ]
         return Results(tuple(chosen))
 
+    def folder(self, option: str = "results") -> Path:
+        """The folder of the one run that these results are of; `ConfigError` if there is none."""
+        folders = [run.folder for run in self.runs]
+        if len(folders) != 1 or folders[0] is None:
+            said = "take the results of one run that lies in a folder, as `run` makes it"
+            raise ConfigError(f"{option}: {said}")
+        return folders[0]
+
+    def export(self, out: Path | str, **options: Any) -> Path:
+        """Write the trained model of this run to a file for apps: see `fedbandit.export`."""
+        import fedbandit
+
+        return Path(fedbandit.export(self.folder(), out, **options))
+
     def to_arrow(self, *, timings: bool = False) -> Any:
         """A `pyarrow.Table` with one row per run and round, and one column per metric.
 
@@ -197,7 +214,22 @@ class Results:
         setting that differs between the runs (one whose name is a metric's too has `config.` before
         it). `timings` adds where the seconds went, for runs in folders. Lists are JSON text.
         """
-        return self._table(timings)
+        settings = [labels.settings_of(run.config) for run in self.runs]
+        differing = [key for key in labels.differing(settings) if key != "seed"]
+        names = {key: f"config.{key}" if key in self.metrics else key for key in differing}
+        label_of = {i: label for label, members in self._groups.items() for i in members}
+        tables: list[dict[str, Sequence[Any]]] = []
+        for i, run in enumerate(self.runs):
+            about = {"run": run.name, "configuration": label_of[i], "seed": run.seed}
+            about |= {column: settings[i].get(key) for key, column in names.items()}
+            spent = run.seconds() if timings else {}
+            tables.append({name: [value] * run.rounds for name, value in about.items()})
+            tables[-1] |= {**run.columns, **{f"seconds.{name}": spent[name] for name in spent}}
+        joined: dict[str, list[Any]] = {name: [] for table in tables for name in table}
+        for table, run in zip(tables, self.runs, strict=True):
+            for name, values in joined.items():
+                values += table.get(name) or [None] * run.rounds
+        return arrow_table(joined)
 
     def to_pandas(self, *, timings: bool = False) -> Any:
         """The table of `to_arrow` as a `pandas.DataFrame`.
@@ -212,7 +244,7 @@ class Results:
             1  greedy-seed-0     0      2        4
         """
         needed("pandas")
-        return self._table(timings).to_pandas()
+        return self.to_arrow(timings=timings).to_pandas()
 
     def plot(
         self,
@@ -259,8 +291,8 @@ class Results:
         return figure
 
     def summary(self) -> "ResultsSummary":
-        """One row per configuration: runs, rounds, the final running reward with its standard
-        error, held-out metrics.
+        """One row per configuration, best first: runs, rounds, the final running reward with its
+        standard error, held-out metrics.
 
         Numbers are over the finished runs of a configuration, or while none is finished over those
         that have come furthest. The others are named in the notes below the table.
@@ -275,7 +307,10 @@ class Results:
         rows = [
             _summary_row(label, [self.runs[i] for i in of]) for label, of in self._groups.items()
         ]
-        return ResultsSummary(rows, self.problems)
+        rows.sort(
+            key=lambda row: -math.inf if row["running_reward"] is None else row["running_reward"]
+        )
+        return ResultsSummary(rows[::-1], self.problems)
 
     def differences(
         self, metric: str = "running_reward", against: str | None = None
@@ -300,13 +335,18 @@ class Results:
             )
         rewards = {}
         for label, of in self._groups.items():
-            last = {run.seed: _last(run, metric) for run in _comparable([self.runs[i] for i in of])}
+            last = {run.seed: run.last(metric) for run in _comparable([self.runs[i] for i in of])}
             rewards[label] = {seed: value for seed, value in last.items() if not math.isnan(value)}
         return differences(rewards, against)
 
     @cached_property
     def _groups(self) -> dict[str, list[int]]:
         """The runs of each configuration by its label; in them seeds alone differ."""
+        if all(run.label is not None for run in self.runs):
+            groups: dict[str, list[int]] = {}
+            for i, run in enumerate(self.runs):
+                groups.setdefault(str(run.label), []).append(i)
+            return groups
         data = [labels.made_from(run.environment) for run in self.runs]
         return labels.grouped([run.config for run in self.runs], data)
 
@@ -318,24 +358,6 @@ class Results:
 
     def _said_problems(self) -> str:
         return f"; {counted(len(self.problems), 'problem')}" if self.problems else ""
-
-    def _table(self, timings: bool) -> Any:
-        settings = [labels.settings_of(run.config) for run in self.runs]
-        differing = [key for key in labels.differing(settings) if key != "seed"]
-        columns = {key: f"config.{key}" if key in self.metrics else key for key in differing}
-        label_of = {i: label for label, members in self._groups.items() for i in members}
-        rows: list[dict[str, Any]] = []
-        for i, run in enumerate(self.runs):
-            about = {"run": run.name, "configuration": label_of[i], "seed": run.seed}
-            about |= {column: settings[i].get(key) for key, column in columns.items()}
-            seconds = run.seconds() if timings else {}
-            for line in run.rounds:
-                spent = {
-                    f"seconds.{name}": value
-                    for name, value in seconds.get(line["round"], {}).items()
-                }
-                rows.append({**about, **flatten(line), **spent})
-        return arrow_table(rows, first=("run", "configuration", "seed", *columns.values()))
 
 
 @dataclass(frozen=True, repr=False)
@@ -381,57 +403,34 @@ def _comparable(runs: Sequence[RunRecord]) -> list[RunRecord]:
     longest.
     """
     ended = [run for run in runs if run.status is None] or list(runs)
-    longest = max(len(run.rounds) for run in ended)
-    return [run for run in ended if len(run.rounds) == longest]
+    longest = max(run.rounds for run in ended)
+    return [run for run in ended if run.rounds == longest]
 
 
 def _summary_row(label: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
     runs = _comparable(runs)
-    final = [value for run in runs if not math.isnan(value := _last(run, "running_reward"))]
+    final = [value for run in runs if not math.isnan(value := run.last("running_reward"))]
     row: dict[str, Any] = {
         "configuration": label,
         "runs": len(runs),
-        "rounds": max(len(run.rounds) for run in runs),
+        "rounds": max(run.rounds for run in runs),
         "running_reward": float(np.mean(final)) if final else None,
         "standard_error": standard_error(final) if len(final) > 1 else None,
     }
-    names = dict.fromkeys(name for run in runs for line in run.rounds for name in line)
+    names = dict.fromkeys(name for run in runs for name in run.columns)
     for name in (name for name in names if name.startswith("test_") or name == "epsilon"):
-        values = [value for run in runs if not math.isnan(value := _last(run, name))]
+        values = [value for run in runs if not math.isnan(value := run.last(name))]
         row[name] = float(np.mean(values)) if values else None
     return row
 
 
-def _values(run: RunRecord, metric: str) -> np.ndarray:
-    """The metric in every round, [rounds]."""
-    found = [_at(line, metric) for line in run.rounds]
-    for value in found:
-        if value is not None and not isinstance(value, int | float):
-            raise DataError(f"{metric}: is not a number; to_pandas() has it")
-    return np.array(found, float)
-
-
-def _at(line: Mapping[str, Any], metric: str) -> Any:
-    value: Any = line
-    for key in metric.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _last(run: RunRecord, metric: str) -> float:
-    """The last value of a metric; NaN if it has none."""
-    values = _values(run, metric)
-    there = values[~np.isnan(values)]
-    return float(there[-1]) if len(there) else math.nan
-
-
 def _curves(runs: Sequence[RunRecord], metric: str) -> np.ndarray:
     """[seeds, rounds] with NaN where a run has no such round, or no value in it."""
-    most = max((int(line["round"]) for run in runs for line in run.rounds), default=0)
+    most = max((run.columns["round"][-1] for run in runs if run.rounds), default=0)
     curves = np.full((len(runs), most), np.nan)
     for curve, run in zip(curves, runs, strict=True):
-        numbers = [int(line["round"]) - 1 for line in run.rounds]
-        curve[numbers] = _values(run, metric)
+        if run.rounds:
+            curve[np.array(run.columns["round"]) - 1] = run.values(metric)
     return curves[[bool(run.rounds) for run in runs]]
 
 

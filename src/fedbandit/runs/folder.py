@@ -1,11 +1,14 @@
-"""A run folder: the exact configuration, one line of metrics a round, timings, checkpoints and a summary.
+"""A run folder: the exact configuration, one line of metrics a round, timings, checkpoints and a
+summary.
 
-Whatever happens to the process, the run can be resumed: lines after the newest checkpoint are cut off and those rounds
-run again, to the same bytes. Every file names its run (`core/identity.py`), and a checkpoint and a summary hold the
-digest of the metrics up to their round: what does not belong together is refused and left alone.
+Whatever happens to the process, the run can be resumed: lines after the newest checkpoint are cut
+off and those rounds run again, to the same bytes. Every file names its run (`core/identity.py`),
+and a checkpoint and a summary hold the digest of the metrics up to their round: what does not
+belong together is refused and left alone.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib
@@ -14,7 +17,6 @@ import json
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -27,6 +29,7 @@ from fedbandit.assembly.experiment import Experiment
 from fedbandit.config import PARTS, Config, read_toml
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.files import (
+    LONGEST_LINE,
     count_lines,
     object_in,
     open_regular,
@@ -37,24 +40,33 @@ from fedbandit.core.files import (
     write_json,
     write_text,
 )
-from fedbandit.core.identity import read_rounds, refuse_earlier, require_run, run_id, run_in
+from fedbandit.core.identity import (
+    RESULTS,
+    read_rounds,
+    refuse_earlier,
+    require_run,
+    run_id,
+    run_in,
+    source_digests,
+)
 from fedbandit.core.parts import resolve, with_defaults
 from fedbandit.core.randomness import Secret
-from fedbandit.core.sources import RESULTS, source_digests
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
 from fedbandit.federated.state import DamagedState, State, load_marked, save_state
+from fedbandit.simulation import DAMAGED, note, setting_aside
 
 _SECRET = "secret.key"
 _PACKAGES = ("torch", "numpy", "numba", "safetensors")
 
 
 def environment_of(experiment: Experiment, secret: str | None = None) -> dict[str, Any]:
-    """The contents of `environment.json`: the run's id, what it is made from beside its configuration, and versions.
+    """The contents of `environment.json`: the run's id, what it is made from beside its
+    configuration, and versions.
 
-    `secret` is the digest of what the noise of a run is drawn from, where that is not its seed. `parts` has every part
-    with the defaults that it was made with. They are there to be read: what a default means is covered by the results
-    number.
+    `secret` is the digest of what the noise of a run is drawn from, where that is not its seed.
+    `parts` has every part with the defaults that it was made with. They are there to be read: what
+    a default means is covered by the results number.
     """
     config, dataset = experiment.config, experiment.dataset
     environment = {
@@ -75,7 +87,9 @@ def environment_of(experiment: Experiment, secret: str | None = None) -> dict[st
 
 @cache
 def _versions() -> dict[str, str]:
-    """The versions of the packages that results may depend on; looking for them takes longer than a round."""
+    """The versions of the packages that results may depend on; looking for them takes longer than a
+    round.
+    """
     found = {}
     for name in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):  # text and tables need no torch
@@ -84,7 +98,9 @@ def _versions() -> dict[str, str]:
 
 
 def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -> None:
-    """Refuse a folder that holds another run than the one that these make, or extend by rounds; it is only read."""
+    """Refuse a folder that holds another run than the one that these make, or extend by rounds; it
+    is only read.
+    """
     made = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
     kept = _kept_environment(path / "environment.json")
     left_alone = "nothing was overwritten: use another folder"
@@ -101,18 +117,21 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
         )
     if lengths[1] < lengths[0]:
         raise ConfigError(
-            f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was overwritten: for a shorter run"
+            f"{path}: holds a run of {lengths[0]} rounds, not {lengths[1]}; nothing was"
+            " overwritten: for a shorter run"
             " use another folder"
         )
     if lengths[1] > lengths[0] and private:
         raise ConfigError(
-            f"{path}: a private run cannot be extended from {lengths[0]} to {lengths[1]} rounds: its noise and its"
+            f"{path}: a private run cannot be extended from {lengths[0]} to {lengths[1]} rounds:"
+            " its noise and its"
             f" epsilon were planned for its length; {left_alone}"
         )
     before = "already finished; " if (path / "summary.json").exists() else ""
     if kept.get("results") != RESULTS:
         raise ConfigError(
-            f"{path}: {before}fedbandit computes other results since (results number {kept.get('results')!r} there"
+            f"{path}: {before}fedbandit computes other results since (results number"
+            f" {kept.get('results')!r} there"
             f" and {RESULTS} here); {left_alone}"
         )
     for key in ("sources", "files"):
@@ -124,6 +143,7 @@ def refuse_another(path: Path, config: Config, environment: Mapping[str, Any]) -
 
 
 def _kept_environment(path: Path) -> dict[str, Any]:
+    """What `environment.json` holds; `DataError` where it is damaged or of 0.2."""
     try:
         kept = read_object(path)
         refuse_earlier(path.parent, kept)
@@ -138,6 +158,7 @@ def _kept_environment(path: Path) -> dict[str, Any]:
 
 
 def _parts(config: Config) -> dict[str, dict[str, Any]]:
+    """Every part with all parameters that it was made with, defaults included."""
     found = {}
     for section, key, module, leading in PARTS:
         chosen = getattr(config, section)
@@ -150,6 +171,7 @@ def _parts(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _first_difference(path: str, there: Any, here: Any) -> str | None:
+    """The first key in which two configurations differ, in words; None: there is none."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
             if found := _first_difference(
@@ -160,21 +182,9 @@ def _first_difference(path: str, there: Any, here: Any) -> str | None:
     return None if there == here else f"{path} is {there!r} there and {here!r} here"
 
 
-_DAMAGED = ".damaged"  # ends the name of a checkpoint that was set aside
-
-
 _KEPT_CHECKPOINTS = 2  # the newest, and one to fall back on should it be damaged
-
-
-_LONGEST_LINE = 64_000_000  # bytes; what is longer was not written by a run
-
-
 _MADE_AGAIN = "remove it, and the same command makes it again"
-
-
 _PUT_BACK = "put back the file of this run, or use another folder"
-
-
 _FLUSH_SECONDS = 1.0  # who follows a run sees it this late at most
 
 
@@ -210,7 +220,9 @@ def _secret_digest(path: Path, drawn: Secret | None) -> str | None:
 
 
 class RunFolder:
-    """Opens (or makes) the folder of a run and holds it locked; a folder of another run is refused and left alone."""
+    """Opens (or makes) the folder of a run and holds it locked; a folder of another run is refused
+    and left alone.
+    """
 
     def __init__(self, path: Path, experiment: Experiment) -> None:
         """Open the folder for this experiment, or make it; a folder of another run is refused."""
@@ -222,8 +234,13 @@ class RunFolder:
         self._lock = open_regular(path / ".lock", append=True)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             self._lock.close()
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise ConfigError(
+                    f"{path}: the file system gives no locks ({error.strerror}), without which two"
+                    " processes could spoil a run; use a folder on a local disk"
+                ) from None
             raise FolderBusy(f"{path}: another process is running here") from None
         self._lock.truncate(0)
         self._lock.write(
@@ -243,24 +260,24 @@ class RunFolder:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+        """Give the folder back."""
         for file in self._files.values():
             file.close()
         self._lock.truncate(0)
         self._lock.close()
 
     def summary(self, rounds: int) -> dict[str, Any] | None:
-        """The summary of a run that has finished its rounds; None if there is none, or one that has to be made again.
+        """The summary of a run that has finished its rounds; None if there is none, or one that has
+        to be made again.
 
-        `DataError` if it, or the metrics or timings beside it, are of another run or of another moment of this one.
+        `DataError` if it, or the metrics or timings beside it, are of another run or of another
+        moment of this one.
         """
         path = self.path / "summary.json"
         try:
             found = self._read_summary()
         except ValueError as error:
-            _say(f"{error}; it is made again")
+            note(f"{error}; it is made again")
             return None
         if found is not None and self._extends():
             return None
@@ -290,19 +307,26 @@ class RunFolder:
 
     def rounds_recorded(self) -> int:
         """How many rounds have a line of metrics."""
-        return max(0, count_lines(self.path / "metrics.jsonl") - 1)
+        path = self.path / "metrics.jsonl"
+        try:
+            return max(0, count_lines(path) - 1)
+        except ValueError as error:
+            raise DataError(f"{path}: damaged: {error}") from None
 
     def resume(self, algorithm: Algorithm) -> tuple[State | None, Memory | None]:
-        """The state to resume from, None to start from the beginning, and what clients remember at that round.
+        """The state to resume from, None to start from the beginning, and what clients remember at
+        that round.
 
-        Metrics and timings are cut to it, and a run that was to have fewer rounds gets its new length; but everything
-        is looked at before anything is changed. No memory where the algorithm's clients remember nothing.
+        Metrics and timings are cut to it, and a run that was to have fewer rounds gets its new
+        length; but everything is looked at before anything is changed. No memory where the
+        algorithm's clients remember nothing.
         """
         state, marks = self._newest_checkpoint()
         rounds = state.round if state else 0
         if rounds > self.config.rounds:
             raise DataError(
-                f"{self.path}: the newest checkpoint is of round {rounds}, beyond the {self.config.rounds} of this run;"
+                f"{self.path}: the newest checkpoint is of round {rounds}, beyond the"
+                f" {self.config.rounds} of this run;"
                 " put back the checkpoints of this run, or use another folder"
             )
         ends = self._ends(rounds, marks.get("metrics"), f"the checkpoint of round {rounds}")
@@ -316,7 +340,8 @@ class RunFolder:
             (self.path / "summary.json").unlink(missing_ok=True)
             write_text(self.path / "config.toml", self.config.to_toml())
         for name, end in ends.items():
-            self._files[name] = open(self.path / name, "a", encoding="utf-8")  # noqa: SIM115 - until close()
+            # Open until close().
+            self._files[name] = open(self.path / name, "a", encoding="utf-8")  # noqa: SIM115
             self._files[name].truncate(end)
             if end == 0:
                 self._write(name, {"run": self.run})
@@ -349,7 +374,12 @@ class RunFolder:
             )
         drawn = self._drawn
         assert drawn is not None
-        write_atomically(self.path / _SECRET, lambda file: _write_for_owner(file, drawn.value))
+
+        def write(file: IO[bytes]) -> None:
+            os.fchmod(file.fileno(), 0o600)  # its owner's alone, before there is anything to read
+            file.write(drawn.value)
+
+        write_atomically(self.path / _SECRET, write)
         return drawn
 
     def checkpoint(self, state: State, memory: Memory | None = None) -> None:
@@ -377,13 +407,15 @@ class RunFolder:
         write_json(self.path / "summary.json", {**summary, **marks})
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
+        """One line of JSON; metrics also go into their digest."""
         line = json.dumps(values) + "\n"
         self._files[name].write(line)
         if name == "metrics.jsonl":
             self._metrics.update(line.encode())
 
     def _ends(self, rounds: int, digest: str | None, of: str) -> dict[str, int]:
-        """Where the first `rounds` rounds end in metrics and timings; `digest` is that of the metrics, as `of` has it.
+        """Where the first `rounds` rounds end in metrics and timings; `digest` is that of the
+        metrics, as `of` has it.
 
         `DataError` if they are of another run, or not what was written.
         """
@@ -394,7 +426,8 @@ class RunFolder:
             ends["metrics.jsonl"] += len(line)
         if rounds and digest != self._metrics.hexdigest():
             raise DataError(
-                f"{self.path / 'metrics.jsonl'}: not the metrics that {of} was made with; {_PUT_BACK}"
+                f"{self.path / 'metrics.jsonl'}: not the metrics that {of} was made with;"
+                f" {_PUT_BACK}"
             )
         for line, seconds in _lines_of(self.path / "timings.jsonl", self.run, rounds, timed=True):
             self.seconds += seconds
@@ -415,28 +448,28 @@ class RunFolder:
         return memory
 
     def _newest_checkpoint(self) -> tuple[State | None, dict[str, str]]:
-        """The newest state that is what was written, with its marks. A damaged file is set aside; one that cannot be
-        read, or is of another run, is an error: whatever is wrong must not cost a run its checkpoints."""
+        """The newest state that is what was written, with its marks. A damaged file is set aside;
+        one that cannot be read, or is of another run, is an error: whatever is wrong must not cost
+        a run its checkpoints.
+        """
         for path in checkpoints(self.path):
-            try:
+            with setting_aside(path, "the one before it is used"):
                 state, marks = load_marked(path)
                 if state.round != _round_of(path):
                     raise DamagedState(f"{path}: damaged checkpoint: it is of round {state.round}")
                 require_run(path, marks.get("run"), self.run)
                 return state, marks
-            except DamagedState as error:
-                aside = path.with_name(f"{path.name}{_DAMAGED}")
-                path.replace(aside)
-                _say(f"{error}; kept as {aside.name}, and the one before it is used")
-        damaged = sorted(path.name for path in (self.path / "checkpoints").glob(f"*{_DAMAGED}"))
+        damaged = sorted(path.name for path in (self.path / "checkpoints").glob(f"*{DAMAGED}"))
         if damaged and (recorded := self.rounds_recorded()):
             raise DataError(
-                f"{self.path}: no checkpoint is left to resume from ({damaged[-1]}); the metrics of {recorded} rounds"
+                f"{self.path}: no checkpoint is left to resume from ({damaged[-1]}); the metrics"
+                f" of {recorded} rounds"
                 " are kept as they are: to start from the beginning, use another folder"
             )
         return None, {}
 
     def _check_identity(self) -> None:
+        """Refuse a folder of another run, or of something else, before anything is written."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path}: is a file, not a run folder")
         if not (self.path / "config.toml").exists():
@@ -473,12 +506,16 @@ class RunFolder:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rounds of a run folder, one dictionary each; a torn last line of a running run is left out."""
+    """The rounds of a run folder, one dictionary each; a torn last line of a running run is left
+    out.
+    """
     return read_rounds(path / "metrics.jsonl", run_in(path))
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run folder, the newest first: by their round, whatever the length of its number."""
+    """The checkpoints of a run folder, the newest first: by their round, whatever the length of its
+    number.
+    """
     found = [
         path
         for path in (run / "checkpoints").glob("round-*.safetensors")
@@ -488,7 +525,9 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def beside_reward(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a finished run's summary says beside its reward: held-out metrics, and the privacy that was spent."""
+    """What a finished run's summary says beside its reward: held-out metrics, and the privacy that
+    was spent.
+    """
     summary = summary or {}
     privacy = summary.get("privacy")
     said = {**summary, **(privacy if isinstance(privacy, Mapping) else {})}
@@ -509,19 +548,16 @@ def _ours(name: str) -> bool:
     return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
 
 
-def _write_for_owner(file: IO[bytes], payload: bytes) -> None:
-    os.fchmod(file.fileno(), 0o600)  # before there is anything to read
-    file.write(payload)
-
-
 def _round_of(checkpoint: Path) -> int:
+    """The round in a checkpoint's name."""
     return int(checkpoint.stem.removeprefix("round-"))
 
 
 def _lines_of(
     path: Path, run: str, rounds: int, timed: bool = False
 ) -> Iterator[tuple[bytes, float]]:
-    """The first line of a file, which names the run, and those of its first rounds, each with its seconds if `timed`.
+    """The first line of a file, which names the run, and those of its first rounds, each with its
+    seconds if `timed`.
 
     None at all of a run that was killed before the first was written.
     """
@@ -533,33 +569,22 @@ def _lines_of(
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     with file:
         for number in range(rounds + 1):
-            line = file.readline(_LONGEST_LINE)
+            line = file.readline(LONGEST_LINE)
             if not line.endswith(b"\n"):
                 if rounds == 0:
                     return
                 raise DataError(
                     f"{path}: shorter than the checkpoint beside it; the folder has been changed"
                 )
-            try:
+            with contextlib.suppress(ValueError):
+                values = object_in(line)
                 if number == 0:
-                    require_run(path, object_in(line).get("run"), run)
-                yield line, _checked(line, number, timed) if number else 0.0
-            except ValueError:
-                raise DataError(
-                    f"{path}: line {number + 1} is damaged; the run cannot be resumed"
-                ) from None
-
-
-def _checked(line: bytes, number: int, timed: bool) -> float:
-    values = object_in(line)
-    seconds = values.get("seconds") if timed else 0.0
-    if type(values.get("round")) is not int or values["round"] != number:
-        raise ValueError
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        raise ValueError
-    return float(seconds)
-
-
-def _say(text: str) -> None:
-    """What somebody should know who did not ask for progress."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
+                    require_run(path, values.get("run"), run)
+                seconds = values.get("seconds") if number and timed else 0.0
+                right = number == 0 or (
+                    type(values.get("round")) is int and values["round"] == number
+                )
+                if right and isinstance(seconds, int | float) and math.isfinite(seconds):
+                    yield line, float(seconds)
+                    continue
+            raise DataError(f"{path}: line {number + 1} is damaged; the run cannot be resumed")

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from fedbandit.config import Config
 from fedbandit.core.errors import FedbanditError
 from fedbandit.core.files import (
+    lines_in,
     object_in,
     open_regular,
     parse_toml,
@@ -27,10 +28,12 @@ from fedbandit.core.identity import last_rounds, require_run, run_in
 from fedbandit.results import reading as labels
 from fedbandit.results.reading import read_summary, run_folders
 
-Status = Literal["running", "stopped", "finished", "failed"]
+Status = Literal["running", "stopped", "finished", "failed", "eliminated"]
+ELIMINATED = ".eliminated"  # marks a run that a search has given up
 _LOCKS = Path("/proc/locks")
 _LARGEST = 1e100  # what is larger was not measured, and would overflow in a mean
-_FRESH_SECONDS = 30.0  # a run whose lock cannot be seen from here is taken to be running if it wrote this recently
+# a run whose lock cannot be seen from here is taken to be running if it wrote this recently
+_FRESH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,16 @@ class Run:
 
     @cached_property
     def status(self) -> Status:
-        """Whether it has finished, is running (its lock is held), was stopped, or has failed."""
+        """Whether it has finished, is running (its lock is held), has failed, was given up by a search
+        (eliminated), or was stopped.
+        """
         if self.summary is not None:
             return "finished"
         if _held(self.path / ".lock"):
             return "running"
-        return "failed" if self.error else "stopped"
+        if self.error:
+            return "failed"
+        return "eliminated" if (self.path / ELIMINATED).exists() else "stopped"
 
 
 @dataclass(frozen=True)
@@ -130,6 +137,7 @@ class RunReader:
         return runs, problems
 
     def _run(self, path: Path, name: str) -> Run:
+        """One run folder, as its files say; whatever does not belong together raises."""
         error = self._file(path / "error.json", read_json)
         found, config = self._file(path / "config.toml", _identified, required=True)
         summary = self._file(path / "summary.json", read_summary)
@@ -188,7 +196,7 @@ def _last_line(path: Path) -> Mapping[str, Any]:
     if not lines:
         return {}
     with open_regular(path) as file:
-        run = object_in(file.readline()).get("run")
+        run = object_in(next(lines_in(file), b"")).get("run")
     try:
         last = object_in(lines[-1])
     except ValueError as error:
@@ -252,6 +260,7 @@ def _locked_inodes() -> set[int] | None:
 
 
 def _written(folder: Path) -> float:
+    """When anything in a folder was last written."""
     times = [0.0]
     for entry in folder.iterdir():
         with contextlib.suppress(OSError):  # gone meanwhile

@@ -17,7 +17,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import connection, get_context, parent_process
+from itertools import islice
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -25,16 +26,18 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged, FedbanditError
 from fedbandit.core.process import handling
-from fedbandit.core.progress import SILENT, Advance, ProgressReporter
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.threads import usable_cores
 from fedbandit.federated.round import Engine
 from fedbandit.runs.reporting import showing_runs
 from fedbandit.runs.run import execute
-from fedbandit.simulation.pretraining import Pretraining, pretrained_file
+from fedbandit.simulation import Pretraining, pretrained_file
 
 _orphaned = threading.Event()  # set in a worker whose parent is gone
+# what no pre-trained model depends on
+_OF_RUNS = ("seed", "rounds", "deploy_every", "training", "evaluate_every", "policy", "objective")
 Status = Literal["finished", "paused", "diverged", "interrupted", "not run"]
 
 
@@ -118,6 +121,7 @@ def lengths_of(jobs: Iterable[Job]) -> dict[Path, int]:
 def _one_after_another(
     jobs: Sequence[Job], deadline: float | None, on_end: OnEnd, progress: ProgressReporter
 ) -> list[Ended]:
+    """All jobs in this process, each on all cores."""
     results: list[Ended] = []
     with interrupts() as interrupted:
         prepare(jobs, interrupted, progress)
@@ -125,12 +129,13 @@ def _one_after_another(
         return [Ended("interrupted")] * len(jobs)
     with contextlib.closing(ThreadEngine()) as engine, showing_runs(lengths_of(jobs), progress):
         for job in jobs:
-            if _stopped(results) or (deadline is not None and time.monotonic() > deadline):
-                results.append(Ended("not run"))
-                continue
+            if deadline is not None and time.monotonic() > deadline:
+                break
             results.append(run_one(job, engine, dataset_of(job)))
             on_end(job, results[-1])
-    return results
+            if results[-1].status == "interrupted":
+                break
+    return results + [Ended("not run")] * (len(jobs) - len(results))
 
 
 def _side_by_side(
@@ -157,9 +162,10 @@ def _side_by_side(
         prepare(jobs, interrupted, progress)
 
         def start(count: int) -> None:
-            for position, job in _first(waiting, count):
+            for position, job in islice(waiting, count):
                 if not interrupted.is_set() and (deadline is None or time.monotonic() <= deadline):
-                    running[pool.submit(_play_alone, job, threads[position])] = position
+                    with _deaf_to_interrupts():
+                        running[pool.submit(_play_alone, job, threads[position])] = position
 
         start(workers)
         with showing_runs(lengths_of(jobs), progress):
@@ -178,6 +184,21 @@ def _side_by_side(
     return results
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes that are started in this block do not hear SIGINT, not even while they load.
+
+    A blocked signal stays blocked in a child; one that comes meanwhile is delivered here
+    afterwards.
+    """
+    resource_tracker.ensure_running()  # which would unblock it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _threads(jobs: int, workers: int) -> list[int]:
     """One thread for each job; those of a last turn that is not full share the cores among them."""
     left = jobs % workers
@@ -192,7 +213,8 @@ def _result(future: Future[Ended], job: Job, interrupted: threading.Event) -> En
         if interrupted.is_set():
             return Ended("interrupted")
         raise FedbanditError(
-            f"{job.folder}: a worker process was killed, perhaps out of memory (try fewer --workers);"
+            f"{job.folder}: a worker process was killed, perhaps out of memory (try fewer"
+            " --workers);"
             " run the same command again to resume"
         ) from None
 
@@ -215,23 +237,21 @@ def run_one(job: Job, engine: Engine, dataset: FederatedDataset) -> Ended:
 
 
 def _play_alone(job: Job, threads: int) -> Ended:
-    engine = ThreadEngine(threads)
+    """One job in a worker process."""
     try:
-        return run_one(job, engine, dataset_of(job))
+        with contextlib.closing(ThreadEngine(threads)) as engine:
+            return run_one(job, engine, dataset_of(job))
     finally:
-        engine.close()
         if _orphaned.is_set():
             os._exit(0)  # nobody will ask for the result, and nobody will give the next job
 
 
+_opened = lru_cache(maxsize=4)(open_dataset)  # once in this process
+
+
 def dataset_of(job: Job) -> FederatedDataset:
     """The data set of a job, opened once for all jobs that share it."""
-    return _dataset(job.config.data.source)
-
-
-@lru_cache(maxsize=4)
-def _dataset(source: str) -> FederatedDataset:
-    return open_dataset(source)
+    return _opened(job.config.data.source)
 
 
 def prepare(
@@ -251,9 +271,11 @@ def prepare(
             if (file := pretrained_file(experiment)) is None:
                 continue
             pretraining = Pretraining(experiment, engine)
+            done, total = pretraining.state.round, pretraining.rounds
+            shown = progress if done < total else SILENT
             with (
                 contextlib.suppress(Diverged),  # the run itself will say so, and be a loser
-                _showing_pretraining(pretraining, progress) as advance,
+                shown.task("pre-training", total, unit="rounds", done=done) as advance,
             ):
                 for _ in pretraining:
                     advance(1)
@@ -264,14 +286,6 @@ def prepare(
     return made
 
 
-@contextmanager
-def _showing_pretraining(pretraining: Pretraining, progress: ProgressReporter) -> Iterator[Advance]:
-    done, total = pretraining.state.round, pretraining.rounds
-    shown = progress if done < total else SILENT
-    with shown.task("pre-training", total, unit="rounds", done=done) as advance:
-        yield advance
-
-
 def _past_start(folder: Path) -> bool:
     """Whether a run needs no starting weights any more."""
     return any((folder / name).exists() for name in ("checkpoints", "summary.json", "error.json"))
@@ -280,22 +294,10 @@ def _past_start(folder: Path) -> bool:
 def shared_start(config: Config) -> str:
     """The same for runs that surely start from the same pre-trained model."""
     values = config.identity()
-    for key in (
-        "seed",
-        "rounds",
-        "deploy_every",
-        "training",
-        "evaluate_every",
-        "policy",
-        "objective",
-    ):
+    for key in _OF_RUNS:
         del values[key]
-    chosen = config.pretraining
-    for part, rate in (
-        ("client", chosen.client_learning_rate),
-        ("server", chosen.server_learning_rate),
-    ):
-        if rate is not None:
+    for part in ("client", "server"):
+        if values["pretraining"][f"{part}_learning_rate"] is not None:
             del values[part]["learning_rate"]
     return json.dumps(values, sort_keys=True)
 
@@ -317,8 +319,8 @@ def _follow_parent() -> None:
 def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threading.Event]:
     """An event that SIGINT and SIGTERM set.
 
-    Worker processes stop after their round: a terminal's Ctrl-C reaches them by itself, SIGTERM is
-    passed on to them.
+    Worker processes stop after their round: they are sent SIGTERM, and do not hear a terminal's
+    Ctrl-C (`_deaf_to_interrupts`).
     """
     requested = threading.Event()
 
@@ -327,19 +329,9 @@ def interrupts(workers: Callable[[], list[int | None]] = list) -> Iterator[threa
             return  # telling workers twice would cut their round short
         requested.set()
         for worker in workers():
-            if worker is not None and number == signal.SIGTERM:
+            if worker is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGTERM)
 
     with handling(handle):
         yield requested
-
-
-def _stopped(results: Sequence[Ended]) -> bool:
-    return bool(results) and any(result.status == "interrupted" for result in results)
-
-
-def _first(items: Iterator[tuple[int, Job]], count: int) -> Iterator[tuple[int, Job]]:
-    for _ in range(count):
-        if (item := next(items, None)) is not None:
-            yield item

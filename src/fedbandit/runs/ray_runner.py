@@ -9,10 +9,10 @@ import os
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fedbandit.assembly.experiment import open_same_data
 from fedbandit.core.errors import ConfigError, FedbanditError
 from fedbandit.core.files import write_bytes
 from fedbandit.core.progress import SILENT, ProgressReporter, to_stderr
-from fedbandit.data import FederatedDataset, cache_folder
+from fedbandit.data import cache_folder
 from fedbandit.engines import ThreadEngine
 from fedbandit.engines.ray import cores_of, join, load_ray, original
 from fedbandit.runs.folder import FolderBusy
@@ -63,12 +63,14 @@ class Token:
         while not self._seen():
             if time.monotonic() > ends:
                 raise ConfigError(
-                    f"--out: {machine} does not see what is written to {Path(self.path).parent} here; with --engine ray"
+                    f"--out: {machine} does not see what is written to {Path(self.path).parent}"
+                    " here; with --engine ray"
                     " it has to be a folder that all machines share, under the same path"
                 )
             time.sleep(0.2)
 
     def _seen(self) -> bool:
+        """Whether this machine sees what the driver wrote."""
         try:
             return Path(self.path).read_text(encoding="utf-8") == self.text
         except OSError:
@@ -84,14 +86,6 @@ class RayTask:
     fingerprint: str
     token: Token
     pretrained: str | None  # the name of the file that the starting weights are kept under
-
-
-@dataclass
-class _Waiting:
-    """A job that is not done, and how many workers it has cost."""
-
-    position: int
-    attempts: int = field(default=0)
 
 
 class RayRunner:
@@ -113,9 +107,10 @@ class RayRunner:
         self._ray = load_ray()
         self._owns_cluster = join(self._ray, address, workers)
         self._workers, self._progress = workers, progress
-        # Attempts are counted here and not by Ray, since a second one has to wait for the first one's lock.
+        # Attempts are counted here and not by Ray, since a second one has to wait for the first
+        # one's lock.
         self._remote = self._ray.remote(num_cpus=1, max_retries=0)(run_task)
-        self._look = self._ray.remote(num_cpus=0, max_retries=0)(look)
+        self._look = self._ray.remote(num_cpus=0, max_retries=0)(Token.check)
         self.attempts = 0  # tasks sent, over all calls
 
     def run(
@@ -125,35 +120,37 @@ class RayRunner:
         results = [Ended("not run")] * len(jobs)
         if not jobs:
             return results
-        with _token(jobs) as token, interrupts() as interrupted, ExitStack() as shown:
+        with _token(jobs) as token, interrupts() as interrupted, ExitStack() as ending:
             self._check_machines(token)
             tasks, weights = self._tasks(jobs, token, interrupted)
-            waiting = deque(_Waiting(position) for position in range(len(jobs)))
-            running: dict[Any, _Waiting] = {}
-            try:
-                shown.enter_context(showing_runs(lengths_of(jobs), self._progress))
-                while (waiting or running) and not interrupted.is_set():
-                    in_time = deadline is None or time.monotonic() <= deadline
-                    while in_time and waiting and len(running) < self._room():
-                        turn = waiting.popleft()
-                        running[self._send(tasks[turn.position], weights, turn)] = turn
-                    if not running:
-                        break  # out of time
-                    for call in self._ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)[
-                        0
-                    ]:
-                        turn = running.pop(call)
-                        ended = self._answer(call, turn, jobs[turn.position])
-                        if ended is None:
-                            waiting.appendleft(turn)
-                            continue
-                        results[turn.position] = ended
-                        on_end(jobs[turn.position], ended)
-            finally:
-                self._stop(running)
+            waiting = deque(range(len(jobs)))
+            lost: Counter[int] = Counter()  # workers that each job has cost
+            running: dict[Any, int] = {}
+            ending.enter_context(showing_runs(lengths_of(jobs), self._progress))
+            ending.callback(self._stop, running)
+            while (waiting or running) and not interrupted.is_set():
+                in_time = deadline is None or time.monotonic() <= deadline
+                while in_time and waiting and len(running) < self._room():
+                    position = waiting.popleft()
+                    task = tasks[position]
+                    patience = _LOCK_SECONDS if lost[position] else 0.0
+                    call = self._remote.remote(task, weights.get(task.pretrained), patience)
+                    running[call] = position
+                    self.attempts += 1
+                if not running:
+                    break  # out of time
+                done, _ = self._ray.wait(list(running), num_returns=1, timeout=_LOOK_SECONDS)
+                for call in done:
+                    position = running.pop(call)
+                    ended = self._answer(call, position, jobs[position], lost)
+                    if ended is None:
+                        waiting.appendleft(position)
+                        continue
+                    results[position] = ended
+                    on_end(jobs[position], ended)
             if interrupted.is_set():
-                for turn in (*running.values(), *waiting):
-                    results[turn.position] = Ended("interrupted")
+                for position in (*running.values(), *waiting):
+                    results[position] = Ended("interrupted")
         return results
 
     def close(self) -> None:
@@ -162,6 +159,7 @@ class RayRunner:
             self._ray.shutdown()
 
     def _room(self) -> int:
+        """How many runs may be under way: as many as the cluster has cores now."""
         cores = cores_of(self._ray)
         return max(1, min(self._workers or cores, cores))
 
@@ -208,14 +206,10 @@ class RayRunner:
         except self._ray.exceptions.RayTaskError as error:
             raise original(error) from None
 
-    def _send(self, task: RayTask, weights: Mapping[str | None, Any], turn: _Waiting) -> Any:
-        self.attempts += 1
-        return self._remote.remote(
-            task, weights.get(task.pretrained), _LOCK_SECONDS if turn.attempts else 0.0
-        )
-
-    def _answer(self, call: Any, turn: _Waiting, job: Job) -> Ended | None:
-        """The end of the job; None if its worker died first, and the job has to resume elsewhere."""
+    def _answer(self, call: Any, position: int, job: Job, lost: Counter[int]) -> Ended | None:
+        """The end of the job; None if its worker died first, and the job has to resume
+        elsewhere.
+        """
         try:
             ended: Ended = self._ray.get(call)
             if ended.status != "interrupted":
@@ -225,10 +219,10 @@ class RayRunner:
             raise original(error) from None
         except self._ray.exceptions.RayError as error:
             reason = str(error).splitlines()[0]
-        turn.attempts += 1
-        if turn.attempts >= _MOST_ATTEMPTS:
+        lost[position] += 1
+        if lost[position] >= _MOST_ATTEMPTS:
             raise FedbanditError(
-                f"{job.folder}: {turn.attempts} Ray workers died during this run: {reason}"
+                f"{job.folder}: {lost[position]} Ray workers died during this run: {reason}"
             )
         return None
 
@@ -245,13 +239,18 @@ class RayRunner:
 
 def run_task(task: RayTask, weights: bytes | None, patience: float) -> Ended:
     """Runs inside a Ray worker: run the job on one thread, from where an earlier worker stopped."""
-    task.token.check(_this_machine())
+    import ray
+
+    task.token.check(str(ray.util.get_node_ip_address()))
     if task.pretrained is not None and weights is not None:
-        _keep_weights(cache_folder() / "pretrained" / task.pretrained, weights)
-    dataset = _dataset(task.job.config.data.source, task.data_path, task.fingerprint)
-    engine = ThreadEngine(1)
+        # where a run on this machine looks for it
+        file = cache_folder() / "pretrained" / task.pretrained
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(file, weights)
+    dataset = _opened(task.job.config.data.source, task.data_path, task.fingerprint)
     ends = time.monotonic() + patience
-    try:
+    with closing(ThreadEngine(1)) as engine:
         while True:
             try:
                 return run_one(task.job, engine, dataset)
@@ -259,30 +258,9 @@ def run_task(task: RayTask, weights: bytes | None, patience: float) -> Ended:
                 if time.monotonic() > ends:
                     raise
                 time.sleep(0.5)
-    finally:
-        engine.close()
 
 
-def look(token: Token, machine: str) -> None:
-    """Runs inside a Ray worker: whether its machine sees the folder."""
-    token.check(machine)
-
-
-def _this_machine() -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())
-
-
-@lru_cache(maxsize=4)
-def _dataset(source: str, path: str, fingerprint: str) -> FederatedDataset:
-    return open_same_data(source, path, fingerprint)
-
-
-def _keep_weights(path: Path, weights: bytes) -> None:
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, weights)
+_opened = lru_cache(maxsize=4)(open_same_data)  # once in a worker
 
 
 @contextmanager
@@ -301,25 +279,27 @@ def _token(jobs: Sequence[Job]) -> Iterator[Token]:
 
 @contextmanager
 def runner_of(
-    engine: str, ray_address: str | None = None, workers: int | None = None
+    engine: str,
+    ray_address: str | None = None,
+    workers: int | None = None,
+    *,
+    quiet: bool = False,
 ) -> Iterator[Runner]:
     """The runner that the options `--engine`, `--ray-address` and `--workers` ask for, for as long
     as it is needed.
 
-    It shows the progress of its runs on standard error.
+    It shows the progress of its runs on standard error, unless it is to be quiet.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers: should be at least 1, not {workers}")
     if engine not in ("threads", "ray"):
         raise ConfigError(f"--engine: should be threads or ray, not {engine!r}")
+    progress = SILENT if quiet else to_stderr()
     if engine == "threads":
         if ray_address is not None:
             raise ConfigError("--ray-address: needs --engine ray")
-        yield LocalRunner(workers, to_stderr())
+        yield LocalRunner(workers, progress)
         return
 
-    runner = RayRunner(ray_address, workers, to_stderr())
-    try:
+    with closing(RayRunner(ray_address, workers, progress)) as runner:
         yield runner
-    finally:
-        runner.close()

@@ -20,7 +20,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, FedbanditError, needing
 from fedbandit.core.files import read_json, write_json
 from fedbandit.core.identity import last_rounds
-from fedbandit.core.parts import construct, flatten, resolve
+from fedbandit.core.parts import construct, counted, flatten, resolve
 from fedbandit.core.progress import Advance, ProgressReporter, to_stderr
 
 _LOOK_SECONDS = 1.0  # between two looks at runs in other processes
@@ -38,7 +38,9 @@ ShowProgress = Callable[[str, int, int], AbstractContextManager[RoundFollower]]
 
 @contextmanager
 def show_progress(name: str, rounds: int, done: int) -> Iterator[RoundFollower]:
-    """Show rounds on stderr; `name` is what one is called, `done` of the `rounds` were run before."""
+    """Show rounds on stderr; `name` is what one is called, `done` of the `rounds` were run
+    before.
+    """
     reporter = to_stderr()
     if done:
         reporter.say(f"resuming after {name} {done}")
@@ -58,6 +60,8 @@ def figures(metrics: dict[str, Any]) -> str:
 
 @dataclass
 class _Rounds:
+    """Passes rounds on to a progress bar."""
+
     advance: Advance
     rounds: int
     done: int
@@ -122,7 +126,9 @@ class _Runs:
         return self.done - before
 
     def in_words(self) -> str:
-        return f"{sum(self.seen[folder] >= length for folder, length in self.lengths.items())}/{len(self.lengths)}"
+        """How many runs are complete, of how many."""
+        complete = sum(self.seen[folder] >= length for folder, length in self.lengths.items())
+        return f"{complete}/{len(self.lengths)}"
 
 
 def _recorded(folder: Path) -> int:
@@ -219,6 +225,7 @@ class MLflow:
             raise FedbanditError(f"--tracker mlflow: {str(error).splitlines()[0]}") from None
 
     def _parameters(self, config: Config) -> list[Any]:
+        """Every setting as a parameter of MLflow's."""
         values = {
             key: value for key, value in flatten(config.model_dump()).items() if value is not None
         }
@@ -301,3 +308,23 @@ def tracker_named(name: str) -> Callable[[Path, Config], Tracker]:
         return tracker
 
     return made
+
+
+def no_model_acts(members: Mapping[str, Config]) -> str:
+    """One line where runs end before anything they learn is deployed; empty where none does.
+
+    Such runs all earn what their first model earns, whatever their rates: nothing is compared.
+    """
+    idle = {
+        name: config
+        for name, config in members.items()
+        if config.training and config.rounds <= config.deploy_every
+    }
+    if not idle:
+        return ""
+    name, config = next(iter(idle.items()))
+    who = name if len(idle) == 1 else f"{name} and {len(idle) - 1} more"
+    return (
+        f"warning: {who}: no model that was trained acts within {counted(config.rounds, 'round')}"
+        f" (deploy_every = {config.deploy_every}); for a comparison, deploy earlier or run longer"
+    )

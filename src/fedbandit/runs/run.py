@@ -27,8 +27,7 @@ from fedbandit.runs.reporting import (
     show_progress,
     tracker_named,
 )
-from fedbandit.simulation.pretraining import Pretraining
-from fedbandit.simulation.simulate import Callback, Simulation, checked, simulate
+from fedbandit.simulation import Callback, Pretraining, Simulation, checked, simulate
 
 if TYPE_CHECKING:  # imported by those who look at results; a run only writes them
     from fedbandit.results import Results
@@ -179,11 +178,11 @@ def _misfit(experiment: Experiment, state: State) -> str | None:
     fresh = experiment.bandit.start(experiment.initial_weights())
     if state.weights.shape != fresh.weights.shape:
         return f"the model has {len(fresh.weights)} weights, the state {len(state.weights)}"
-    for name, value in fresh.kept.items():
-        if name not in state.kept:
+    for name, value in fresh.server_state.items():
+        if name not in state.server_state:
             return f"{name} is missing"
-        if value.size > 1 and state.kept[name].shape != value.shape:
-            return f"{name} has shape {state.kept[name].shape}, not {value.shape}"
+        if value.size > 1 and state.server_state[name].shape != value.shape:
+            return f"{name} has shape {state.server_state[name].shape}, not {value.shape}"
     return None
 
 
@@ -281,6 +280,7 @@ def _run_rounds(
 
 
 def _summary(simulation: Simulation, folder: RunFolder, last: Mapping[str, Any]) -> dict[str, Any]:
+    """What `summary.json` says of a finished run."""
     config, state = simulation.experiment.config, simulation.state
     return {
         "running_reward": state.running_reward,

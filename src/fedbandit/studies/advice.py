@@ -1,14 +1,14 @@
-"""`fedbandit advise`: a tournament of exploration rules on a user's own data.
+"""`fedbandit advise`: what to deploy on a user's own data.
 
-Every rule searches its learning rates with the same number of tries, on a seed apart; then all run
-with the same seeds, the chosen one also with other deployment periods and with noise. What is run
-is decided once, in rounds, and kept in `tournament.json`: the time there is decides only how much.
-`fedbandit.report.advice` says what it shows.
+Stage 1 tunes every contender's rates by successive halving, beyond the grid's edges where the best
+lies there. Stage 2 runs the finalists several times longer on fresh seeds, and it alone decides.
+What is run is decided once, in rounds, and kept in `plan.json`. `fedbandit.report.advice` says it.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,65 +18,186 @@ from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json
+from fedbandit.core.parts import counted
 from fedbandit.data import FederatedDataset, open_dataset
+from fedbandit.engines.threads import usable_cores
 from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.presets import preset
+from fedbandit.results.differences import Differences, differences, paired
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.compare import Curves, run_members
-from fedbandit.studies.planning import (
-    PERIODS,
-    POLICIES,
-    Pace,
-    TournamentPlan,
-    measured,
-    plan_for,
-    seeds_for,
-)
-from fedbandit.studies.search import RATES, Search, best_point, effort, points, scaled, values_of
+from fedbandit.studies.bakeoff import pace_of
+from fedbandit.studies.compare import Curves, folder_name, run_members
+from fedbandit.studies.search import FACTOR, Choice, Search, best_points, cost, search_steps
 
-EXPLORERS = tuple(name for name in POLICIES if name != "greedy")
 UNTOUCHED = "untouched"  # the model before any bandit round, greedy
-_WEIGHTED = "softmax-weighted"  # softmax that learns with importance weights
-_SMALL_CLIENT_RATE = {
-    "so": 0.05,
-    "emnist": 0.01,
-}  # where importance weights start: they make steps large
+_PERIODS = (0.2, 2.0)  # other deployment periods to try, relative to the usual one
+_FINALISTS = 4  # of stage 1, beside greedy and the untouched model
+_LONGER = 4  # times the rounds of stage 1 that stage 2 has
+_EXTEND = 2  # steps beyond the edge of a grid
+_ALIKE = 0.01  # of the best reward: what makes the simpler one of two that are not told apart win
 _ROWS = 4096
+_RATES: dict[str, dict[str, list[Any]]] = {
+    "so": {
+        "client.learning_rate": [0.05, 0.2, 1.0],
+        "server.learning_rate": [0.005, 0.02, 0.05],
+    },
+    "emnist": {
+        "client.learning_rate": [0.02, 0.1, 0.5],
+        "server.learning_rate": [0.001, 0.005, 0.02],
+    },
+}
+_NEWTON = {"algorithm.rate": [0.1, 0.2, 0.4, 0.8], "algorithm.prior": [0.02, 0.1, 0.5]}
+# What each contender changes, and what of it is tuned beside (or in place of) learning rates.
+_RULES: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "falcon": {},
+    "epsilon-greedy": {},
+    "greedy": {},
+    "squarecb": {"policy.name": "squarecb"},
+    "softmax, importance weights": {"objective.name": "weighted-regression"},
+    "softmax, doubly robust": {"objective.name": "doubly-robust"},
+    "softmax, diagonal Newton": {"algorithm.name": "diag-newton"},
+    "greedy, diagonal Newton": {"algorithm.name": "diag-newton"},
+    "linucb": {"algorithm.name": "statistics", "policy.name": "ucb"},
+}
 
 
 @dataclass(frozen=True)
-class Tournament:
-    """All runs of the tournament, from which the recommendation is written."""
+class AdvicePlan:
+    """How much is run: rounds and deployment period of stage 1, tries a contender, seeds of stage
+    2, whose runs are `longer` times as long.
+    """
+
+    rounds: int
+    deploy_every: int
+    tries: int
+    seeds: int
+    longer: int = _LONGER
+
+    def first(self, config: Config) -> Config:
+        """The configuration at the length of stage 1."""
+        return config.with_values(
+            {
+                "rounds": self.rounds,
+                "deploy_every": self.deploy_every,
+                "evaluate_every": self.rounds,
+            }
+        )
+
+    def second(self, config: Config) -> Config:
+        """The configuration at the length of stage 2, deploying as often."""
+        rounds = self.longer * self.rounds
+        return config.with_values({"rounds": rounds, "evaluate_every": rounds})
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Both stages of an advice, from which the recommendation is written."""
 
     dataset: FederatedDataset
-    plan: TournamentPlan
-    minutes: float
-    tries: Mapping[str, int]  # pairs of learning rates that each policy got
-    configs: Mapping[str, Config]  # each policy at its best rates
-    curves: Mapping[str, Curves]
-    periods: Mapping[int, Curves]  # of the chosen policy, by deployment period
-    private: Mapping[float, Curves]  # of the chosen policy, by epsilon
-    private_note: str
-    folder: Path
-    chosen: str
-    tie: str = ""  # in whose favour and why a tie was broken
-    constants: Mapping[str, float] = field(
-        default_factory=dict
-    )  # what needs no model earns: random, one action always
-    held_out: Mapping[str, np.ndarray] = field(
-        default_factory=dict
-    )  # one value a seed, where there is a test split
-    held_out_name: str = ""
-    visits: float = 0.0  # of an example, on average
+    plan: AdvicePlan
+    choices: Mapping[str, Choice]  # of stage 1, by contender
+    configs: Mapping[str, Config]  # of the finalists, tuned, at the length of stage 2
+    curves: Mapping[str, Curves]  # of the finalists, stage 2
+    constants: Mapping[
+        str, float
+    ]  # what needs no model earns: a random action, the best one always
+    held_out: Mapping[str, Mapping[int, float]]  # of the last models, by seed
+    held_out_name: str
+    left_out: Sequence[str] = ()  # contenders that do not fit this data, with the reason
+    periods: Mapping[int, Curves] = field(default_factory=dict)  # of the recommended one
+    private: Mapping[float, Curves] = field(default_factory=dict)
+    private_note: str = ""
+    visits: float = 0.0  # of an example in stage 2, on average
+
+    def rewards(self) -> dict[str, dict[int, float]]:
+        """The final rewards of stage 2 by seed; what needs no model earns the same with each."""
+        found = {
+            label: dict(zip(c.seeds, c.final.tolist(), strict=True))
+            for label, c in self.curves.items()
+        }
+        every = range(self.plan.seeds)
+        return {**found, **{k: dict.fromkeys(every, v) for k, v in self.constants.items()}}
 
 
-def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[str, Config]:
-    """Where each policy starts: the paper's values for the nearer of its two kinds of data.
+@dataclass(frozen=True)
+class AdviceVerdict:
+    """What to deploy, beside what else, and what may be said about it."""
 
-    Images take EMNIST's tables and the CNN, everything else Stack Overflow's and a linear model;
-    cohorts and pre-training are fitted to the number of clients. `UNTOUCHED` is the model before
-    any bandit round, for comparison.
+    recommended: str
+    found: Differences  # all of stage 2, with intervals that hold together
+    better_than: Sequence[str]  # contenders that the recommended one is called better than
+    doubts: Mapping[str, str]  # why it is not called better than others, by contender
+    tie: str = ""  # who had the highest mean, where the simpler of two alike is recommended
+
+
+def judge(held: Contest) -> AdviceVerdict:
+    """The recommendation and what stage 2 allows to say about it.
+
+    The highest mean reward is recommended; of those within 1% of it that cannot be told apart from
+    it, the simplest (a constant, the untouched model, greedy, softmax, others). It is called better
+    than another only where their interval leaves zero out, neither's rates lie on an edge, both
+    stages rank the two alike, and held-out metrics do not say the opposite.
+    """
+    found = differences(held.rewards())
+    if not found.outcomes:
+        raise ConfigError("--data: every contender diverged at every rate that was tried")
+    best = found.outcomes[0]
+    alike = [
+        one.configuration
+        for one in found.outcomes
+        if one.reward >= best.reward - _ALIKE * abs(best.reward)
+        and not (one.difference and one.difference.told_apart)
+    ]
+    chosen = min(alike, key=lambda name: _simplicity(held, name))
+    tie = best.configuration if chosen != best.configuration else ""
+    gaps = differences(held.rewards(), chosen)
+    better, doubts = [], dict[str, str]()
+    for one in gaps.outcomes:
+        if one.difference is None:
+            continue
+        reason = _doubt(held, chosen, one.configuration)
+        if not one.difference.told_apart or one.difference.mean > 0:
+            reason = f"not told apart ({one.difference})"
+        if reason:
+            doubts[one.configuration] = reason
+        else:
+            better.append(one.configuration)
+    return AdviceVerdict(chosen, gaps, better, doubts, tie)
+
+
+def _simplicity(held: Contest, name: str) -> tuple[int, str]:
+    """What a contender asks for, least first: one action, no training, no exploration, softmax."""
+    if name in held.constants:
+        return (0, name)
+    order = (UNTOUCHED, "greedy", "softmax")
+    return (order.index(name) + 1 if name in order else len(order) + 1, "")
+
+
+def _doubt(held: Contest, ours: str, theirs: str) -> str:
+    """Why a difference of stage 2 is not enough to call the one better; empty where it is."""
+    for name in (ours, theirs):
+        if (choice := held.choices.get(name)) and choice.on_edge:
+            return f"the best {' and '.join(choice.on_edge)} of {name} lies on the edge of its grid"
+    first = [held.choices[name].reward for name in (ours, theirs) if name in held.choices]
+    if len(first) == 2 and (first[0] or 0.0) < (first[1] or 0.0):
+        return "stage 1 ranked the two the other way round"
+    if ours in held.held_out and theirs in held.held_out:
+        gap = paired(held.held_out[ours], held.held_out[theirs])
+        if gap is not None and gap.told_apart and gap.mean < 0:
+            return f"{held.held_out_name.replace('test_', 'held-out ').replace('_', ' ')} disagrees"
+    return ""
+
+
+def contenders(
+    dataset: FederatedDataset, source: str, scenario: str
+) -> tuple[dict[str, Config], dict[str, dict[str, list[Any]]], list[str]]:
+    """The contenders by name, the grid of each, and those left out with the reason.
+
+    Each starts from the paper's values for the nearer of its two kinds of data: images take
+    EMNIST's tables and the CNN, everything else Stack Overflow's and a linear model. Cohorts and
+    pre-training are fitted to the number of clients. The last contender, `UNTOUCHED`, has no grid.
     """
     header = dataset.header
     image = header.kind == "dense" and len(header.shape) == 2
@@ -86,27 +207,70 @@ def base_configs(dataset: FederatedDataset, source: str, scenario: str) -> dict[
     initial = 0 if scenario == "scratch" else min(100, clients // 4)
     cohort = min(64, clients - initial, initial or clients)
     if cohort < 1:
-        raise ConfigError(f"--data: {clients} clients are too few for a tournament")
-    fitted: dict[str, Any] = {
-        "data.source": source,
-        "scenario": scenario,
-        "clients_per_round": cohort,
-    }
-    if initial:
-        fitted["pretraining.clients"] = initial
-    if not image:
-        fitted["model.name"] = "linear"
-    weighted = {
-        "objective.name": "weighted-regression",
-        "client.learning_rate": _SMALL_CLIENT_RATE[family],
-    }
-    presets = {name: preset(f"{family}-{setting}-{name}") for name in POLICIES if name != _WEIGHTED}
-    presets[_WEIGHTED] = presets["softmax"].with_values(weighted)
-    configs = {name: presets[name].with_values(fitted) for name in POLICIES}
-    return {**configs, UNTOUCHED: configs["greedy"].with_values({"training": False})}
+        raise ConfigError(f"--data: {clients} clients are too few for advice")
+    fitted: dict[str, Any] = {"data.source": source, "scenario": scenario}
+    fitted |= {"clients_per_round": cohort} | ({"pretraining.clients": initial} if initial else {})
+    fitted |= {} if image else {"model.name": "linear"}
+    configs: dict[str, Config] = {}
+    grids: dict[str, dict[str, list[Any]]] = {}
+    left_out: list[str] = []
+    for name, changes in _RULES.items():
+        rule = name.partition(",")[0]
+        start = f"{family}-{setting}-{rule if rule in ('falcon', 'epsilon-greedy', 'greedy') else 'softmax'}"
+        grid = _RATES[family]
+        if "algorithm.name" in changes:
+            grid = (
+                _NEWTON
+                if changes["algorithm.name"] == "diag-newton"
+                else {"policy.alpha": [0.1, 0.3, 1.0]}
+            )
+        try:
+            config = preset(start).with_values({**fitted, **changes})
+            build_experiment(config, dataset)
+        except ConfigError as error:
+            if not changes:
+                raise
+            left_out.append(f"{name} ({error})")
+            continue
+        configs[name], grids[name] = config, grid
+    untouched = configs["greedy"].with_values({"training": False})
+    return {**configs, UNTOUCHED: untouched}, grids, left_out
 
 
-def run_tournament(
+def plan_for(
+    config: Config, seconds: float, entrants: int, private: bool, pace: tuple[float, float]
+) -> AdvicePlan:
+    """The longest plan that fits this many CPU seconds, with fewer tries and seeds only where even
+    short runs do not fit.
+
+    `pace` has the seconds of a round and of a start. Refused, with the minutes it takes, where the
+    least does not fit.
+    """
+    most = max(12, config.rounds // _LONGER)
+    for tries, seeds, least in ((9, 5, 40), (6, 3, 12)):
+        rounds = most
+        while rounds >= min(least, most):
+            plan = AdvicePlan(rounds, max(1, rounds // 8), tries, seeds)
+            if (needed := seconds_of(config, plan, entrants, private, pace)) <= seconds:
+                return plan
+            rounds = int(rounds * 0.9)
+    raise ConfigError(
+        f"--budget: advice on this data needs at least {math.ceil(needed / 60 + 0.5)} minutes here"
+    )
+
+
+def seconds_of(
+    config: Config, plan: AdvicePlan, entrants: int, private: bool, pace: tuple[float, float]
+) -> float:
+    """The CPU seconds of a whole advice, by the pace of its rounds and starts."""
+    a_search = cost(plan.tries, search_steps(plan.first(config)), FACTOR) + _EXTEND * plan.rounds
+    searches, members = entrants + private, _FINALISTS + 2 + len(_PERIODS) + 2 * private
+    final = members * plan.seeds
+    rounds = searches * a_search + final * plan.longer * plan.rounds
+    return rounds * pace[0] + (searches * (plan.tries + _EXTEND) + final) * pace[1]
+
+
+def run_contest(
     source: str,
     minutes: float,
     out: Path,
@@ -115,115 +279,93 @@ def run_tournament(
     epsilon: float | None = 8.0,
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
-) -> Tournament:
-    """Run the tournament within about `minutes`, or resume it, and return all that it measured.
+) -> Contest:
+    """Run both stages within about `minutes`, or resume them, and return all that they measured.
 
-    `out` holds the runs. `epsilon` asks what privacy would cost, None leaves that out. A first
-    probe measures the pace of this machine; the lengths and counts that follow from it are kept, so
-    that a tournament that is resumed stays the same. `ConfigError` with the minutes it takes where
-    even the shortest one does not fit.
+    `out` holds the runs. `epsilon` asks what privacy would cost, None leaves that out. A probe
+    measures the pace of this machine; the plan that follows from it is kept, so that an advice that
+    is killed and resumed ends with the same bytes.
     """
     if epsilon is not None and not epsilon > 0:
         raise ConfigError(
             f"--epsilon: should be above 0, or 0 to leave privacy out; not {epsilon:g}"
         )
-    started = time.monotonic()
     dataset = open_dataset(source)
-    bases = base_configs(dataset, source, scenario)
-    experiment = build_experiment(bases["softmax"], dataset)
-    grid = _coarse_rates("emnist" if bases["softmax"].model.name == "cnn" else "so")
-    private = epsilon is not None
-    if (out / "tournament.json").exists():
-        say(
-            f"resuming the tournament in {out} with its original plan; for another budget use another folder"
+    configs, grids, left_out = contenders(dataset, source, scenario)
+    experiment = build_experiment(configs["softmax"], dataset)
+    plan = _kept_plan(out)
+    if plan is None:
+        pace = pace_of(configs["softmax"], time.monotonic)
+        cores = getattr(runner, "workers", None) or usable_cores()
+        plan = plan_for(
+            configs["softmax"], 50 * minutes * cores, len(grids), epsilon is not None, pace
         )
-    pace: Pace | None = None
-    most = len(
-        points(grid)
-    )  # every policy has as many, whether or not its published rates are among them
-
-    def left() -> float:
-        return 60 * minutes - (time.monotonic() - started)
-
-    def fitting(pace: Pace) -> TournamentPlan | None:
-        try:
-            return plan_for(bases["softmax"], left(), most, private, pace)
-        except ConfigError:
-            return None
-
-    if not _is_decided(out, "scale", "tries", "seeds"):
-        runner, pace = measured(bases["softmax"], out / "probe", runner, fitting)
-
-    def planned() -> TournamentPlan:
-        assert pace is not None
-        return plan_for(bases["softmax"], left(), most, private, pace)
-
-    tries = int(_decided(out, "tries", lambda: planned().tries))
-    scale = _decided(out, "scale", lambda: planned().scale)
-    plan = TournamentPlan(scale, tries)
-    say(f"running {scale:.2g} of the paper's length; {tries} pairs of rates for each policy")
-    bases = {name: scaled(config, scale) for name, config in bases.items()}
-    configs = {
-        name: _at_best(bases[name], grid, tries, out / "rates" / name, name, runner, say)
-        for name in POLICIES
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "plan.json", asdict(plan))
+    else:
+        say(f"resuming the advice in {out} with its plan; for another budget use another folder")
+    say(
+        f"stage 1: {counted(len(grids), 'contender')}, {plan.tries} pairs of rates each,"
+        f" {plan.rounds} rounds, deploying every {plan.deploy_every}"
+    )
+    first = {name: plan.first(config) for name, config in configs.items()}
+    search = Search(out / "stage-1", runner, say, plan.tries, _EXTEND)
+    folders = {folder_name(name): name for name in grids}
+    tuned = best_points(
+        {place: first[name] for place, name in folders.items()},
+        {place: grids[name] for place, name in folders.items()},
+        search,
+    )
+    choices = {name: tuned[place] for place, name in folders.items()}
+    ranked = sorted(
+        (name for name in choices if choices[name].reward is not None),
+        key=lambda name: -(choices[name].reward or 0.0),
+    )
+    names = dict.fromkeys([*ranked[:_FINALISTS], "greedy", UNTOUCHED])
+    finalists = {
+        name: plan.second(first[name]).with_values(choices[name].point if name in choices else {})
+        for name in names
     }
-    configs[UNTOUCHED] = bases[UNTOUCHED]
-
-    def affordable() -> int:
-        assert pace is not None
-        return seeds_for(configs["softmax"], left(), tries, private, pace)
-
-    seeds = range(int(_decided(out, "seeds", affordable)))
-    say(f"all policies at their best rates, {len(seeds)} seeds")
-    curves = run_members(
-        configs, seeds, lambda name, seed: out / "runs" / name / f"seed-{seed}", runner=runner
+    say(
+        f"stage 2: {', '.join(finalists)}; {counted(plan.seeds, 'seed')},"
+        f" {plan.longer * plan.rounds} rounds"
     )
-    chosen, tie = choose(curves)
-    periods = _other_periods(configs[chosen], chosen, seeds, out, runner, say)
-    by_epsilon, note = _under_privacy(
-        configs[chosen], chosen, grid, tries, seeds, out, epsilon, dataset, runner, say
+    curves = _run(finalists, plan, out / "stage-2", runner)
+    name, held_out = _held_out(out / "stage-2", curves)
+    held = Contest(
+        dataset, plan, choices, finalists, curves, without_a_model(experiment), held_out, name,
+        left_out, {}, {}, "", visits_per_example(finalists[UNTOUCHED], experiment),
+    )  # fmt: skip
+    chosen = judge(held).recommended
+    if chosen not in choices:
+        return held
+    periods = _other_periods(finalists[chosen], curves[chosen], plan, out, runner, say)
+    private, note = _under_privacy(
+        held, chosen, first[chosen], grids[chosen], out, epsilon, runner, say
     )
-    name, held_out = _held_out(out, curves)
-    return Tournament(
-        dataset=dataset,
-        plan=plan,
-        minutes=(time.monotonic() - started) / 60,
-        tries={
-            name: looked
-            for name, (looked, _) in effort({n: n for n in POLICIES}, out / "rates").items()
-        },
-        configs=configs,
-        curves=curves,
-        chosen=chosen,
-        tie=tie,
-        periods={configs[chosen].deploy_every: curves[chosen], **periods},
-        private=by_epsilon,
-        private_note=note,
-        folder=out,
-        constants=without_a_model(experiment),
-        held_out=held_out,
-        held_out_name=name,
-        visits=visits_per_example(configs[chosen], experiment),
+    return Contest(**{**vars(held), "periods": periods, "private": private, "private_note": note})
+
+
+def _run(
+    members: Mapping[str, Config], plan: AdvicePlan, out: Path, runner: Runner
+) -> dict[str, Curves]:
+    """The curves of members over the plan's seeds, in folders below `out`."""
+    return run_members(
+        members,
+        range(plan.seeds),
+        lambda name, seed: out / folder_name(name) / f"seed-{seed}",
+        runner=runner,
     )
 
 
-def choose(curves: Mapping[str, Curves]) -> tuple[str, str]:
-    """The policy with the highest mean, or softmax where the two cannot be told apart.
-
-    The second value says how a tie was broken; it is empty where none was.
-    """
-    entrants = {name: c for name, c in curves.items() if name in POLICIES and len(c.final)}
-    if not entrants:
-        raise ConfigError("--data: every policy diverged at every rate that was tried")
-    best = max(entrants, key=lambda name: entrants[name].final.mean())
-    if best in EXPLORERS and best != "softmax" and "softmax" in entrants:
-        difference = entrants[best].minus(entrants["softmax"])
-        if not difference.told_apart:
-            reason = (
-                f"{best} has the highest mean, but cannot be told apart from softmax ({difference})"
-            )
-            return "softmax", f"{reason}; a tie, broken in favour of softmax, the default"
-    return best, ""
+def _kept_plan(out: Path) -> AdvicePlan | None:
+    """The plan of an earlier call for this folder, or None."""
+    kept = read_json(out / "plan.json") or {}
+    try:
+        plan = AdvicePlan(**kept)
+    except TypeError:
+        return None
+    return plan if all(type(n) is int and n >= 1 for n in asdict(plan).values()) else None
 
 
 def without_a_model(experiment: Experiment) -> dict[str, float]:
@@ -239,9 +381,8 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
     first = experiment.config.pretraining.clients if experiment.pretraining is not None else 0
     sizes = split.sizes()[first:]
     most = experiment.config.client.max_examples
-    share = np.repeat(
-        np.minimum(sizes, most or sizes) / np.maximum(sizes, 1), sizes
-    )  # of a large client some count
+    # Of a large client only some examples count.
+    share = np.repeat(np.minimum(sizes, most or sizes) / np.maximum(sizes, 1), sizes)
     rows = np.arange(split.offsets[first], split.num_examples)
     total = np.zeros(work.num_actions)
     for stage, length in zip(stages, lengths, strict=True):
@@ -265,125 +406,80 @@ def visits_per_example(config: Config, experiment: Experiment) -> float:
     return float(config.rounds * config.clients_per_round * seen.mean() / max(1, sizes.sum()))
 
 
-def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, np.ndarray]]:
-    """Accuracy or recall of the last models on the test split: its name, and one value for each
-    seed.
-    """
-    found: dict[str, np.ndarray] = {}
+def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, dict[int, float]]]:
+    """The first held-out metric of the last models: its name, and a value for each seed."""
+    found: dict[str, dict[int, float]] = {}
     name = ""
     for label, member in curves.items():
-        lines = [read_metrics(out / "runs" / label / f"seed-{seed}")[-1] for seed in member.seeds]
-        for key in ("test_accuracy", "test_recall_at_5"):
-            if lines and all(line.get(key) is not None for line in lines):
-                name, found[label] = key, np.array([line[key] for line in lines], float)
+        place = out / folder_name(label)
+        lines = {seed: read_metrics(place / f"seed-{seed}")[-1] for seed in member.seeds}
+        known = [key for line in lines.values() for key in line if key.startswith("test_")]
+        if known and all(line.get(known[0]) is not None for line in lines.values()):
+            name = known[0]
+            found[label] = {seed: float(line[name]) for seed, line in lines.items()}
     return name, found
 
 
-def _coarse_rates(family: str) -> dict[str, list[float]]:
-    """One rate a decade of the appendix's grids."""
-    return {key: values_of(key, values)[::3] for key, values in RATES[family].items()}
-
-
-def _at_best(
+def _other_periods(
     config: Config,
-    grid: Mapping[str, Sequence[float]],
-    tries: int,
-    folder: Path,
-    name: str,
+    usual: Curves,
+    plan: AdvicePlan,
+    out: Path,
     runner: Runner,
     say: Callable[[str], None],
-) -> Config:
-    search = Search(folder, None, runner, say, tries)
-    return config.with_values(best_point(name, config, grid, search))
-
-
-def _is_decided(out: Path, *names: str) -> bool:
-    kept = read_json(out / "tournament.json") or {}
-    return all(isinstance(kept.get(name), int | float) for name in names)
-
-
-def _decided(out: Path, name: str, decide: Callable[[], float]) -> float:
-    """The decision of an earlier call for this folder, or one made now, kept for the next call.
-
-    How long runs are and how many depends on the time there is; a tournament that is resumed has to
-    stay the same.
-    """
-    kept = read_json(out / "tournament.json") or {}
-    if not isinstance(kept.get(name), int | float):
-        kept[name] = decide()
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "tournament.json", kept)
-    decided: float = kept[name]
-    return decided
-
-
-def _other_periods(
-    config: Config, name: str, seeds: range, out: Path, runner: Runner, say: Callable[[str], None]
 ) -> dict[int, Curves]:
-    periods = sorted(
-        {max(1, round(config.deploy_every * factor)) for factor in PERIODS} - {config.deploy_every}
-    )
-    say(
-        f"{name}, deploying every {' and '.join(map(str, periods))} rounds instead of {config.deploy_every}"
-    )
-    members = {str(every): config.with_values({"deploy_every": every}) for every in periods}
-    curves = run_members(
-        members, seeds, lambda every, seed: out / "periods" / every / f"seed-{seed}", runner=runner
-    )
-    return {int(every): c for every, c in curves.items()}
+    """The recommended contender at other deployment periods, and at its own."""
+    every = config.deploy_every
+    others = sorted({max(1, round(every * factor)) for factor in _PERIODS} - {every})
+    say(f"deploying every {' and '.join(map(str, others))} rounds instead of {every}")
+    members = {str(n): config.with_values({"deploy_every": n}) for n in others}
+    found = _run(members, plan, out / "periods", runner)
+    return {every: usual, **{int(name): curves for name, curves in found.items()}}
 
 
 def _under_privacy(
-    config: Config,
+    held: Contest,
     name: str,
-    grid: Mapping[str, Sequence[float]],
-    tries: int,
-    seeds: range,
+    config: Config,
+    grid: Mapping[str, Sequence[Any]],
     out: Path,
     epsilon: float | None,
-    dataset: FederatedDataset,
     runner: Runner,
     say: Callable[[str], None],
 ) -> tuple[dict[float, Curves], str]:
-    """The chosen policy with noise for the epsilon asked for, at own rates from as many
-    tries.
+    """The recommended contender with noise for the epsilon asked for, tuned with as many tries.
 
     Its clip norm is the median update without noise.
     """
     if epsilon is None:
         return {}, ""
-    runs = [read_metrics(out / "runs" / name / f"seed-{seed}") for seed in seeds]
-    norms = [
-        line["client_norm_median"] for lines in runs for line in lines if line["client_norm_median"]
-    ]
+    place = out / "stage-2" / folder_name(name)
+    runs = [read_metrics(place / f"seed-{seed}") for seed in held.curves[name].seeds]
+    norms = [n for lines in runs for line in lines if (n := line["client_norm_median"])]
     settings: dict[str, Any] = {
         "clipping.norm": float(f"{np.median(norms):.2g}") if norms else 1.0,
         "privacy.mechanism": "dp-fedavg",
         "privacy.epsilon": epsilon,
         "privacy.sampling": "poisson",
-        "privacy.delta": min(1e-3, 1 / (10 * dataset.train.num_clients)),
+        "privacy.delta": min(1e-3, 1 / (10 * held.dataset.train.num_clients)),
     }
     if config.scenario != "scratch":
         settings["privacy.pretraining"] = "public"
     say(f"{name} with epsilon {epsilon:g}")
-    label = f"epsilon-{epsilon:g}"
+    label, plan = f"epsilon-{epsilon:g}", held.plan
     try:
         member = config.with_values(settings)
-        build_experiment(member, dataset)
-        member = _at_best(member, grid, tries, out / "rates" / label, label, runner, say)
-        curves = run_members(
-            {label: member},
-            seeds,
-            lambda _, seed: out / "private" / label / f"seed-{seed}",
-            runner=runner,
-        )
+        build_experiment(plan.second(member), held.dataset)
+        search = Search(out / "stage-1", runner, say, plan.tries, _EXTEND)
+        choice = best_points({label: member}, {label: grid}, search)[label]
+        member = plan.second(member).with_values(choice.point)
+        curves = _run({label: member}, plan, out / "private", runner)[label]
     except ConfigError as error:
         return {}, f"epsilon {epsilon:g} cannot be had here: {error}"
-    rates = f"{member.client.learning_rate:g} and {member.server.learning_rate:g}"
     note = (
-        f"delta {settings['privacy.delta']:.1g}, clip norm {settings['clipping.norm']:g} (the median update, seen"
-        f" without noise), client and server rates of its own ({rates})"
+        f"delta {settings['privacy.delta']:.1g}, clip norm {settings['clipping.norm']:g} (the median"
+        " update, seen without noise), rates of its own"
     )
     if config.scenario != "scratch":
         note += "; the pre-training clients count as public"
-    return {epsilon: next(iter(curves.values()))}, note
+    return {epsilon: curves}, note

@@ -5,8 +5,9 @@ Each run of `fedbandit.compare` lies in a folder named after its configuration, 
 finds it; other studies say by a function where theirs lie. Finished runs are never run again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import numpy as np
 
 from fedbandit.config import Config, parse_settings, read_toml
 from fedbandit.core.errors import ConfigError, DataError, Interrupted
-from fedbandit.core.parts import counted, flatten
+from fedbandit.core.parts import counted, flatten, nearest
 from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.presets import load
 from fedbandit.results import Results
-from fedbandit.results.differences import Difference, from_zero, standard_error
+from fedbandit.results.differences import Difference, from_zero, standard_error, text_table
 from fedbandit.runs.folder import read_metrics
-from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, Runner
+from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, OnEnd, Runner
+from fedbandit.runs.reporting import no_model_acts
 
 OnRunEnd = Callable[[str, int, Ended], None]  # of the member with this label, with this seed
 
@@ -74,39 +76,59 @@ def run_members(
 ) -> dict[str, Curves]:
     """Run every member with every seed into `folders(label, seed)`; the curves of each by label.
 
-    Finished runs are not run again, and a folder of another configuration is refused. A seed that
-    diverged is left out of the curves and counted. `Interrupted` is raised if any run was stopped;
-    the same call resumes. `on_end` hears of every run that was run now.
+    A seed that diverged is left out of the curves and counted. `on_end` hears of every run that was
+    run now.
     """
-    places = [(label, seed) for label in members for seed in seeds]
+    places = {folders(label, seed): (label, seed) for label in members for seed in seeds}
     jobs = [
-        Job(members[label].with_values({"seed": seed}), folders(label, seed))
-        for label, seed in places
+        Job(members[label].with_values({"seed": seed}), folder)
+        for folder, (label, seed) in places.items()
     ]
-    done = [i for i, job in enumerate(jobs) if _finished(job)]
-    missing = [i for i in range(len(jobs)) if i not in done]
-    # Finished runs are asked for too: a folder of another configuration has to be refused, not drawn.
-    ended = dict(zip(done, LocalRunner(1).run([jobs[i] for i in done]), strict=True))
-    tell = {str(jobs[i].folder): places[i] for i in missing}
-    outcomes = runner.run(
-        [jobs[i] for i in missing], on_end=lambda job, end: on_end(*tell[str(job.folder)], end)
-    )
-    ended |= zip(missing, outcomes, strict=True)
-    for i, (label, seed) in enumerate(places):
-        if ended[i].status in ("interrupted", "not run"):
-            raise Interrupted(
-                f"stopped before {label}, seed {seed}, was finished; run the same command again to resume"
-            )
+    ended = run_jobs(jobs, runner, on_end=lambda job, end: on_end(*places[job.folder], end))
+    good = [
+        one for one, end in zip(places.values(), ended, strict=True) if end.status == "finished"
+    ]
     result = {}
     for label in members:
-        good = [
-            seed
-            for i, (name, seed) in enumerate(places)
-            if name == label and ended[i].status == "finished"
-        ]
-        lost = tuple(seed for seed in seeds if seed not in good)
-        result[label] = read_curves([folders(label, seed) for seed in good], tuple(good), lost)
+        own = tuple(seed for seed in seeds if (label, seed) in good)
+        lost = tuple(seed for seed in seeds if seed not in own)
+        result[label] = read_curves([folders(label, seed) for seed in own], own, lost)
     return result
+
+
+_BATCH = 250  # runs that are held in memory at a time
+
+
+def run_jobs(
+    jobs: Iterable[Job],
+    runner: Runner,
+    *,
+    deadline: float | None = None,
+    on_end: OnEnd = lambda job, ended: None,
+) -> list[Ended]:
+    """Run what is missing of many runs, and return how each ended: the one way of all studies.
+
+    Finished runs are not run again, but asked for first, so that a folder of another configuration
+    is refused before anything runs; `on_end` does not hear of them. Runs that have not begun by
+    the deadline (of `time.monotonic`) are `not run`. `Interrupted` is raised if any run was
+    stopped; the same call resumes. Jobs are taken a few hundred at a time, so that thousands of
+    members of a sweep fit into memory.
+    """
+    waiting, ended = iter(jobs), list[Ended]()
+    while batch := list(islice(waiting, _BATCH)):
+        done = {i for i, job in enumerate(batch) if _finished(job)}
+        missing = [i for i in range(len(batch)) if i not in done]
+        found = dict(zip(done, LocalRunner(1).run([batch[i] for i in done]), strict=True))
+        now = runner.run([batch[i] for i in missing], deadline=deadline, on_end=on_end)
+        found |= zip(missing, now, strict=True)
+        for i, end in found.items():
+            if end.status == "interrupted" or (end.status == "not run" and deadline is None):
+                raise Interrupted(
+                    f"stopped before {batch[i].folder} was finished;"
+                    " run the same command again to resume"
+                )
+        ended += [found[i] for i in range(len(batch))]
+    return ended
 
 
 def _finished(job: Job) -> bool:
@@ -142,23 +164,15 @@ def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
 
     Mean, standard error, standard deviation, lowest and highest over seeds, and how many diverged.
     """
-    width = max(len(first), *map(len, curves))
-    heads = "  ".join(f"{head:>8}" for head in ("mean", "± s.e.", "std", "lowest", "highest"))
-    lines = [f"{first:<{width}}  {heads}  seeds"]
+    lines = [[first, "mean", "± s.e.", "std", "lowest", "highest", "seeds", ""]]
     for label, member in curves.items():
-        final = member.final
-        lost = f"  diverged: {len(member.diverged)}" if member.diverged else ""
-        if not len(final):
-            lines.append(f"{label:<{width}}  {'-':>8}{lost}")
-            continue
-        spread = final.std(ddof=1) if len(final) > 1 else float("nan")
+        final = member.final if len(member.final) else np.array([np.nan])
+        spread = final.std(ddof=1) if len(final) > 1 else np.nan
         figures = (final.mean(), standard_error(final), spread, final.min(), final.max())
-        lines.append(f"{label:<{width}}  {'  '.join(map(_cell, figures))}  {len(final):5d}{lost}")
-    return "\n".join(lines)
-
-
-def _cell(value: float) -> str:
-    return f"{value:8.4f}" if np.isfinite(value) else f"{'-':>8}"
+        cells = [f"{value:.4f}" if np.isfinite(value) else "-" for value in figures]
+        lost = f"diverged: {len(member.diverged)}" if member.diverged else ""
+        lines.append([label, *cells, str(len(member.final)), lost])
+    return text_table(lines)
 
 
 Given = Sequence[str | Config] | Mapping[str, str | Config]
@@ -194,30 +208,62 @@ def compare(
         ...         seeds=2,
         ...         set={"rounds": 2, "clients_per_round": 4},
         ...     )
-        >>> results
-        <Results: 6 runs of 3 configurations (softmax beta=0.05, softmax beta=0.5, greedy), 2 rounds>
+        >>> results.summary().rows[0]["configuration"] in ["so-scratch-greedy", "so-scratch-softmax"]
+        True
         >>> [run.name for run in results.runs[4:]]
         ['so-scratch-softmax,policy.beta=0.5/seed-0', 'so-scratch-softmax,policy.beta=0.5/seed-1']
         >>> len(results.differences().outcomes)
         3
     """
+    members = members_of(configurations, set)
     runner = LocalRunner(workers, to_stderr() if progress else SILENT)
-    return run_comparison(members_of(configurations, set), seeds_of(seeds), Path(out), runner)
+    return run_comparison(members, seeds, Path(out), runner, labels_of(members, configurations))
 
 
 def run_comparison(
     members: Mapping[str, Config],
-    seeds: Sequence[int],
+    seeds: int | Sequence[int],
     out: Path,
     runner: Runner,
+    labels: Mapping[str, str],
     on_end: OnRunEnd = nobody,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Results:
-    """Run what is missing, and read all of it."""
+    """Run what is missing, and read all of it; `labels` has what each member is called."""
+    seeds = seeds_of(seeds)
+    if hint := no_model_acts({labels[name]: config for name, config in members.items()}):
+        say(hint)
     run_members(
         members, seeds, lambda name, seed: out / name / f"seed-{seed}", runner=runner, on_end=on_end
     )
-    places = [f"{name}/seed-{seed}" for name in members for seed in seeds]
-    return Results.read([(out / place, place) for place in places], str(out))
+    return read_members(labels, seeds, out)
+
+
+def read_members(
+    labels: Mapping[str, str | None], seeds: Sequence[int], out: Path, name: str = ""
+) -> Results:
+    """The results of members whose seeds lie in `out/MEMBER/seed-N`, by what each is called.
+
+    A member without a label is called by what sets it apart. `name` is what messages call `out`.
+    """
+    places = {f"{member}/seed-{seed}": member for member in labels for seed in seeds}
+    found = Results.read([(out / place, place) for place in places], name or str(out))
+    named = {place: labels[member] for place, member in places.items()}
+    return found.labelled({place: label for place, label in named.items() if label is not None})
+
+
+def labels_of(members: Mapping[str, Config], given: Given) -> dict[str, str]:
+    """What the user calls each member, by its folder: a name, or the words that were typed."""
+    names = list(given) if isinstance(given, Mapping) else [_typed(one) for one in given]
+    return {folder: name or folder for folder, name in zip(members, names, strict=True)}
+
+
+def _typed(one: str | Config) -> str:
+    """A configuration as the user wrote it, a file by its name alone; empty for a `Config`."""
+    if isinstance(one, Config):
+        return ""
+    what, *settings = one.split()
+    return " ".join([Path(what).stem if what.endswith(".toml") else what, *settings])
 
 
 def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[str, Config]:
@@ -233,7 +279,7 @@ def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[s
     found: dict[str, Config] = {}
     for name, one in pairs:
         config, own = (one, one.policy.name) if isinstance(one, Config) else _described(one)
-        called = _folder(name or own)
+        called = folder_name(name or own)
         if isinstance(one, Config) and name is None and called in found:
             called = f"{called}-{len(found) + 1}"
         if called in found:
@@ -247,6 +293,25 @@ def members_of(given: Given, changes: Mapping[str, Any] | None = None) -> dict[s
     return found
 
 
+def check_comparison(
+    given: Given, changes: Mapping[str, Any] | None, against: str | None
+) -> tuple[dict[str, Config], dict[str, str]]:
+    """The members of a comparison and what each is called, by folder.
+
+    A comparison of one, or with one that is not there, is refused here, before the first round.
+    """
+    members = members_of(given, changes)
+    labels = labels_of(members, given)
+    known = list(labels.values())
+    if len(known) < 2:
+        raise ConfigError("compare: name at least two configurations")
+    if against is not None and against not in known:
+        raise ConfigError(
+            f"--against: no configuration is called {against!r}{nearest(against, known)}"
+        )
+    return members, labels
+
+
 def seeds_of(seeds: int | Sequence[int]) -> list[int]:
     """The seeds, given as they are or as their number."""
     every = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
@@ -257,12 +322,13 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
 
 def _described(text: str) -> tuple[Config, str]:
     """A preset or file by its name, with the changes that stand behind it."""
+    if not text.split():
+        raise ConfigError("compare: a configuration is empty")
     what, *settings = text.split()
-    name = Path(what).stem if what.endswith(".toml") else what
-    return load(what).with_values(parse_settings(settings)), ",".join([name, *settings])
+    return load(what).with_values(parse_settings(settings)), ",".join(_typed(text).split())
 
 
-def _folder(name: str) -> str:
+def folder_name(name: str) -> str:
     """A name as a folder's: no part of it may lead elsewhere."""
     cleaned = "".join(
         "-" if character in "/\\:*?\"'<>|" or character.isspace() else character

@@ -7,6 +7,7 @@ the study. docs/drift.md shows the three kinds of change.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from fedbandit.core.files import write_json
 from fedbandit.data import open_dataset
 from fedbandit.evaluation.metrics import Recovery, recoveries
 from fedbandit.presets import preset
-from fedbandit.results.plots import draw_curves
+from fedbandit.results.differences import text_table
+from fedbandit.results.plots import draw_curves, require_picture
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.compare import OnRunEnd, nobody, run_members
+from fedbandit.studies.compare import OnRunEnd, nobody, run_members, telling
+from fedbandit.studies.sweeps import name_of
 
 _OWN = {
     "seed": "use --seeds",
@@ -60,6 +63,14 @@ class DriftStudy:
         for key, _ in self.settings:
             if key in _OWN:
                 raise ConfigError(f"--set {key}: set by the study; {_OWN[key]}")
+        if not self.policies:
+            raise ConfigError("--policies: name at least one")
+        apart = [later - earlier for earlier, later in pairwise([1, *self.at, self.rounds + 1])]
+        if self.seeds < 1 or min(apart) < self.window:
+            raise ConfigError(
+                f"--at, --rounds: leave at least {self.window} rounds before, between and after"
+                " changes"
+            )
 
 
 @dataclass(frozen=True)
@@ -73,27 +84,17 @@ class DriftOutcome:
     recovered: list[list[Recovery]]
     diverged: tuple[int, ...] = ()
 
-    def lines(self) -> list[str]:
-        """A line for each change, means over seeds, and one for the seeds that diverged."""
-        said = []
-        for position in range(len(self.recovered[0]) if self.recovered else 0):
-            each = [one[position] for one in self.recovered]
-            back = [found.rounds for found in each if found.rounds is not None]
-            rounds = (
-                f"{np.mean(back):6.0f}" if len(back) == len(each) else f"{len(back)} of {len(each)}"
-            )
-            figures = [
-                np.mean([getattr(found, name) for found in each])
-                for name in ("before", "fall", "last", "lost")
-            ]
-            before, fall, last, lost = figures
-            said.append(
-                f"{self.policy:<18} {each[0].change:6d} {before:8.3f} {fall:8.3f} {rounds:>9} {last:8.3f} {lost:8.1f}"
-            )
-        if self.diverged:
-            tried = len(self.rewards) + len(self.diverged)
-            said.append(f"{self.policy}: {len(self.diverged)} of {tried} seeds diverged")
-        return said
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each change: means over seeds, and in how many the reward recovered."""
+        found = []
+        for each in zip(*self.recovered, strict=True):
+            back = [one.rounds for one in each if one.rounds is not None]
+            names = ("before", "fall", "last", "lost")
+            means = {name: float(np.mean([getattr(one, name) for one in each])) for name in names}
+            recovery = float(np.mean(back)) if back else None
+            row = {"policy": self.policy, "change": each[0].change, **means, "recovery": recovery}
+            found.append({**row, "seeds": len(each), "recovered": len(back)})
+        return found
 
 
 def members(study: DriftStudy) -> dict[str, Config]:
@@ -152,12 +153,52 @@ def run_study(
 
 def table(study: DriftStudy, outcomes: Sequence[DriftOutcome]) -> str:
     """A text table of falls and recoveries by policy and change, with a legend."""
-    heads = f"{'policy':<18} {'change':>6} {'before':>8} {'fall':>8} {'recovery':>9} {'at end':>8} {'lost':>8}"
+    lines = [["policy", "change", "before", "fall", "recovery", "at end", "lost"]]
+    for row in (row for outcome in outcomes for row in outcome.rows()):
+        whole = row["recovered"] == row["seeds"]
+        back = f"{row['recovery']:.0f}" if whole else f"{row['recovered']} of {row['seeds']}"
+        figures = f"{row['before']:.3f}", f"{row['fall']:.3f}", back, f"{row['last']:.3f}"
+        lines.append([row["policy"], str(row["change"]), *figures, f"{row['lost']:.1f}"])
+    lost = [
+        f"{o.policy}: {len(o.diverged)} of {len(o.rewards) + len(o.diverged)} seeds diverged"
+        for o in outcomes
+        if o.diverged
+    ]
     legend = (
-        f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never fell below;"
-        " lost: reward below before, summed over rounds"
+        f"recovery: rounds until the mean of {study.window} is back at nine tenths, 0 where it never"
+        "\nfell below; lost: reward below before, summed over rounds"
     )
-    return "\n".join([heads, *(line for outcome in outcomes for line in outcome.lines()), legend])
+    return "\n".join([text_table(lines), *lost, legend])
+
+
+_TITLES = {
+    "permute": "Labels trade places",
+    "appear": "New actions appear",
+    "rotate": "Preferences rotate",
+}
+
+
+def publish(
+    study: DriftStudy, out: Path, *, runner: Runner = HERE, say: Callable[[str], None] = print
+) -> tuple[str, list[dict[str, Any]]]:
+    """Run the study with its runs beside the picture `out`; draw it, write its numbers, and return
+    it as text and as rows.
+    """
+    require_picture(out)
+    names = {policy: name_of(policy, config) for policy, config in members(study).items()}
+    runs = out.with_name(f"{out.stem}-runs")
+    outcomes = run_study(
+        study,
+        lambda policy, seed: runs / names[policy] / f"seed-{seed}",
+        runner=runner,
+        on_end=telling(say),
+    )
+    where = f"({open_dataset(study.data).header.name}, {study.seeds} seeds)"
+    title = f"{_TITLES.get(study.kind, study.kind)} {where}"
+    numbers = write_numbers(study, outcomes, out.with_suffix(".json"), title)
+    files = f"{draw(study, outcomes, out, title)}; numbers: {numbers}; runs: {runs}"
+    rows = [row for outcome in outcomes for row in outcome.rows()]
+    return f"{table(study, outcomes)}\n{files}", rows
 
 
 def write_numbers(

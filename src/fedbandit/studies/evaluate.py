@@ -1,34 +1,36 @@
-"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say. Knows nothing
-of the terminal.
+"""`fedbandit evaluate` as a function: a log, a policy, and what the estimators say.
+
+Knows nothing of the terminal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.parts import nearest, resolve
-from fedbandit.data.dataset import FederatedDataset, Header, Log, Split
-from fedbandit.data.formats.columns import Table
-from fedbandit.evaluation.ope.estimate import Constant, looks_at_scores, target_policy
-from fedbandit.evaluation.ope.estimators import BUILT_IN, NEEDS_MODEL, Estimator
-from fedbandit.evaluation.ope.logs import (
+from fedbandit.data.dataset import FederatedDataset, Log, Split
+from fedbandit.data.importers.columns import Table
+from fedbandit.evaluation.logs import (
     LogColumns,
     RowScores,
+    action_means,
+    estimated_propensities,
+    linear_rewards,
     log_of,
     read_log_table,
     records_for,
     records_of,
 )
-from fedbandit.evaluation.ope.propensities import estimated_propensities
-from fedbandit.evaluation.ope.reward_models import action_means, linear_rewards
 from fedbandit.ope import (
+    BUILT_IN,
     Bootstrap,
     Clipped,
     Estimate,
+    Estimator,
     Plain,
     Range,
     Records,
@@ -38,20 +40,25 @@ from fedbandit.ope import (
     choose_estimator,
     estimate,
 )
-from fedbandit.policies import Policy, Uniform
+from fedbandit.policies import Constant, Policy, Uniform, make_policy
 from fedbandit.results import Results
 from fedbandit.results.reading import needed
-from fedbandit.studies.scoring import Scorer, load_scorer, trained_on
+from fedbandit.studies.trained_models import Scorer, load_scorer, trained_on
+
+_FEW_REWARDED = 30  # events with a reward; fewer of them decide nothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRequest:
-    """A request for an evaluation; the names are those of the command line's options."""
+class EvaluationRequest(LogColumns):
+    """A request for an evaluation: the columns of the log, and what to estimate from it.
+
+    The names are those of the command line's options.
+    """
 
     policy: str | Policy | None = None  # uniform, where no target column says what the policy does
     parameters: Mapping[str, Any] = field(default_factory=dict)
     model: Path | None = None  # whose scores the policy looks at
-    reward_model: str = "auto"  # linear in contexts where there are any, actions (each one's mean), or a model's path
+    reward_model: str = "auto"  # linear where there are contexts, actions (each one's mean), a path
     estimators: Sequence[str] = ()  # none: all that can be computed
     clip: float | None = None
     shrink: float | None = None
@@ -63,90 +70,94 @@ class EvaluationRequest:
     estimate_propensities: bool = False  # from the log itself, where it recorded none or wrong ones
     replicates: int = 1000
     seed: int = 0
-    split: Literal["train", "test"] | None = (
-        None  # of a data set; the held-out one, where there is one
-    )
-    columns: LogColumns = field(default_factory=LogColumns)
+    split: Literal["train", "test"] | None = None  # of a data set; held out, where there is such
 
     @property
     def policy_name(self) -> str:
         """The name of the policy in messages."""
-        return (
-            self.policy
-            if isinstance(self.policy, str)
-            else type(self.policy).__name__
-            if self.policy
-            else "uniform"
-        )
+        if isinstance(self.policy, str):
+            return self.policy
+        return type(self.policy).__name__ if self.policy else "uniform"
 
     @property
     def scored(self) -> bool:
         """Whether the policy looks at a model's scores."""
         if self.policy is None or isinstance(self.policy, str):
-            return looks_at_scores(self.policy_name)
+            return self.policy_name not in ("uniform", "constant")
         return not isinstance(self.policy, Uniform | Constant)
 
-    def target(self, actions: tuple[str, ...]) -> Policy:
-        """The policy to evaluate, over actions of these names."""
-        if self.policy is None or isinstance(self.policy, str):
-            return target_policy(self.policy_name, self.parameters, actions)
-        return self.policy
+    def policy_over(self, actions: tuple[str, ...]) -> Policy:
+        """The policy to evaluate, over actions of these names (none: over candidates)."""
+        if self.policy is not None and not isinstance(self.policy, str):
+            return self.policy
+        if self.policy_name != "constant":
+            return make_policy(self.policy_name, self.parameters)
+        if not actions:
+            raise ConfigError("policy.name: constant takes a fixed action; here are candidates")
+        if unknown := [key for key in self.parameters if key != "action"]:
+            raise ConfigError(f"policy.{unknown[0]}: unknown key; constant takes only action")
+        if "action" not in self.parameters:
+            raise ConfigError("policy.action: missing; for example --set action=" + actions[0])
+        named = str(self.parameters["action"])
+        if named not in actions:
+            raise ConfigError(f"policy.action: no action called {named!r}{nearest(named, actions)}")
+        return Constant(actions.index(named))
 
     @property
     def weighting(self) -> Weighting:
+        """What is done to importance weights: nothing, clipping, or shrinkage."""
         if self.clip is not None and self.shrink is not None:
             raise ConfigError("clip, shrink: give one of them")
-        try:
-            if self.clip is not None:
-                return Clipped(self.clip)
-            return Plain() if self.shrink is None else Shrunk(self.shrink)
-        except ValueError as error:
-            raise ConfigError(f"{'shrink' if self.clip is None else 'clip'}: {error}") from None
+        if self.shrink is not None:
+            return _made("shrink", Shrunk, self.shrink)
+        return Plain() if self.clip is None else _made("clip", Clipped, self.clip)
+
+
+Part = TypeVar("Part")
+
+
+def _made(option: str, kind: Callable[[float], Part], value: float) -> Part:
+    """A part of one number; a wrong number names the option."""
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None
 
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Estimates beside the reward that the log itself earned; printed, it is a table."""
+    """Estimates beside the reward that the log itself earned; printed, it is a table.
+
+    `chosen` is the estimator that predicts held-out clients best, of those with an interval.
+    """
 
     estimates: dict[str, Estimate]
     logged_reward: float  # the mean reward of the logging policy, as logged
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()  # to be read before any number
-    chosen: str | None = (
-        None  # of the estimators with an interval, the one that predicts held-out clients best
-    )
+    chosen: str | None = None
 
     def __getitem__(self, estimator: str) -> Estimate:
         return self.estimates[estimator]
 
     def __repr__(self) -> str:
-        first = next(iter(self.estimates.values()))
+        first, several = next(iter(self.estimates.values())), len(self.estimates) > 1
+        who = f"{first.events} events of {first.clients} clients"
+        size, weight = first.effective_sample_size, first.mean_weight
+        warnings = [text for found in self.estimates.values() for text in found.warnings]
         lines = [
             *(f"warning: {caution}" for caution in self.cautions),
-            f"{first.events} events of {first.clients} clients; the log itself earned {self.logged_reward:.4f}",
-            f"effective sample size {first.effective_sample_size:.1f}, mean weight {first.mean_weight:.3f}",
+            f"{who}; the log itself earned {self.logged_reward:.4f}",
+            f"effective sample size {size:.1f}, mean weight {weight:.3f}",
             "",
             f"{'':<6} {'estimate':>9} {'std.err.':>9}   {100 * first.interval.confidence:g}% interval",
         ]
         for name, found in self.estimates.items():
-            mark = (
-                "  <- best by cross-validation"
-                if name == self.chosen and len(self.estimates) > 1
-                else ""
-            )
-            lines.append(
-                f"{name:<6} {found.value:9.4f} {found.standard_error:9.4f}   {found.interval}{mark}"
-            )
-        warnings = dict.fromkeys(
-            text for found in self.estimates.values() for text in found.warnings
-        )
-        return "\n".join(
-            [
-                *lines,
-                *(f"note: {note}" for note in self.notes),
-                *(f"warning: {said}" for said in warnings),
-            ]
-        )
+            mark = "  <- best by cross-validation" if name == self.chosen and several else ""
+            figures = f"{found.value:9.4f} {found.standard_error:9.4f}"
+            lines.append(f"{name:<6} {figures}   {found.interval}{mark}")
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join([*lines, *(f"warning: {said}" for said in dict.fromkeys(warnings))])
 
 
 def evaluate(
@@ -197,34 +208,31 @@ def evaluate(
                 estimate  std.err.   95% interval
         snips     1.0000    0.0000   0.5979 to 1.0000  (Chernoff bound over clients)
     """
-    own = {"policy", "parameters", "model", "estimators", "columns"}
-    known = {one.name for one in fields(EvaluationRequest)} - own
-    named = {one.name for one in fields(LogColumns)}
+    known = [one.name for one in fields(EvaluationRequest) if one.name != "parameters"]
     for option in options:
-        if option not in known | named:
-            raise ConfigError(f"{option}: unknown option{nearest(option, known | named)}")
-    parameters: dict[str, Any] = {}
+        if option not in known:
+            raise ConfigError(f"{option}: unknown option{nearest(option, known)}")
+    parameters = dict(policy) if isinstance(policy, Mapping) else {}
     if isinstance(policy, Mapping):
         if "name" not in policy:
             raise ConfigError("policy: a policy with parameters needs a name")
-        parameters = {key: value for key, value in policy.items() if key != "name"}
-        policy = str(policy["name"])
-    columns = {
-        "client": client,
-        "target": target,
-        **{k: v for k, v in options.items() if k in named},
-    }
+        policy = str(parameters.pop("name"))
     request = EvaluationRequest(
         policy=policy,
         parameters=parameters,
-        model=_model_path(model),
+        model=model.folder("model")
+        if isinstance(model, Results)
+        else Path(model)
+        if model
+        else None,
+        client=client,
+        target=target,
         estimators=list(estimators),
-        columns=LogColumns(**columns),
-        **{key: value for key, value in options.items() if key in known},
+        **options,
     )
-    if isinstance(logs, str | Path | FederatedDataset):
-        return evaluate_logs(Path(logs) if isinstance(logs, str) else logs, request)
-    return evaluate_logs(_table_of(logs), request)
+    if isinstance(logs, str | Path):
+        return evaluate_logs(Path(logs), request)
+    return evaluate_logs(logs if isinstance(logs, FederatedDataset) else _table_of(logs), request)
 
 
 def _table_of(frame: Any) -> Table:
@@ -237,17 +245,6 @@ def _table_of(frame: Any) -> Table:
     return table
 
 
-def _model_path(model: Path | str | Results | None) -> Path | None:
-    if not isinstance(model, Results):
-        return None if model is None else Path(model)
-    folders = [run.folder for run in model.runs]
-    if len(folders) != 1 or folders[0] is None:
-        raise ConfigError(
-            "model: take the results of one run that lies in a folder, as `run` makes it"
-        )
-    return folders[0]
-
-
 def evaluate_logs(logs: Path | Table | FederatedDataset, request: EvaluationRequest) -> Evaluation:
     """Evaluate a policy on logged decisions, and return the estimates with intervals and warnings.
 
@@ -256,248 +253,207 @@ def evaluate_logs(logs: Path | Table | FederatedDataset, request: EvaluationRequ
     """
     if isinstance(logs, Path) and not logs.exists():
         raise DataError(f"{logs}: no such file or folder")
+    of_table = isinstance(logs, Table) or (isinstance(logs, Path) and not logs.is_dir())
+    _refuse_unused(request, of_table)
     if isinstance(logs, Path):
-        of_table = not logs.is_dir()
-        _refuse_what_would_not_be_used(request, of_table)
         logs = Table(logs) if of_table else FederatedDataset.open(logs)
-    else:
-        _refuse_what_would_not_be_used(request, isinstance(logs, Table))
-    ready = (
-        _table_records(logs, request)
-        if isinstance(logs, Table)
-        else _dataset_records(logs, request)
-    )
-    records, notes = ready.records, list(ready.notes)
+    opened = _of_table(logs, request) if isinstance(logs, Table) else _of_dataset(logs, request)
+    split, k = opened.split, len(opened.actions)
+    within, notes = _within(request, log_of(split))
+    every = [_records(opened, request, within)]
+    if request.estimate_propensities:
+        guesses = estimated_propensities(split, k)
+        every = [replace(every[0], propensities=guess) for guess in guesses]
+        notes.append(
+            "propensities are estimated: right if the log chose by nothing but what is in it;"
+            f" intervals hold under {len(every)} ways to estimate them"
+        )
+    records, weighting = every[0], request.weighting
     chosen = _estimators(request, records)
     found = [
         estimate(
             one,
             chosen,
             confidence=request.confidence,
-            weighting=request.weighting,
+            weighting=weighting,
             bootstrap=Bootstrap(request.replicates, request.seed),
             interval=request.interval,
-            within=ready.within,
+            within=within,
         )
-        for one in [records, *ready.otherwise]
+        for one in every
     ]
     estimates = {name: _hull([each[name] for each in found]) for name in chosen}
-    if ready.otherwise:
-        notes.append(
-            "propensities are estimated: right if the log chose by nothing but what is in it; intervals hold under"
-            f" {len(found)} ways to estimate them"
-        )
-    bounded = [name for name, one in estimates.items() if not one.interval.refusal]
-    best = choose_estimator(records, chosen, request.weighting, bounded)
-    return Evaluation(
-        estimates, float(records.rewards.mean()), tuple(notes), tuple(ready.cautions), best
-    )
+    bounded = {name: one for name, one in estimates.items() if not one.interval.refusal}
+    best = choose_estimator(records, chosen, weighting, bounded)
+    earned = float(records.rewards.mean())
+    return Evaluation(estimates, earned, tuple(notes), tuple(opened.cautions), best)
 
 
 def _hull(found: Sequence[Estimate]) -> Estimate:
     """The first estimate, with an interval that holds all the others'."""
-    first, refusals = found[0], [one.interval for one in found if one.interval.refusal]
-    if refusals:
-        return replace(first, interval=refusals[0])
-    low, high = (
-        pick(getattr(one.interval, end) for one in found)
-        for pick, end in ((min, "low"), (max, "high"))
-    )
+    first, intervals = found[0], [one.interval for one in found]
+    if refused := [one for one in intervals if one.refusal]:
+        return replace(first, interval=refused[0])
+    low, high = min(one.low for one in intervals), max(one.high for one in intervals)
     warnings = tuple(dict.fromkeys(text for one in found for text in one.warnings))
     return replace(first, interval=replace(first.interval, low=low, high=high), warnings=warnings)
 
 
-def _refuse_what_would_not_be_used(request: EvaluationRequest, of_table: bool) -> None:
-    """An option that does not fit what is evaluated is a mistake, and its answer would be taken for
-    another's.
-    """
-    columns = request.columns
+def _refuse_unused(request: EvaluationRequest, of_table: bool) -> None:
+    """Refuse options that do not fit what is evaluated: the answer would be taken for another's."""
     if of_table and request.split is not None:
         raise ConfigError(
             "split: a table is not split; `fedbandit data import logged --test-fraction` splits it"
         )
-    if not of_table:
-        named = [one.name for one in fields(columns) if getattr(columns, one.name) != one.default]
-        if named:
-            raise ConfigError(
-                f"{named[0]}: names a column of a table; a data set folder has its columns already"
-            )
-    if columns.target is not None:
-        beside = {
-            "policy": request.policy is not None,
-            "set": bool(request.parameters),
-            "model": request.model is not None,
-            "reward_model": request.reward_model != "auto",
-        }
-        for name, given in beside.items():
-            if given:
-                raise ConfigError(
-                    f"{name}: the column {columns.target} says what the policy does; give one of the two"
-                )
-    elif request.model is not None and not request.scored:
+    named = [one.name for one in fields(LogColumns) if getattr(request, one.name) != one.default]
+    if not of_table and named:
         raise ConfigError(
-            f"model: {request.policy_name} looks at no scores; name a policy that does, with --policy"
+            f"{named[0]}: names a column of a table; a data set folder has its columns already"
         )
+    beside = {
+        "policy": request.policy is not None,
+        "set": bool(request.parameters),
+        "model": request.model is not None,
+        "reward_model": request.reward_model != "auto",
+    }
+    if request.target is not None and any(beside.values()):
+        name = next(name for name, given in beside.items() if given)
+        says = f"the column {request.target} says what the policy does"
+        raise ConfigError(f"{name}: {says}; give one of the two")
+    if request.target is None and request.model is not None and not request.scored:
+        blind = f"{request.policy_name} looks at no scores"
+        raise ConfigError(f"model: {blind}; name a policy that does, with --policy")
     if request.estimate_propensities and request.floor is not None:
         raise ConfigError("floor: is of logged propensities; estimated ones have none")
 
 
 @dataclass(frozen=True)
-class _Ready:
-    """A log that can be evaluated, and what is to be said of it."""
+class _Opened:
+    """A log to evaluate on, and what is to be read before any number."""
 
-    records: Records
-    within: Range | None
-    notes: Sequence[str]
+    split: Split
+    actions: tuple[str, ...]  # their names; none over candidates
+    dataset: FederatedDataset | None = None
+    target: np.ndarray | None = None  # [n]: the policy's probabilities, where a column has them
+    scorer: Scorer | None = None
     cautions: Sequence[str] = ()
-    otherwise: Sequence[Records] = ()  # with other propensities that are as likely
 
 
-def _table_records(source: Table, request: EvaluationRequest) -> _Ready:
-    columns = (
-        replace(request.columns, propensity=None)
-        if request.estimate_propensities
-        else request.columns
-    )
+def _of_table(source: Table, request: EvaluationRequest) -> _Opened:
+    """A log without contexts, with the target column where one was named."""
+    columns = replace(request, propensity=None) if request.estimate_propensities else request
     table = read_log_table(source, columns)
-    within, notes = _within(request, log_of(table.split))
-    if table.target is not None:
-        records = records_for(table.split, table.target)
-    else:
-        policy = request.target(table.actions)
-        if request.scored:
-            raise ConfigError(
-                "policy: a model's policy needs contexts; import the table with `fedbandit data import logged`,"
-                " or give --target, a column with the policy's probabilities"
-            )
-        k, rewards = len(table.actions), _rewards(table.split, None, len(table.actions), request)
-        records = records_of(table.split, policy, k, rewards=rewards, within=_ends(within))
-    return _estimating(_Ready(records, within, notes), table.split, len(table.actions), request)
+    return _Opened(table.split, table.actions, target=table.target)
 
 
-def _dataset_records(dataset: FederatedDataset, request: EvaluationRequest) -> _Ready:
+def _of_dataset(dataset: FederatedDataset, request: EvaluationRequest) -> _Opened:
+    """A split of a data set, with the model that its policy looks at, and cautions about both."""
     header = dataset.header
     held_out = dataset.test is not None and dataset.test.num_examples > 0
     name = request.split or ("test" if held_out else "train")
     split = dataset.test if name == "test" else dataset.train
     if split is None:
         raise ConfigError(f"split: {header.name} has no test split")
-    log, k = log_of(split), header.num_actions
-    if not len(log.rewards):
+    rewards = np.asarray(log_of(split).rewards)
+    if not len(rewards):
         raise ConfigError("split: holds no events")
-    within, notes = _within(request, log)
-    policy = request.target(header.actions)
-    scorer = None
+    scorer, cautions = None, []
     if request.scored:
         if request.model is None:
-            raise ConfigError(
-                f"model: {request.policy_name} needs a model's scores; give --model, a run folder or model file"
-            )
+            needs = f"{request.policy_name} needs a model's scores"
+            raise ConfigError(f"model: {needs}; give --model, a run folder or model file")
         scorer = load_scorer(request.model, header)
-    cautions = [] if scorer is None else _cautions(scorer, dataset, name, held_out)
-    rewards = _rewards(split, header, k, request)
-    scores = None if scorer is None else scorer.on(split)
-    records = records_of(split, policy, k, scores, rewards, within=_ends(within))
-    return _estimating(_Ready(records, within, notes, cautions), split, k, request)
+        cautions = _flattery(scorer, dataset, name, held_out)
+    rewarded = int(np.count_nonzero(rewards))
+    if name == "test" and rewarded < _FEW_REWARDED:
+        few = f"only {rewarded} of {len(rewards)} held-out events have a reward"
+        cautions.append(f"{few}: too few to tell policies apart; hold out more when importing")
+    if header.source.get("propensities") == "estimated" and not request.estimate_propensities:
+        cautions.append("the propensities of this log were estimated when it was imported")
+    return _Opened(split, header.actions, dataset, scorer=scorer, cautions=cautions)
 
 
-def _cautions(scorer: Scorer, dataset: FederatedDataset, split: str, held_out: bool) -> list[str]:
-    """Cautions to read before a model's estimate is read: whether it has seen these events."""
-    where = (
-        "the clients held out (without --split) are others"
-        if held_out
-        else "nothing is held out here"
-    )
+def _flattery(scorer: Scorer, dataset: FederatedDataset, split: str, held_out: bool) -> list[str]:
+    """A caution where the model may have seen these events."""
+    others = "the clients held out (without --split) are others"
+    where = others if held_out else "nothing is held out here"
     if split == "train" and scorer.trained_on == trained_on(dataset):
         return [f"the model was trained on these very events, which flatters it; {where}"]
     if split == "train" and scorer.trained_on is None:
-        return [
-            f"these are the events to train on; a model that has seen them is flattered; {where}"
-        ]
+        seen = "these are the events to train on; a model that has seen them is flattered"
+        return [f"{seen}; {where}"]
     return []
 
 
-def _estimating(
-    ready: _Ready, split: Split, num_actions: int, request: EvaluationRequest
-) -> _Ready:
-    if not request.estimate_propensities:
-        return ready
-    first, *others = (
-        replace(ready.records, propensities=p) for p in estimated_propensities(split, num_actions)
-    )
-    return replace(ready, records=first, otherwise=others)
+def _records(opened: _Opened, request: EvaluationRequest, within: Range | None) -> Records:
+    """The log for the policy asked about: its probabilities, and what a reward model says."""
+    split = opened.split
+    if opened.target is not None:
+        return records_for(split, opened.target)
+    policy = request.policy_over(opened.actions)
+    if request.scored and opened.scorer is None:
+        raise ConfigError(
+            "policy: a model's policy needs contexts; import the table with `fedbandit data import"
+            " logged`, or give --target, a column with the policy's probabilities"
+        )
+    scores = None if opened.scorer is None else opened.scorer.on(split)
+    ends = None if within is None else (within.low, within.high)
+    rewards = _reward_model(opened, request.reward_model)
+    return records_of(split, policy, len(opened.actions), scores, rewards, within=ends)
 
 
-def _ends(within: Range | None) -> tuple[float, float] | None:
-    return None if within is None else (within.low, within.high)
-
-
-def _rewards(
-    split: Split, header: Header | None, num_actions: int, request: EvaluationRequest
-) -> RowScores:
-    if request.reward_model in ("auto", "linear"):
-        fitted = linear_rewards(split, num_actions)
+def _reward_model(opened: _Opened, name: str) -> RowScores:
+    """The reward model by its name: fitted to the log, or read from a path."""
+    split, k = opened.split, len(opened.actions)
+    if name in ("auto", "linear"):
+        fitted = linear_rewards(split, k)
         if fitted is not None:
             return fitted
-        if request.reward_model == "linear":
+        if name == "linear":
             raise ConfigError(
                 "reward_model: linear needs contexts; `fedbandit data import logged` reads them"
             )
-    if request.reward_model in ("auto", "actions"):
-        return action_means(split, num_actions)
-    if header is None:
+    if name in ("auto", "actions"):
+        return action_means(split, k)
+    if opened.dataset is None:
         raise ConfigError("reward_model: a table without contexts only has `actions`")
-    return load_scorer(Path(request.reward_model), header).rewards_on(split)
+    return load_scorer(Path(name), opened.dataset.header).rewards_on(split)
 
 
 def _estimators(request: EvaluationRequest, records: Records) -> dict[str, Estimator]:
-    can_model = records.predicted is not None
-    names = request.estimators or [
-        name for name in BUILT_IN if can_model or name not in NEEDS_MODEL
-    ]
-    for name in names:
-        if name in NEEDS_MODEL and not can_model:
-            raise ConfigError(
-                f"estimators: {name} needs the policy's probabilities of all actions, not of one column"
-            )
-    known = BUILT_IN if request.switch is None else {**BUILT_IN, "switch": _switch(request.switch)}
-    return {name: resolve("estimators", name, known) for name in names}
-
-
-def _switch(limit: float) -> Switch:
-    try:
-        return Switch(limit)
-    except ValueError as error:
-        raise ConfigError(f"switch: {error}") from None
+    """The estimators asked for, or all that the records have enough for."""
+    can_model, known = records.predicted is not None, dict(BUILT_IN)
+    if request.switch is not None:
+        known["switch"] = _made("switch", Switch, request.switch)
+    names = request.estimators or [n for n, e in known.items() if can_model or not e.needs_model]
+    found = {name: resolve("estimators", name, known) for name in names}
+    for name, estimator in found.items():
+        if estimator.needs_model and not can_model:
+            needs = f"{name} needs the policy's probabilities of all actions, not of one column"
+            raise ConfigError(f"estimators: {needs}")
+    return found
 
 
 def _within(request: EvaluationRequest, log: Log) -> tuple[Range | None, list[str]]:
-    """The range of rewards and propensities; what was not given is taken from the log, and
-    said.
-    """
-    notes = []
+    """The range of rewards and propensities; what was not given is taken from the log, and said."""
+    notes: list[str] = []
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
     if request.reward_range is not None:
-        low, high = request.reward_range
-        within = Range(low, high, request.floor)
-        if lowest < low or highest > high:
-            raise ConfigError(f"reward_range: the log has rewards outside [{low:g}, {high:g}]")
+        within = Range(*request.reward_range, request.floor)
+        if lowest < within.low or highest > within.high:
+            ends = f"[{within.low:g}, {within.high:g}]"
+            raise ConfigError(f"reward_range: the log has rewards outside {ends}")
     elif request.floor is None and request.interval == "bootstrap":
-        return None, []
+        return None, notes
     elif lowest < highest:
-        within = Range(lowest, highest, request.floor)
-        notes.append(
-            f"rewards taken to lie in [{lowest:g}, {highest:g}], as in the log; --reward-range says it for sure"
-        )
+        within, ends = Range(lowest, highest, request.floor), f"[{lowest:g}, {highest:g}]"
+        said = "as in the log; --reward-range says it for sure"
+        notes.append(f"rewards taken to lie in {ends}, {said}")
     else:
         raise ConfigError(
             "reward_range: all rewards of the log are the same; say how they may differ"
         )
-    smallest = float(np.min(log.propensities))
-    if request.floor is not None and smallest < request.floor * (1 - 1e-6):
-        raise ConfigError(f"floor: the log has propensities below {request.floor:g}")
     if request.floor is None and request.interval == "bernstein":
-        notes.append(
-            "weights taken to be at most the log's largest; --floor says how small a propensity may be"
-        )
+        heaviest = "weights taken to be at most the log's largest"
+        notes.append(f"{heaviest}; --floor says how small a propensity may be")
     return within, notes

@@ -1,8 +1,10 @@
 """Federated training from logs alone: the rounds of a simulation, on feedback that others logged.
 
-Nothing acts here. The objective says how the log's choices are allowed for: unweighted, weighted, or doubly robust.
+Nothing acts here. The objective says how the log's choices are allowed for: unweighted, weighted,
+or doubly robust.
 """
 
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedbandit import objectives
+from fedbandit.acting import Chosen
 from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
@@ -18,27 +21,37 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.engines import ThreadEngine
-from fedbandit.evaluation.ope.logs import RowScores, log_of
+from fedbandit.evaluation.logs import RowScores, log_of, with_estimated_propensities
 from fedbandit.events import Events
 from fedbandit.federated.clients import Broadcast, ClientWork
 from fedbandit.federated.cohorts import FixedCohorts
+from fedbandit.federated.pipeline import Memories
 from fedbandit.federated.round import Engine, Phase, run_round
 
 
 @dataclass(frozen=True)
 class LoggedWork(ClientWork):
-    """Clients whose events are those of their log; `predicted` is the reward model of an objective with targets."""
+    """Clients whose events are those of their log; `predicted` is the reward model of an objective
+    with targets.
+    """
 
     predicted: RowScores | None = None
 
     def act(
-        self, clients: np.ndarray, broadcast: Broadcast, watch: Stopwatch | None = None
+        self,
+        clients: np.ndarray,
+        broadcast: Broadcast,
+        watch: Stopwatch | None = None,
+        memory: Mapping[int, Memories] | None = None,
     ) -> Events:
-        """The logged events of a chunk of clients: a random part of each log where `max_examples` says so."""
+        """The logged events of a chunk of clients: a random part of each log where `max_examples`
+        says so.
+        """
         with (watch or Stopwatch())("data"):
             return self._logged(clients, broadcast)
 
     def _logged(self, clients: np.ndarray, broadcast: Broadcast) -> Events:
+        """The events that the log has for this round's visits."""
         visits = self.plan.visits(self.split, clients, broadcast.round)
         log = log_of(self.split)
         actions = np.asarray(log.actions[visits.rows], np.int64)
@@ -46,14 +59,17 @@ class LoggedWork(ClientWork):
         propensities = np.asarray(
             log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype
         )
-        targets = None
+        targets, contexts = None, self.split.contexts(visits.rows)
         if self.estimator is not None:
             assert self.predicted is not None
-            prediction = Prediction(self.predicted(visits.rows))
-            targets = self.estimator.targets(prediction, actions, rewards, propensities)
+            shown = contexts.candidates
+            bounds = None if shown is None else shown.bounds
+            prediction = Prediction(self.predicted(visits.rows), bounds=bounds)
+            chosen = Chosen(prediction, actions, propensities)
+            targets = self._targets(self.estimator, chosen, rewards)
         return Events(
             bounds=visits.bounds,
-            contexts=self.split.contexts(visits.rows),
+            contexts=contexts,
             actions=actions,
             rewards=rewards,
             propensities=propensities,
@@ -80,8 +96,17 @@ def train_from_logs(
     start: np.ndarray | None = None,
     clients: range | None = None,
     engine: Engine | None = None,
+    estimate_propensities: bool = False,
 ) -> Trained:
-    """Train the configuration's model for its `rounds` on the logs of the clients (None: all), from `start` weights."""
+    """Train the configuration's model for its `rounds` on logs, from `start` weights.
+
+    `clients` are those whose logs train (None: all). `estimate_propensities` puts estimates from
+    the log itself, for each half of the clients from the other half, in the place of what it
+    recorded: right if the log chose by nothing but what is in it.
+    """
+    if estimate_propensities:
+        logged = with_estimated_propensities(dataset.train, dataset.header.num_actions)
+        dataset = replace(dataset, train=logged)
     if engine is None:
         with closing(ThreadEngine(None if config.threads == "auto" else config.threads)) as own:
             return train_from_logs(config, dataset, start=start, clients=clients, engine=own)
@@ -132,14 +157,18 @@ def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
         raise ConfigError(
             f"objective.name: the reward model of {config.objective.name} would be trained without noise"
         )
-    work = LoggedWork(**{**vars(experiment.bandit.work), "recipe": None, "scaled": False})
+    work = LoggedWork(
+        **{**vars(experiment.bandit.work), "recipe": None, "per_version_importance": False}
+    )
     return replace(experiment, bandit=replace(experiment.bandit, work=work))
 
 
 def _cross_fitted(
     config: Config, dataset: FederatedDataset, start: np.ndarray, pool: range, engine: Engine
 ) -> RowScores:
-    """Predicted rewards by unweighted regression, for each half of the clients from the other half's logs."""
+    """Predicted rewards by unweighted regression, for each half of the clients from the other
+    half's logs.
+    """
     if len(pool) < 2:
         raise ConfigError(
             f"objective.name: {config.objective.name} needs two clients at least, to predict one from"
@@ -160,18 +189,22 @@ def _cross_fitted(
     def predict(rows: np.ndarray) -> np.ndarray:
         contexts = split.contexts(rows)
         from_first, from_second = (predictor.predict(weights, contexts).mean for weights in fitted)
-        return np.where((rows < split.offsets[middle])[:, None], from_second, from_first)
+        early, shown = rows < split.offsets[middle], contexts.candidates
+        early = early[:, None] if shown is None else np.repeat(early, shown.counts)
+        return np.where(early, from_second, from_first)
 
     return predict
 
 
 def _cohorts(config: Config, clients: range) -> FixedCohorts:
+    """Cohorts of the configuration's size, drawn from these clients alone."""
     return FixedCohorts(clients, min(config.clients_per_round, len(clients)), config.seed)
 
 
 def _train(
     phase: Phase, start: np.ndarray, rounds: int, engine: Engine
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """The weights after some rounds from `start`, and the metrics of each round."""
     state, metrics = phase.start(start), []
     for _ in range(rounds):
         state, line = run_round(phase, state, engine, Stopwatch())

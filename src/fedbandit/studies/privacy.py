@@ -2,8 +2,9 @@
 and error.
 """
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import numpy as np
 from fedbandit.assembly.privacy import candidates, server_momentum
 from fedbandit.config import Config
 from fedbandit.core.errors import Diverged
-from fedbandit.data import FederatedDataset
+from fedbandit.core.progress import SILENT, ProgressReporter
+from fedbandit.data import open_dataset
 from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.reporting import MEANINGLESS, assumptions
 from fedbandit.privacy.strategies import (
@@ -22,12 +24,12 @@ from fedbandit.privacy.strategies import (
     Strategy,
     Tree,
     honaker_variances,
-    noise_of_weights,
+    noise_of_rounds,
 )
+from fedbandit.results.differences import text_table
 from fedbandit.results.plots import empty_figure, require_picture, save_picture, write_heading
-from fedbandit.simulation.simulate import simulate
-
-_LADDER = (1.0, 2.0, 5.0)  # the paper's grids are of this form, times powers of ten
+from fedbandit.simulation import simulate
+from fedbandit.studies.search import one_two_five
 
 
 @dataclass(frozen=True)
@@ -39,47 +41,71 @@ class Tried:
     running_reward: float | None
 
 
-def estimate_norm(
-    config: Config, dataset: FederatedDataset | None = None, quantile: float = 0.5
-) -> float:
+@dataclass(frozen=True)
+class ClipNorm:
+    """A clip norm found without noise, and learning rates that were tried with it."""
+
+    norm: float  # two digits of `settled`
+    settled: float  # where adaptive clipping ended
+    quantile: float
+    rounds: int
+    tried: tuple[Tried, ...]
+
+    def in_words(self) -> str:
+        """The norm alone on the first line, the rates as a table, and the values to set next."""
+        where = f"adaptive clipping at quantile {self.quantile:g} without noise settled at"
+        said = [f"{self.norm:g}", f"{where} {self.settled:.4g} in {self.rounds} rounds"]
+        rewards = [one.running_reward for one in self.tried if one.running_reward is not None]
+        lines = [["server rate", "client rate", "running reward"]]
+        for one in self.tried:
+            rates = f"{one.server_learning_rate:g}", f"{one.client_learning_rate:g}"
+            reward = one.running_reward
+            lines.append([*rates, "diverged" if reward is None else f"{reward:.4f}"])
+        said += [text_table(lines, left=())] if self.tried else []
+        following = f"next: --set clipping.norm={self.norm:g}"
+        best = [one for one in self.tried if rewards and one.running_reward == max(rewards)]
+        if len(best) == 1:
+            following += f" --set server.learning_rate={best[0].server_learning_rate:g}"
+            following += f" --set client.learning_rate={best[0].client_learning_rate:g}"
+        elif self.tried:
+            said.append("no rates are best: several earned exactly the same, or all diverged")
+        said.append(following)
+        last = "this used the clients' data without privacy: use public data, or account for it"
+        return "\n".join([*said, last])
+
+
+def find_clip_norm(
+    config: Config, quantile: float = 0.5, grid: bool = True, progress: ProgressReporter = SILENT
+) -> ClipNorm:
     """The norm at which adaptive clipping without noise settles: the median of the last quarter of
-    rounds.
+    rounds; with `grid`, the configuration with that norm and every pair of rates around its own.
     """
+    dataset = open_dataset(config.data.source)
     plain = config.with_values({"privacy": {}, "clipping": {"quantile": quantile, "initial": 0.1}})
-    norms = simulate(plain, dataset).collect()["clip_norm"]
-    return float(np.median(norms[-max(1, len(norms) // 4) :]))
-
-
-def rates_around(rate: float) -> tuple[float, ...]:
-    """A rate with its lower and upper neighbour in 1, 2, 5, 10, 20, ..."""
-    ladder = [step * 10.0**power for power in range(-6, 4) for step in _LADDER]
-    nearest = int(np.argmin(np.abs(np.log(np.array(ladder) / rate))))
-    return tuple(float(f"{ladder[i]:g}") for i in (nearest - 1, nearest, nearest + 1))
-
-
-def try_rates(
-    config: Config, norm: float, dataset: FederatedDataset | None = None
-) -> Iterator[Tried]:
-    """Run the configuration with the norm fixed, for every pair of rates around its own."""
-    for server in rates_around(config.server.learning_rate):
-        for client in rates_around(config.client.learning_rate):
-            member = config.with_values(
-                {
-                    "clipping.norm": norm,
-                    "server.learning_rate": server,
-                    "client.learning_rate": client,
-                }
-            )
-            try:
+    around = (config.server.learning_rate, config.client.learning_rate)
+    rates = list(product(*map(_rates_around, around))) if grid else []
+    tried = []
+    with progress.task("clip norm and rates", 1 + len(rates), unit="runs") as advance:
+        norms = simulate(plain, dataset).collect()["clip_norm"]
+        settled = float(np.median(norms[-max(1, len(norms) // 4) :]))
+        norm = float(f"{settled:.2g}")
+        advance(1)
+        for server, client in rates:
+            point = {"server.learning_rate": server, "client.learning_rate": client}
+            member = config.with_values({"clipping.norm": norm, **point})
+            reward = None
+            with suppress(Diverged):
                 reward = float(simulate(member, dataset).collect()["running_reward"][-1])
-            except Diverged:
-                reward = None
-            yield Tried(server, client, reward)
+            tried.append(Tried(server, client, reward))
+            advance(1)
+    return ClipNorm(norm, settled, quantile, config.rounds, tuple(tried))
 
 
-def rounded(norm: float) -> float:
-    """Two digits, as one would write a clip norm down."""
-    return float(f"{norm:.2g}")
+def _rates_around(rate: float) -> list[float]:
+    """A rate with its lower and upper neighbour in 1, 2, 5, 10, 20, ..."""
+    ladder = one_two_five(f"{rate / 11!r}..{rate * 11!r}")
+    nearest = int(np.argmin(np.abs(np.log(np.array(ladder) / rate))))
+    return ladder[nearest - 1 : nearest + 2]
 
 
 _EXACT_POINTS = 12  # a privacy loss distribution takes a second each
@@ -145,7 +171,7 @@ def compare_mechanisms(config: Config, population: int) -> list[Compared]:
     for one in candidates(config, population, pretrained=False):
         plan = one.ledger.plan
         errors = plan.update_multiplier * np.sqrt(
-            noise_of_weights(plan.strategy, plan.rounds, momentum)
+            noise_of_rounds(plan.strategy, plan.rounds, momentum)[1]
         )
         found.append(
             Compared(
@@ -164,17 +190,14 @@ def compare_mechanisms(config: Config, population: int) -> list[Compared]:
 
 
 def _remembered(strategy: Strategy, rounds: int) -> int:
+    """Vectors as long as the model that a strategy keeps from round to round."""
     if isinstance(strategy, Restarted):
         return _remembered(strategy.strategy, strategy.period)
     if isinstance(strategy, Tree):
         return rounds.bit_length()
-    return (
-        strategy.bands - 1
-        if isinstance(strategy, Banded)
-        else strategy.buffers
-        if isinstance(strategy, Blt)
-        else 0
-    )
+    if isinstance(strategy, Banded):
+        return strategy.bands - 1
+    return strategy.buffers if isinstance(strategy, Blt) else 0
 
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")

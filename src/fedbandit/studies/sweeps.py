@@ -8,11 +8,12 @@ extended.
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, field_validator
@@ -21,15 +22,16 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_text
-from fedbandit.core.parts import counted, flatten, in_short
+from fedbandit.core.parts import counted, flatten, in_short, nearest
 from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.data import open_dataset
 from fedbandit.presets import load
 from fedbandit.results import Results
 from fedbandit.results.differences import standard_error
-from fedbandit.results.reading import arrow_table
 from fedbandit.runs.folder import beside_reward
-from fedbandit.runs.local_runner import HERE, LocalRunner, Runner
+from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, Runner, nobody
+from fedbandit.runs.reporting import no_model_acts
+from fedbandit.studies.compare import read_members
 from fedbandit.studies.search import (
     SPENDS_PRIVACY,
     SearchCandidate,
@@ -122,6 +124,19 @@ class Result:
         return self.standings[0]
 
     @property
+    def tied(self) -> int:
+        """How many members earned exactly as much as the first, over as many rounds; itself too."""
+        best = self.winner
+        return sum(s.score == best.score and s.step == best.step for s in self.standings)
+
+    @property
+    def why_no_winner(self) -> str:
+        """The reason in a few words; empty where one member is ahead."""
+        if self.winner.score == -math.inf:
+            return "every member diverged"
+        return f"{self.tied} members earned exactly the same" if self.tied > 1 else ""
+
+    @property
     def edges(self) -> list[str]:
         """The axes on whose edge the winner lies."""
         return (
@@ -133,18 +148,25 @@ class Result:
 
 def read_sweep(path: Path) -> SweepSpec:
     """Read and check a sweep's TOML file; a wrong value is refused with its key."""
-    return spec_of(read_toml(path), f"{path}: ")
+    return spec_of(SweepSpec, read_toml(path), f"{path}: ")
 
 
-def spec_of(values: Mapping[str, Any], where: str = "") -> SweepSpec:
-    """Check what a sweep is asked for; a wrong value is refused with its key."""
+Spec = TypeVar("Spec", bound=BaseModel)
+
+
+def spec_of(kind: type[Spec], values: Mapping[str, Any], where: str = "") -> Spec:
+    """Check what a study is asked for; a wrong value is refused with its key."""
     try:
-        return SweepSpec.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        key = error.errors()[0]["loc"][0]
-        reasons = [
-            one["msg"].lower() for one in error.errors() if one["loc"][0] == key
-        ]  # one for each kind it may be
+        first = error.errors()[0]
+        key = first["loc"][0]
+        if first["type"] == "extra_forbidden":
+            raise ConfigError(
+                f"{where}{key}: unknown key{nearest(str(key), kind.model_fields)}"
+            ) from None
+        # one reason for each kind of value that it may be
+        reasons = [one["msg"].lower() for one in error.errors() if one["loc"][0] == key]
         raise ConfigError(f"{where}{key}: {', or '.join(dict.fromkeys(reasons))}") from None
 
 
@@ -161,13 +183,12 @@ def groups_of(spec: SweepSpec) -> list[SweepGroup]:
         members = [_member(start, config, point) for point in points(grid)]
         if len({member.name for member in members}) < len(members):
             raise ConfigError(f"grid: two points of {start} make the same configuration")
-        built = [
-            build_experiment(member.config, open_once(member.config.data.source))
+        # One at a time: an experiment holds weights.
+        rounds = max(
+            build_experiment(member.config, open_once(member.config.data.source)).rounds
             for member in members
-        ]
-        groups.append(
-            SweepGroup(start, grid, members, max(experiment.rounds for experiment in built))
         )
+        groups.append(SweepGroup(start, grid, members, rounds))
     return groups
 
 
@@ -202,17 +223,12 @@ def sweep(
         >>> results.to_pandas().columns[:5].to_list()
         ['run', 'configuration', 'seed', 'policy.beta', 'round']
     """
-    wanted = spec_of(spec) if isinstance(spec, Mapping) else read_sweep(Path(spec))
+    wanted = spec_of(SweepSpec, spec) if isinstance(spec, Mapping) else read_sweep(Path(spec))
     out = Path(out)
     runner = LocalRunner(workers, to_stderr() if progress else SILENT)
     ranked = run_sweep(wanted, out, runner=runner, say=print if progress else lambda text: None)
     names = [standing.candidate.name for result in ranked for standing in result.standings]
-    folders = [
-        (member_folder(out, name, seed), f"{name}/seed-{seed}")
-        for name in names
-        for seed in wanted.all_seeds
-    ]
-    return Results.read(folders, str(out))
+    return read_members(dict.fromkeys(names), wanted.all_seeds, out / "runs", str(out))
 
 
 def run_sweep(
@@ -221,13 +237,18 @@ def run_sweep(
     *,
     runner: Runner = HERE,
     say: Callable[[str], None] = print,
+    keep: bool = True,
 ) -> list[Result]:
     """Run the sweep into `out` and rank each group; called again, it resumes where it stopped.
 
     All members are built and checked against their data before anything runs. The best member over
-    all groups is written to `winner.toml`; there is none where every member diverged.
+    all groups is written to `winner.toml`; there is none where every member diverged, or where
+    several earned exactly the same. Without `keep` finished runs lose their checkpoints: with more
+    rounds they would start again.
     """
     groups = groups_of(spec)
+    if hint := no_model_acts({m.name: m.config for group in groups for m in group.members}):
+        say(hint)
     if any(
         member.config.privacy.mechanism != "none" for group in groups for member in group.members
     ):
@@ -244,13 +265,38 @@ def run_sweep(
             spec.halving.factor if spec.halving else 2,
             runner=runner,
             say=lambda text: say(f"  {text}"),
+            on_end=nobody if keep else _forget,
         )
         results.append(Result(group, standings))
-    best = max(results, key=lambda result: result.winner.score).winner
+    best = max(results, key=lambda result: result.winner.score)
     (out / "winner.toml").unlink(missing_ok=True)  # of an earlier, smaller sweep
-    if best.score > -math.inf:
-        write_text(out / "winner.toml", best.candidate.config.to_toml())
+    if not best.why_no_winner:
+        write_text(out / "winner.toml", best.winner.candidate.config.to_toml())
     return results
+
+
+def _forget(job: Job, ended: Ended) -> None:
+    """A finished run loses its checkpoints as it ends, so that many fit a disk."""
+    if ended.status == "finished":
+        shutil.rmtree(job.folder / "checkpoints", ignore_errors=True)
+
+
+_SHOWN = 12  # members that pictures and the report of a sweep show
+
+
+def best_results(results: Sequence[Result], seeds: Sequence[int], out: Path) -> Results | None:
+    """The runs of the best members that came furthest, named by their points; None for less than
+    two members.
+    """
+    start_of = {s.candidate.name: one.group.start for one in results for s in one.standings}
+    every = (s for result in results for s in result.standings if s.score > -math.inf)
+    shown = sorted(every, key=lambda s: (-s.step, -s.score))[:_SHOWN]
+    labels = {}
+    for name, point in ((s.candidate.name, s.candidate.point) for s in shown):
+        start = [Path(start_of[name]).stem] if len(results) > 1 else []
+        words = [*start, *(f"{key}={in_short(value)}" for key, value in point.items())]
+        labels[name] = " ".join(words) or start_of[name]
+    return read_members(labels, seeds, out / "runs", str(out)) if len(shown) > 1 else None
 
 
 def member_folder(out: Path, name: str, seed: int) -> Path:
@@ -275,8 +321,11 @@ def name_of(start: str, config: Config) -> str:
 
 
 def _member(start: str, config: Config, point: dict[str, Any]) -> SearchCandidate:
+    """One member: the start with a point's values, named after the result."""
     changed = config.with_values(point)
-    return SearchCandidate(name_of(start, changed), changed, point)
+    # Sections that are the same are shared: thousands of members fit into memory.
+    same = {key: value for key, value in config if getattr(changed, key) == value}
+    return SearchCandidate(name_of(start, changed), changed.model_copy(update=same), point)
 
 
 def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
@@ -305,18 +354,6 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                     }
                 )
     return rows
-
-
-def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
-    """The rows as Parquet and as CSV beside it; a column is there if any row has it."""
-    from pyarrow import csv, parquet
-
-    table = arrow_table(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    targets = [path.with_suffix(".parquet"), path.with_suffix(".csv")]
-    parquet.write_table(table, targets[0])
-    csv.write_csv(table, targets[1])
-    return targets
 
 
 def summary_text(results: Sequence[Result], top: int = 5) -> str:

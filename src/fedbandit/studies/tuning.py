@@ -1,9 +1,13 @@
-"""Choosing exploration parameters off-policy, from logged feedback, and checking the choice by simulation."""
+"""Choosing exploration parameters off-policy, from logged feedback, and checking the choice by
+simulation.
+"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,22 +17,27 @@ from fedbandit.assembly.parts import build_policy
 from fedbandit.config import Config
 from fedbandit.core.contexts import rows_at
 from fedbandit.core.errors import ConfigError, Diverged
+from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Log, Split
-from fedbandit.evaluation.ope.estimators import Estimator, Records
-from fedbandit.evaluation.ope.logs import records_of
-from fedbandit.evaluation.ope.sums import by_client
+from fedbandit.evaluation.estimators import by_client
+from fedbandit.evaluation.logs import records_of
 from fedbandit.federated.round import Engine
 from fedbandit.federated.state import State
-from fedbandit.ope import BUILT_IN, Bootstrap, Estimate, estimate
-from fedbandit.simulation.pretraining import starting_weights
-from fedbandit.simulation.simulate import RoundEvents, simulate
+from fedbandit.ope import BUILT_IN, Bootstrap, Estimate, Estimator, Records, estimate
+from fedbandit.results import Results
+from fedbandit.results.differences import text_table
+from fedbandit.runs.local_runner import HERE, Runner
+from fedbandit.simulation import RoundEvents, starting_weights
+from fedbandit.studies.compare import folder_name, read_members, run_members
 from fedbandit.studies.offline import train_from_logs
-from fedbandit.studies.scoring import Scorer
+from fedbandit.studies.search import point_in_words
+from fedbandit.studies.trained_models import Scorer
 
 
 def collect_logs(experiment: Experiment, state: State, rounds: int) -> FederatedDataset:
-    """The events of the cohorts of the next `rounds` rounds, made by the models that are deployed in `state`.
+    """The events of the cohorts of the next `rounds` rounds, made by the models that are deployed
+    in `state`.
 
     The rounds must lie within one deployment period: what is deployed after it is not known yet.
     """
@@ -57,11 +66,6 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
     order = np.argsort(owner, kind="stable")
     present, counts = np.unique(owner, return_counts=True)
     chosen = np.concatenate(rows)[order]
-    features = (
-        split.features.take(chosen)
-        if isinstance(split.features, Ragged)
-        else split.features[chosen]
-    )
     log = Log(
         np.concatenate(actions)[order].astype(np.int32),
         np.concatenate(rewards)[order].astype(np.float32),
@@ -71,9 +75,18 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
     offsets = np.concatenate([[0], np.cumsum(counts)])
     header = experiment.dataset.header
     logged = replace(header, logged=True, fingerprint=f"{header.fingerprint} logged")
-    return FederatedDataset(
-        logged, Split(split.client_ids[present], offsets, features, no_labels, split.scale, log)
+    shown = None if split.candidates is None else split.candidates.take(chosen)
+    part = Split(
+        split.client_ids[present],
+        offsets,
+        rows_at(split.features, chosen),
+        no_labels,
+        split.scale,
+        log,
+        shown,
+        split.catalogue,
     )
+    return FederatedDataset(logged, part)
 
 
 # What makes each policy explore more, and in which direction.
@@ -81,7 +94,9 @@ EXPLORATION = {"epsilon-greedy": ("epsilon", 1), "softmax": ("beta", 1), "falcon
 
 
 def exploration_around(config: Config) -> list[float]:
-    """Half of what the configuration's policy explores, as much, and twice as much, in its own parameter."""
+    """Half of what the configuration's policy explores, as much, and twice as much, in its own
+    parameter.
+    """
     name, _ = _parameter(config)
     now = float(getattr(build_policy(config), name))
     most = 1.0 if name == "epsilon" else inf
@@ -96,8 +111,15 @@ class TuningCandidate:
     estimate: Estimate
     influence: np.ndarray  # [clients]: how far each client's log moves the estimate
 
+    @property
+    def label(self) -> str:
+        """Its settings in few characters: `server=0.05 client=0.5 beta=0.1`."""
+        return point_in_words(self.settings)
+
     def apart_from(self, other: "TuningCandidate", sure: float) -> bool:
-        """Whether the log tells the two apart: by the same clients, so what these have in common cancels."""
+        """Whether the log tells the two apart: by the same clients, so what these have in common
+        cancels.
+        """
         difference = self.estimate.value - other.estimate.value
         return bool(abs(difference) > _visible(self.influence - other.influence, sure))
 
@@ -121,7 +143,9 @@ class Tuned:
 
     @property
     def sure(self) -> float:
-        """The quantile to compare by: 95%, over as many comparisons as there are candidates beside the best."""
+        """The quantile to compare by: 95%, over as many comparisons as there are candidates beside
+        the best.
+        """
         return 1 - 0.025 / max(1, len(self.candidates) - 1)
 
     @property
@@ -152,12 +176,13 @@ def tune(
     engine: Engine,
     estimator: str = "snips",
     cost: float = 0.05,
-    on_candidate: Callable[[TuningCandidate], Any] = lambda candidate: None,
+    progress: ProgressReporter = SILENT,
 ) -> Tuned:
-    """Play one period with the configuration as it stands, and choose from its logs what to do in the next ones.
+    """Play one period with the configuration as it stands, and choose from its logs what to do in
+    the next ones.
 
-    Half of the clients' logs train the candidates, from the deployed model on; the other half evaluate them. `cost` is
-    the share of the best estimate that more exploration may cost.
+    Half of the clients' logs train the candidates, from the deployed model on; the other half
+    evaluate them. `cost` is the share of the best estimate that more exploration may cost.
     """
     name, _ = _parameter(config)
     if not 0 <= cost < inf:
@@ -177,32 +202,27 @@ def tune(
             "clients_per_round: the period's logs come from too few clients to hold any out"
         )
     held_out = _clients_from(logs, middle)
-    candidates = []
-    for server, client in product(server_rates, client_rates):
-        rates = {"server.learning_rate": server, "client.learning_rate": client}
-        shorter = config.with_values({**rates, "rounds": min(config.deploy_every, config.rounds)})
-        try:
-            trained = train_from_logs(
-                shorter, logs, start=start, clients=range(middle), engine=engine
-            )
-        except Diverged:
-            continue
-        scorer = Scorer(trained.experiment.bandit.work.predictor, trained.weights)
-        predictions, modelled = scorer.on(held_out.train), scorer.rewards_on(held_out.train)
-        for value in exploration:
-            settings = {**rates, f"policy.{name}": value}
-            policy = build_policy(config.with_values(settings))
-            records = records_of(
-                held_out.train, policy, dataset.header.num_actions, predictions, rewards=modelled
-            )
-            by = BUILT_IN[estimator]
-            found = estimate(records, {estimator: by}, bootstrap=Bootstrap(200, config.seed))[
-                estimator
-            ]
-            if not np.isfinite(found.value):  # nothing in the log is like what it would do
-                continue
-            candidates.append(TuningCandidate(settings, found, _influence(records, by)))
-            on_candidate(candidates[-1])
+    candidates: list[TuningCandidate] = []
+    rates = [
+        {"server.learning_rate": server, "client.learning_rate": client}
+        for server, client in product(server_rates, client_rates)
+    ]
+    with progress.task("training from the log", len(rates), unit="pairs of rates") as advance:
+        for pair in rates:
+            shorter = {**pair, "rounds": min(config.deploy_every, config.rounds)}
+            with suppress(Diverged):
+                trained = train_from_logs(
+                    config.with_values(shorter),
+                    logs,
+                    start=start,
+                    clients=range(middle),
+                    engine=engine,
+                )
+                scorer = Scorer(trained.experiment.bandit.work.predictor, trained.weights)
+                points = [{**pair, f"policy.{name}": value} for value in exploration]
+                found = (_estimated(config, held_out, scorer, one, estimator) for one in points)
+                candidates += [one for one in found if one is not None]
+            advance(1)
     if not candidates:
         raise Diverged(
             "every candidate diverged or does nothing that the log has; give smaller learning rates"
@@ -215,7 +235,26 @@ def tune(
     )
 
 
+def _estimated(
+    config: Config,
+    logs: FederatedDataset,
+    scorer: Scorer,
+    settings: dict[str, Any],
+    estimator: str,
+) -> TuningCandidate | None:
+    """A candidate with what the logs say of it; None where nothing in them is like what it does."""
+    policy, by = build_policy(config.with_values(settings)), BUILT_IN[estimator]
+    predictions, modelled = scorer.on(logs.train), scorer.rewards_on(logs.train)
+    actions = logs.header.num_actions
+    records = records_of(logs.train, policy, actions, predictions, rewards=modelled)
+    found = estimate(records, {estimator: by}, bootstrap=Bootstrap(200, config.seed))[estimator]
+    if not np.isfinite(found.value):
+        return None
+    return TuningCandidate(settings, found, _influence(records, by))
+
+
 def _influence(records: Records, estimator: Estimator) -> np.ndarray:
+    """[clients]: by how much each client's log moves the estimate; they sum to 0."""
     top, bottom = (
         by_client(part, records.bounds) for part in estimator.terms(records, records.importance)
     )
@@ -260,32 +299,71 @@ class Check:
 
 def check(
     config: Config,
-    dataset: FederatedDataset,
     tuned: Tuned,
+    out: Path,
     *,
     seeds: Sequence[int],
-    engine: Engine,
+    runner: Runner = HERE,
     cost: float = 0.05,
-) -> Check:
-    """Play every candidate for the configuration's rounds, on these seeds, and see how near the best the choice is."""
-    rewards = []
-    for candidate in tuned.candidates:
-        runs = []
-        for seed in seeds:
-            chosen = config.with_values({**candidate.settings, "seed": seed})
-            try:
-                runs.append(
-                    simulate(chosen, dataset, engine=engine).collect()["running_reward"][-1]
-                )
-            except Diverged:
-                runs.append(0.0)
-        rewards.append(runs)
+) -> tuple[Check, Results]:
+    """Run every candidate for the configuration's rounds, on these seeds, and see how near the best
+    the choice is.
+
+    Runs lie in `out/runs`, and those that are finished are not run again.
+    """
+    named = {folder_name(one.label): one for one in tuned.candidates}
+    members = {name: config.with_values(one.settings) for name, one in named.items()}
+    place = out / "runs"
+    curves = run_members(
+        members, seeds, lambda name, seed: place / name / f"seed-{seed}", runner=runner
+    )
+    rewards = np.zeros((len(members), len(seeds)))  # a run that diverged earns nothing
+    for row, own in zip(rewards, curves.values(), strict=True):
+        row[[seeds.index(seed) for seed in own.seeds]] = own.final
     position = next(i for i, candidate in enumerate(tuned.candidates) if candidate is tuned.chosen)
-    return Check(np.array(rewards, float), position, cost)
+    labels = {name: one.label for name, one in named.items()}
+    return Check(rewards, position, cost), read_members(labels, seeds, place, str(out))
+
+
+def rows_of(tuned: Tuned, found: Check | None) -> list[dict[str, Any]]:
+    """One row for each candidate, the best estimate first: its settings, estimate and reward."""
+    runs = [None] * len(tuned.candidates) if found is None else found.rewards.tolist()
+    return [
+        {
+            **one.settings,
+            "estimate": one.estimate.value,
+            "standard_error": one.estimate.standard_error,
+            "simulated": reward,
+            "chosen": one is tuned.chosen,
+        }
+        for one, reward in zip(tuned.candidates, runs, strict=True)
+    ]
+
+
+def in_words(tuned: Tuned, found: Check | None) -> str:
+    """The table of candidates, what the log decides, and what to use."""
+    heads = [_short(key) for key in tuned.chosen.settings]
+    lines = [[*heads, "estimate", "± s.e.", *["simulated"] * (found is not None), ""]]
+    for row in rows_of(tuned, found):
+        figures = [row["estimate"], row["standard_error"], row["simulated"]]
+        cells = [f"{value:.4f}" for value in figures if value is not None]
+        mark = "<- chosen" if row["chosen"] else ""
+        lines.append([*(f"{row[key]:g}" for key in tuned.chosen.settings), *cells, mark])
+    said = f"{tuned.events} events logged in one period earned {tuned.logged_reward:.4f}"
+    warnings = [f"warning: {text}" for text in tuned.chosen.estimate.warnings]
+    table = text_table(lines, left=(len(lines[0]) - 1,))
+    return "\n".join([said, "", table, "", *warnings, *verdict(tuned, found)])
+
+
+def _short(key: str) -> str:
+    """A setting in few characters: `client rate`, `beta`."""
+    return key.removeprefix("policy.").replace(".learning_rate", " rate")
 
 
 def verdict(tuned: Tuned, found: Check | None) -> list[str]:
-    """What the log decides, what the check says of it, and a recommendation where neither speaks against it."""
+    """What the log decides, what the check says of it, and a recommendation where neither speaks
+    against it.
+    """
     others = len(tuned.candidates) - 1
     lines = [
         f"the log shows {tuned.told_apart} of {others} other candidates to be worse than its best; differences below"
@@ -330,6 +408,7 @@ def _most_exploring(
 
 
 def _parameter(config: Config) -> tuple[str, int]:
+    """The parameter by which the configuration's policy explores, and the direction of more."""
     if config.policy.name not in EXPLORATION:
         known = ", ".join(EXPLORATION)
         raise ConfigError(
@@ -343,18 +422,13 @@ def _clients_from(logs: FederatedDataset, first: int) -> FederatedDataset:
     split = logs.train
     assert split.log is not None
     rows = np.arange(split.offsets[first], split.offsets[-1])
-    log = replace(
-        split.log,
-        actions=split.log.actions[rows],
-        rewards=split.log.rewards[rows],
-        propensities=split.log.propensities[rows],
-    )
     part = replace(
         split,
         client_ids=split.client_ids[first:],
         offsets=split.offsets[first:] - split.offsets[first],
         features=rows_at(split.features, rows),
         labels=split.labels.take(rows),
-        log=log,
+        log=split.log.take(rows),
+        candidates=None if split.candidates is None else split.candidates.take(rows),
     )
     return replace(logs, train=part)

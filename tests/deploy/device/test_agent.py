@@ -15,9 +15,9 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.text import BagOfWords, tokenise
+from fedbandit.data.text import tokenise
 from fedbandit.deploy import Agent, DeviceModel, Outcome, Retention, SimulatedDraws
-from fedbandit.deploy.device.model_in_use import bag_of_words
+from fedbandit.deploy.device.model_in_use import encoded
 from fedbandit.environments import Met
 from fedbandit.federated.clients import Broadcast
 from fedbandit.federated.state import Version
@@ -109,11 +109,13 @@ def test_a_dense_model_takes_features_of_its_shape(tmp_path, context):
 
 
 @given(st.lists(st.sampled_from([*WORDS, "dog", "ran"]), max_size=30))
-def test_text_becomes_what_the_importers_make_of_it(words):
-    index = {word: i for i, word in enumerate(WORDS)}
-    ours, theirs = bag_of_words(words, index), BagOfWords(WORDS).encode([words])
-    assert np.array_equal(ours.ids, theirs.ids)
-    assert np.array_equal(ours.values, theirs.values)
+def test_text_becomes_counts_of_its_known_words_over_their_norm(words):
+    model = text_model()
+    found = encoded(words, model.kind, model.shape, None, model.bags)
+    counts = np.array([words.count(word) for word in WORDS], np.float64)
+    assert np.array_equal(found.ids, np.flatnonzero(counts))
+    expected = counts[counts > 0] / np.sqrt(max(counts @ counts, 1.0))
+    assert np.array_equal(found.values, expected.astype(np.float32))
 
 
 def test_raw_text_is_split_as_the_importers_do(agent):
@@ -256,7 +258,7 @@ print(*(packages - set(sys.stdlib_module_names) - {"device_builders"}))
 """
 
 
-def test_a_linear_model_needs_numpy_safetensors_and_sqlite_alone(tmp_path):
+def test_a_linear_model_needs_numpy_safetensors_and_pydantic_alone(tmp_path):
     command = [
         sys.executable,
         "-c",
@@ -268,4 +270,6 @@ def test_a_linear_model_needs_numpy_safetensors_and_sqlite_alone(tmp_path):
     started_with = {
         name for name in done.stdout.split() if name.startswith(("_", "site", "pywin32"))
     }
-    assert set(done.stdout.split()) - started_with == {"fedbandit", "numpy", "safetensors"}
+    of_pydantic = {"annotated_types", "pydantic_core", "typing_extensions", "typing_inspection"}
+    needed = {"fedbandit", "numpy", "safetensors", "pydantic"}
+    assert set(done.stdout.split()) - started_with - of_pydantic == needed

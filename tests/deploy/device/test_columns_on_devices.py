@@ -13,11 +13,11 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data import open_dataset
 from fedbandit.data.encoder import Column
-from fedbandit.data.importers.table import TableOptions, import_table
+from fedbandit.data.importers.tables import TableOptions, import_table
 from fedbandit.deploy import Agent, DeviceModel
 from fedbandit.deploy.server.deployment import build_deployment
-from fedbandit.federated.learners.sparse import SparseLinearLearner
-from fedbandit.studies.scoring import load_scorer
+from fedbandit.federated.learners.linear import SparseLinearLearner
+from fedbandit.studies.trained_models import load_scorer
 
 CONFIG = {"scenario": "scratch", "rounds": 2, "clients_per_round": 8, "policy": {"name": "greedy"}}
 

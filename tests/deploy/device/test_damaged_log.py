@@ -62,9 +62,9 @@ def test_another_database_is_not_an_event_log(tmp_path):
 
 def test_a_log_of_a_later_format_is_refused(log_path):
     db = sqlite3.connect(log_path)
-    db.execute("PRAGMA user_version = 2")
+    db.execute("PRAGMA user_version = 3")
     db.close()
-    with pytest.raises(DataError, match="made by a newer fedbandit, format 2"):
+    with pytest.raises(DataError, match="made by a newer fedbandit, format 3"):
         Agent(log_path.parent)
 
 

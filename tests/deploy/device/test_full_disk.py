@@ -134,3 +134,20 @@ def test_a_log_that_another_process_holds_is_waited_for_and_then_given_up(tmp_pa
     holder.close()
     assert agent.reward(event, 1.0) is Outcome.RECORDED
     agent.close()
+
+
+def test_a_full_disk_is_warned_of_once_however_many_choices_are_made(tmp_path, monkeypatch, caplog):
+    agent = Agent(tmp_path / "agent")
+    agent.install(text_model())
+
+    def full(record):
+        raise LogUnavailable("events.sqlite: database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent._log, "append", full)
+        assert not any(agent.choose("cat").logged for _ in range(50))
+    assert caplog.text.count("disk is full") == 1
+    assert agent.choose("cat").logged
+    assert caplog.text.count("works again; 50 calls were not kept") == 1
+    agent.choose("cat")
+    assert caplog.text.count("works again") == 1

@@ -9,11 +9,13 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from device_builders import text_model
 from device_process import live_in_threads
 
 from fedbandit.deploy import Agent, Retention
+from fedbandit.deploy.device.training import DeviceMemory
 
 PROGRAM = Path(__file__).parents[2] / "helpers" / "device_process.py"
 
@@ -146,3 +148,28 @@ def test_an_agent_survives_a_fork(tmp_path):
     assert len({*before, *own, *theirs}) == 65
     assert agent.totals().logged == 65
     agent.close()
+
+
+REMEMBERS = """
+import sys
+from pathlib import Path
+import numpy as np
+from fedbandit.deploy.device.training import DeviceMemory
+memory = DeviceMemory(Path(sys.argv[1]))
+for mark in range(10_000):
+    memory.keep(mark, mark + 1, {"own": np.full(5000, mark + 1.0)}, {"mark": mark + 1})
+    print(mark + 1, flush=True)
+"""
+
+
+def test_what_a_device_remembers_is_whole_after_a_kill(tmp_path):
+    path = tmp_path / "memory.safetensors"
+    command = [sys.executable, "-c", REMEMBERS, str(path)]
+    for lines in (1, 4):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        ((last,), *_) = reversed(kill_after(process, lines))
+        told, memory = DeviceMemory(path).latest()
+        assert told["mark"] in (int(last), int(last) + 1)
+        assert np.array_equal(memory["own"], np.full(5000, told["mark"]))
+        before = DeviceMemory(path).at(told["mark"] - 1)
+        assert told["mark"] == 1 or np.array_equal(before["own"], memory["own"] - 1)

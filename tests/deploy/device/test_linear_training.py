@@ -10,12 +10,11 @@ from fedbandit.acting import make_predictor
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
-from fedbandit.deploy.device.training import LinearLearner, client_moves, device_learner
+from fedbandit.deploy.device.training import LinearLearner, device_learner
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
-from fedbandit.federated.learners.dense_linear import DenseLinearLearner
+from fedbandit.federated.learners.linear import DenseLinearLearner, SparseLinearLearner
 from fedbandit.federated.learners.make_learner import Trainable, make_learner
-from fedbandit.federated.learners.sparse import SparseLinearLearner
 from fedbandit.models import DataSpec, Layout, build_model
 
 K, WORDS, SHAPE = 5, 12, (3, 4)
@@ -126,15 +125,13 @@ def test_every_step_follows_the_gradient_and_the_pull(kind, pull):
                 gradient[:, action] += slope * rows[i]
                 on_bias[action] += slope
             weight, bias = weight - 0.2 * gradient, bias - 0.2 * on_bias
-    total = np.zeros_like(received)
-    moved = client_moves(
-        layout, received, events, slice(0, 11), objectives.Regression(), settings, pull
-    )
-    moved.add_to(layout.split(total), 1.0)
+    learner = LinearLearner(layout, objectives.Regression(), settings)
+    (moved,) = learner.updates(received, events, pull)
     np.testing.assert_allclose(
-        received + total, np.concatenate([weight.ravel(), bias]), atol=1e-12, rtol=0
+        received + moved, np.concatenate([weight.ravel(), bias]), atol=1e-12, rtol=0
     )
-    assert moved.norm == pytest.approx(np.linalg.norm(total), abs=1e-12)
+    _, norms = learner.train(received, events, np.inf, pull)
+    assert norms[0] == pytest.approx(np.linalg.norm(moved), abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "dense"])

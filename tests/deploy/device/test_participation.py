@@ -10,10 +10,15 @@ from network_builders import Network, a_deployment, changed, coordinator, device
 from fedbandit.core.errors import DataError
 from fedbandit.deploy import Agent
 from fedbandit.deploy.device import participant as participants
-from fedbandit.deploy.device.device_identity import read_card
+from fedbandit.deploy.device.device_identity import (
+    LaterRoundSeen,
+    MostAgreed,
+    Terms,
+    Turns,
+    read_card,
+)
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
-from fedbandit.deploy.device.participation import LaterRoundSeen, MostAgreed, Terms, Turns
 from fedbandit.deploy.server.store import Store
 
 TERMS = {"rounds": 9, "separation": 3, "turns": 3, "epsilon": 4.0, "delta": 1e-6}

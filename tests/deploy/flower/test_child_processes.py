@@ -6,12 +6,19 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
+from ending_processes import lives
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.deploy.flower.guard import MARK, marked
-from fedbandit.deploy.flower.processes import alone, end_leftovers, ended_by_signals, start, stop
+from fedbandit.deploy.flower.processes import (
+    MARK,
+    alone,
+    end_leftovers,
+    ended_by_signals,
+    marked,
+    start,
+    stop,
+)
 
 DEAF = (
     "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(600)"
@@ -58,9 +65,7 @@ def test_a_child_in_a_session_of_its_own_is_ended_too(home):
     there = all_there(home)
     stop(program, home)
     assert program.returncode is not None
-    assert not any(
-        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in there
-    )
+    assert not any(lives(process) for process in there)
     assert marked(home) == []
 
 
@@ -86,6 +91,21 @@ def test_a_program_does_not_outlive_a_supervisor_that_is_killed(home):
     wait_until(lambda: marked(home) == [], "an end of all processes")
 
 
+def test_a_program_whose_helper_was_killed_is_ended(home):
+    """A SuperNode whose `flower-superexec` is gone stays in reach, and never answers again."""
+    helper = [sys.executable, "-c", "import time; time.sleep(600)", "bin/flower-superexec"]
+    text = f"import subprocess, time; subprocess.Popen({helper!r}); time.sleep(600)"
+    program = start(["python", "-c", text], home, home / "log")
+    there = all_there(home)
+    time.sleep(5.0)  # long enough for the guard to know it
+    assert program.poll() is None
+    next(process for process in there if "bin/flower-superexec" in process.cmdline()[-1:]).kill()
+    wait_until(lambda: program.poll() is not None, "an end of the program")
+    assert marked(home) == []
+    said = (home / "log").read_text()
+    assert "flower-superexec has ended, and without it no app would run" in said
+
+
 def test_a_restart_ends_what_is_left_and_nothing_else(home):
     """Guard and supervisor are killed together, and the program is frozen: nobody is there to end it."""
     elsewhere = {**os.environ, MARK: str(home) + "-2"}
@@ -95,7 +115,7 @@ def test_a_restart_ends_what_is_left_and_nothing_else(home):
     supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(home)])
     try:
         there = all_there(home)
-        guard = next(process for process in there if "guard.py" in " ".join(process.cmdline()))
+        guard = next(process for process in there if "processes.py" in " ".join(process.cmdline()))
         for process in there:
             if process != guard:
                 process.suspend()

@@ -23,10 +23,10 @@ from fedbandit.deploy.flower import processes
 from fedbandit.deploy.flower.operate import write_bundle
 from fedbandit.deploy.secure_sums import update_error
 from fedbandit.deploy.server.deployment import read_deployment
-from fedbandit.deploy.server.ledger import read_ledger
-from fedbandit.deploy.server.operator import Wishes, change_wishes
+from fedbandit.deploy.server.operator import OperatorRequests, change_requests
 from fedbandit.deploy.server.server_status import read_live
-from fedbandit.deploy.server.store import read_status
+from fedbandit.deploy.server.status import read_status
+from fedbandit.deploy.server.store import read_ledger
 from fedbandit.federated.state import State
 
 NODES = CLIENTS[:3]
@@ -240,11 +240,11 @@ def test_real_processes_with_secure_aggregation_and_privacy_survive_a_killed_dev
             return read_live(network.state) or {"in_reach": 0, "doing": ""}
 
         write_json(
-            network.state / "operator.json", Wishes(paused=True).to_json()
+            network.state / "operator.json", OperatorRequests(paused=True).to_json()
         )  # until all four are there
         run = network.submit()
         wait_until(lambda: said()["in_reach"] == 4, 100, "four nodes in reach")
-        change_wishes(network.state, lambda _: Wishes())
+        change_requests(network.state, lambda _: OperatorRequests())
         wait_until(
             lambda: "a secure sum over nodes" in said()["doing"], 200, "the exchange of keys"
         )

@@ -24,8 +24,37 @@ from secure_builders import (
 from fedbandit.deploy.flower.transport import SEALED, from_records
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.primitives import unpacked
-from fedbandit.deploy.messages import Courier
+from fedbandit.deploy.messages import RequestPoller
 from fedbandit.deploy.secure_sums import MODULUS, STEP, reward_error, update_error
+
+
+def test_gradient_and_curvature_are_one_secure_sum(tmp_path):
+    newton = {"algorithm": {"name": "diag-newton"}, "clipping": {"norm": 20.0}, "dtype": "float64"}
+    deployment, grid, participants = a_network(tmp_path, given={**secure_values(), **newton})
+    server = a_server(deployment, grid)
+    assert server.attempt() is not None
+    plain = a_deployment(tmp_path / "plain", {**values(), **newton})
+    clear = coordinator(plain, Network(dict(enumerate(participants))))
+    clear.attempt()
+    precision = np.split(clear.state.weights, 2)[1]
+    assert precision.max() > 1  # curvature has arrived
+    bound = update_error(5, 20.0) / 0.2  # of a sum, divided by the smallest precision
+    np.testing.assert_allclose(server.state.weights, clear.state.weights, atol=bound, rtol=0)
+
+
+def test_statistics_are_one_secure_sum(tmp_path):
+    ridge = {"algorithm": {"name": "statistics"}, "clipping": {"norm": 50.0}, "dtype": "float64"}
+    deployment, grid, participants = a_network(tmp_path, given={**secure_values(), **ridge})
+    server = a_server(deployment, grid)
+    assert server.attempt() is not None
+    plain = a_deployment(tmp_path / "plain", {**values(), **ridge})
+    clear = coordinator(plain, Network(dict(enumerate(participants))))
+    clear.attempt()
+    bound = np.sqrt(2) * update_error(5, 50.0)
+    for name in ("outer", "products"):
+        found, expected = (one.state.server_state[name] for one in (server, clear))
+        assert np.abs(expected).max() > 1
+        np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -220,13 +249,13 @@ def test_a_ring_of_neighbours_in_place_of_all_with_all(tmp_path):
 def test_vectors_are_added_up_as_they_come_and_not_held(tmp_path, monkeypatch):
     """A thousand of them would be gigabytes."""
     deployment, grid, _ = a_network(tmp_path)
-    kept, ask = {}, Courier.ask
+    kept, ask = {}, RequestPoller.ask
 
     def noted(self, requests, seconds, what, *more):
         kept[what] = ask(self, requests, seconds, what, *more)
         return kept[what]
 
-    monkeypatch.setattr(Courier, "ask", noted)
+    monkeypatch.setattr(RequestPoller, "ask", noted)
     assert a_server(deployment, grid).attempt()["clients"] == 5
     assert [(node, reply.sealed) for node, reply in kept["round 1, training"]] == [
         (FIRST + i, {}) for i in range(5)

@@ -21,7 +21,7 @@ from secure_builders import (
 
 from fedbandit.deploy.flower.transport import SEALED, from_records, sealed_in, to_records
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.common_task import in_order
+from fedbandit.deploy.masking.announcements import in_order
 
 
 def clear_request(deployment, kind="train.fedbandit_round", node=FIRST):
@@ -245,7 +245,7 @@ def test_a_node_that_is_not_on_the_roster_is_in_no_sum(tmp_path, caplog, known_t
 
 def test_a_server_that_invents_neighbours_is_refused(tmp_path, caplog):
     """Whatever keys the server relays: those of nodes that it made up are signed by nobody that the device knows."""
-    from fedbandit.deploy.masking.device import announce
+    from fedbandit.deploy.masking.masked_sum import announce
 
     deployment, grid, _ = a_network(tmp_path)
     with_keys(grid, tmp_path / "keys")

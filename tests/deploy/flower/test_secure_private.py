@@ -32,13 +32,13 @@ from test_secure_server import added
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.flower.transport import from_records
 from fedbandit.deploy.secure_sums import LEVELS, STEP, update_error
-from fedbandit.deploy.server.deployment import GRID, build_deployment
+from fedbandit.deploy.server.deployment import build_deployment
 from fedbandit.deploy.server.gathering import OlderThanSeen
-from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.private_metrics import RoundNoise, reported_with_noise
 from fedbandit.deploy.server.secure_gathering import SecureSums
-from fedbandit.deploy.server.store import Store, read_status
-from fedbandit.privacy.noise import GridMean, GridNoise
+from fedbandit.deploy.server.status import read_status
+from fedbandit.deploy.server.store import Store, read_ledger
+from fedbandit.privacy.noise import SECURE, GridMean, GridNoise
 
 FIXED = {"mechanism": "dp-fedavg", "noise_multiplier": 0.5, "sampling": "fixed"}
 TURNS = {"mechanism": "dp-ftrl", "noise_multiplier": 0.5, "sampling": "min-separation"}
@@ -175,7 +175,7 @@ def test_correlated_noise_is_whole_and_goes_on_after_a_restart(tmp_path):
     for number in range(1, 9):
         store = Store(deployment.folder)
         server = a_server(deployment, grid, store)
-        steps = [each * (1000.0 / GRID.step) for each in server._memory.values()]
+        steps = [each * (1000.0 / SECURE.step) for each in server._memory.values()]
         assert all(np.abs(each - np.rint(each)).max() < 1e-3 for each in steps)
         assert bool(server._memory) is (number > 1)
         before = server.state.weights

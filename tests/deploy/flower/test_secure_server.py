@@ -236,7 +236,7 @@ def test_a_living_deployment_does_not_change_to_or_from_secure_sums(tmp_path):
 
 
 def test_status_says_that_it_is_on(tmp_path):
-    from fedbandit.deploy.server.store import in_lines, read_status
+    from fedbandit.deploy.server.status import in_lines, read_status
 
     deployment, grid, _ = a_network(tmp_path)
     a_server(deployment, grid).attempt()

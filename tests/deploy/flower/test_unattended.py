@@ -13,10 +13,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from ending_processes import lives, status, words_of
 from network_builders import a_deployment, devices, settle, values
 
 from fedbandit.deploy.flower import processes
-from fedbandit.deploy.flower.guard import marked
+from fedbandit.deploy.flower.processes import marked
 
 TOML = """
 rounds = 1000
@@ -196,19 +197,17 @@ def test_orphans_that_nobody_could_end_are_ended_by_a_restart(site):
     orphans = []
     for command, what in ((server, "server"), (client, "device-0")):
         there = marked(site.home(what))
-        guards = [process for process in there if "guard.py" in " ".join(process.cmdline()[:4])]
+        guards = [process for process in there if "processes.py" in " ".join(words_of(process)[:4])]
         assert len(guards) == 1
         command.kill()
         guards[0].kill()
         command.wait()
         orphans += [process for process in there if process != guards[0]]
-    assert any(process.is_running() for process in orphans)
+    assert any(lives(process) for process in orphans)
     server, client = site.server(), site.client(0)
     wait_until(lambda: "left behind" in site.said("server"), SOON, "the server finds its orphans")
     wait_until(lambda: "left behind" in site.said("client-0"), SOON, "the client finds its orphans")
-    assert not any(
-        process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in orphans
-    )
+    assert not any(lives(process) for process in orphans)
     site.next_round()
     last = site.next_round()
     assert (last["asked"], last["clients"], last["refused"]) == (1, 1, {})
@@ -232,7 +231,7 @@ def test_a_device_frozen_in_mid_upload_does_not_delay_a_round(site, tmp_path):
 
     def frozen():
         return any(
-            process.status() == psutil.STATUS_STOPPED for process in marked(site.home("device-1"))
+            status(process) == psutil.STATUS_STOPPED for process in marked(site.home("device-1"))
         )
 
     wait_until(frozen, 400, f"a frozen device: {site.said('server')}")

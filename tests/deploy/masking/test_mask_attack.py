@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from masked_round import MaskedRound
 
-from fedbandit.deploy.masking.device import own_mask_seed, pair_mask_seed
+from fedbandit.deploy.masking.masked_sum import own_mask_seed, pair_mask_seed
 from fedbandit.deploy.masking.primitives import add_mask, unpacked
 from fedbandit.deploy.secure_sums import LEVELS, MODULUS
 

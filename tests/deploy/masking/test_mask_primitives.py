@@ -21,7 +21,7 @@ from fedbandit.deploy.masking.announcements import (
     roster_line,
     signer_of,
 )
-from fedbandit.deploy.masking.device import announce
+from fedbandit.deploy.masking.masked_sum import announce
 from fedbandit.deploy.masking.primitives import (
     PRIME,
     SHARE,

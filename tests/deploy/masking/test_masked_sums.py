@@ -14,13 +14,20 @@ pytest.importorskip("cryptography")
 from masked_round import TASK, TOKEN, MaskedRound, node_key, roster_of, some_vectors
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.masking.announcements import Announcement
-from fedbandit.deploy.masking.common_task import TASK as TASK_SIGNED
-from fedbandit.deploy.masking.common_task import CommonTask, cohort_of, in_order, statement
-from fedbandit.deploy.masking.device import (
+from fedbandit.deploy.masking.announcements import TASK as TASK_SIGNED
+from fedbandit.deploy.masking.announcements import (
+    Announcement,
+    CommonTask,
+    cohort_of,
+    in_order,
+    statement,
+)
+from fedbandit.deploy.masking.masked_sum import (
     Announced,
     Held,
+    MaskedSum,
     Shared,
+    Sharing,
     accept,
     announce,
     reveal,
@@ -28,7 +35,6 @@ from fedbandit.deploy.masking.device import (
     vouch,
 )
 from fedbandit.deploy.masking.primitives import public_of, unpacked
-from fedbandit.deploy.masking.server import MaskedSum, Sharing
 from fedbandit.deploy.secure_sums import MODULUS, SecureMinimum
 
 

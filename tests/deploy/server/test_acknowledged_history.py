@@ -15,7 +15,8 @@ from server_faults import Faults, Killed
 
 from fedbandit.deploy.messages import Reply
 from fedbandit.deploy.server.database import Database
-from fedbandit.deploy.server.store import Store, read_status
+from fedbandit.deploy.server.status import read_status
+from fedbandit.deploy.server.store import Store
 
 DEVICES = 4
 
@@ -165,18 +166,13 @@ class History:
         logged = [person.agent.events().events for person in self.people]
         assert sum(line["events"] for line in lines) == sum(len(events) for events in logged)
         earned = sum(float(events.rewards.sum()) for events in logged)
-        assert sum((line["reward"] or 0.0) * line["events"] for line in lines) == pytest.approx(
-            earned
-        )
+        counted = sum(line["reward_reported"] * line["events"] for line in lines if line["events"])
+        assert counted == pytest.approx(earned)
         chosen = Counter(int(version) for events in logged for version in events.versions)
         credited: Counter[int] = Counter()
         for line in lines:
-            credited.update(
-                {
-                    int(version): events
-                    for version, (events, _) in line["rewards_by_version"].items()
-                }
-            )
+            by_version = line.get("events_by_version", {})
+            credited.update({int(version): events for version, events in by_version.items()})
         assert credited == chosen
         assert read_status(self.deployment.folder)["devices"] == DEVICES
 

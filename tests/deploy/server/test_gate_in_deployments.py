@@ -28,9 +28,10 @@ from fedbandit.deploy.flower.operate import Seen
 from fedbandit.deploy.messages import Reply
 from fedbandit.deploy.server.gate import screen, without_any_one
 from fedbandit.deploy.server.gathering import select_judges
-from fedbandit.deploy.server.store import Store, in_lines, read_status
+from fedbandit.deploy.server.status import in_lines, read_status
+from fedbandit.deploy.server.store import Store
+from fedbandit.evaluation.estimators import Bootstrap, sums_of_terms
 from fedbandit.evaluation.gate import GainEstimator, verdict_of
-from fedbandit.evaluation.ope.sums import Bootstrap, standard_error, sums_of_terms, value_of
 from fedbandit.federated.state import Version
 from fedbandit.policies import Softmax
 
@@ -259,8 +260,8 @@ def test_the_verdict_is_that_of_a_simulations_gate_on_the_same_events(tmp_path, 
     sums = sums_of_terms(
         np.arange(12), bounds, gains, np.ones(360), importance, importance, Bootstrap(0)
     )
-    assert verdict["gain"] == pytest.approx(value_of(sums), rel=1e-9)
-    assert verdict["standard_error"] == pytest.approx(standard_error(sums), rel=1e-9)
+    assert verdict["gain"] == pytest.approx(sums.value, rel=1e-9)
+    assert verdict["standard_error"] == pytest.approx(sums.standard_error, rel=1e-9)
     assert verdict["effective_sample_size"] == pytest.approx(
         importance.sum() ** 2 / (importance**2).sum(), rel=1e-9
     )

@@ -8,8 +8,15 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.server.operator import Wishes, change_wishes, pin, read_wishes
-from fedbandit.deploy.server.store import Store, ask_rollback, read_status
+from fedbandit.deploy.server.operator import (
+    OperatorRequests,
+    ask_rollback,
+    change_requests,
+    pin,
+    read_requests,
+)
+from fedbandit.deploy.server.status import read_status
+from fedbandit.deploy.server.store import Store
 
 
 @pytest.fixture
@@ -26,7 +33,7 @@ def running(tmp_path):
 
 
 def wish(deployment, **wanted):
-    return change_wishes(deployment.folder, lambda wishes: replace(wishes, **wanted))
+    return change_requests(deployment.folder, lambda wishes: replace(wishes, **wanted))
 
 
 def test_a_paused_server_begins_no_round_until_it_is_resumed(running, caplog):
@@ -95,7 +102,7 @@ def test_only_a_version_that_is_kept_can_be_pinned(running):
     deployment, _, _ = running
     with pytest.raises(DataError, match=r"version 7 is not kept; there are \[0, 1\]"):
         pin(deployment.folder, 7)
-    assert read_wishes(deployment.folder) == Wishes()
+    assert read_requests(deployment.folder) == OperatorRequests()
 
 
 @pytest.mark.parametrize("by", ["node", "device"])
@@ -142,7 +149,7 @@ def test_commands_at_the_same_time_both_count(running):
     deployment, _, _ = running
     change = [
         threading.Thread(
-            target=change_wishes,
+            target=change_requests,
             args=(
                 deployment.folder,
                 lambda wishes, n=n: replace(wishes, revoked=(*wishes.revoked, str(n))),
@@ -154,13 +161,13 @@ def test_commands_at_the_same_time_both_count(running):
         thread.start()
     for thread in change:
         thread.join()
-    assert sorted(read_wishes(deployment.folder).revoked) == [str(n) for n in range(8)]
+    assert sorted(read_requests(deployment.folder).revoked) == [str(n) for n in range(8)]
     assert json.loads((deployment.folder / "operator.json").read_text())["paused"] is False
 
 
 def test_a_folder_of_no_deployment_is_refused(tmp_path):
     with pytest.raises(DataError, match="not the state folder of a deployment"):
-        change_wishes(tmp_path, lambda wishes: wishes)
+        change_requests(tmp_path, lambda wishes: wishes)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,16 +16,17 @@ from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.deploy.secure_sums import TOLERANCE, ReportBounds
-from fedbandit.deploy.server.ledger import read_ledger
 from fedbandit.deploy.server.private_metrics import RoundNoise, private_verdict
 from fedbandit.deploy.server.server_status import Watch, facts_of
 from fedbandit.deploy.server.status import (
     full_status,
+    in_lines,
     monitoring_page,
+    read_status,
     round_in_words,
     status_lines,
 )
-from fedbandit.deploy.server.store import Store, in_lines, read_status
+from fedbandit.deploy.server.store import Store, read_ledger
 from fedbandit.federated.pipeline import AdaptiveClipping
 from fedbandit.federated.state import Version
 from fedbandit.privacy import Independent, PrivacyPlan, Restarted, Tree, epsilon_of, plan_epsilon

@@ -4,13 +4,15 @@ from collections import Counter
 
 import pytest
 from network_builders import Network, a_deployment, coordinator, devices, settle, values
+from secure_builders import SECURE, a_network, a_server
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.device.device_identity import Card, name_user, read_card, write_card
+from fedbandit.deploy.device.device_identity import name_user, read_card
+from fedbandit.deploy.messages import is_name
 from fedbandit.deploy.server.database import user_key
 from fedbandit.deploy.server.gathering import one_of_each, select
-from fedbandit.deploy.server.reports import is_name
-from fedbandit.deploy.server.store import Store, in_lines, read_status, read_summary
+from fedbandit.deploy.server.status import in_lines, read_status
+from fedbandit.deploy.server.store import Store, read_facts
 from fedbandit.privacy.reporting import assumptions
 
 OWNERS = {100: "ann", 101: "ann", 102: "bob", 103: "bob"}
@@ -60,7 +62,7 @@ def test_one_device_of_each_user_takes_part_and_the_user_rests(tmp_path):
     store.close()
     status = read_status(deployment.folder)
     devices = {node for nodes in asked.values() for node in nodes}
-    assert read_summary(deployment.folder).devices == len(devices)  # users are not counted
+    assert read_facts(deployment.folder)["devices"] == len(devices)  # users are not counted
     assert status["devices"] is None
     assert "one user with all of their devices and data" in "\n".join(in_lines(status))
 
@@ -129,15 +131,11 @@ def test_epsilon_is_said_to_be_per_user(tmp_path):
     assert private(tmp_path).ledger.epsilon(9) == private(tmp_path, None).ledger.epsilon(9)
 
 
-def test_the_unit_is_a_promise_and_for_plain_reports(tmp_path):
+def test_the_unit_is_a_promise(tmp_path):
     deployment = private(tmp_path)
     state = deployment.start()
     with pytest.raises(ConfigError, match="started with different private figures"):
         private(tmp_path, None).resumed(state)
-    with pytest.raises(
-        ConfigError, match=r"privacy\.unit: user is not kept by deployment\.secure_aggregation yet"
-    ):
-        private(tmp_path, rules={"secure_aggregation": True, "min_reports": 3})
 
 
 def test_a_device_belongs_to_one_user(tmp_path):
@@ -149,5 +147,26 @@ def test_a_device_belongs_to_one_user(tmp_path):
         name_user(tmp_path, "bob")
     for wrong in ("", "x" * 65):
         with pytest.raises(DataError, match="user: not a name"):
-            write_card(path, Card("d", user=wrong))
+            name_user(tmp_path / "other", wrong)
     assert not is_name(user_key("ann"))  # no device can be called that
+
+
+def test_turns_in_secure_sums_are_those_of_users(tmp_path):
+    """Seven devices of four people: one of each takes part, and all of a person's devices rest."""
+    privacy = {"mechanism": "dp-ftrl", "noise_multiplier": 1.0, "separation": 3, "unit": "user"}
+    rules = {"population": 12, "min_reach": 0.0, **SECURE}
+    chosen = {"rounds": 6, "clients_per_round": 4, "privacy": privacy}
+    deployment, grid, participants = a_network(tmp_path, 7, values(**rules) | chosen)
+    owners = ["ann", "ann", "bob", "bob", "cy", "cy", "di"]
+    for participant, user in zip(participants, owners, strict=True):
+        name_user(participant.agent.folder, user)
+    store = Store(deployment.folder)
+    server = a_server(deployment, grid, store)
+    assert [server.attempt() is not None for _ in range(2)] == [True, False]  # then all rest
+    marks = store.marks([user_key(user) for user in set(owners)])
+    store.close()
+    assert {mark.turn for mark in marks.values()} == {1}
+    assert len(marks) == 4
+    cards = [read_card(one.agent.folder / "device.json") for one in participants]
+    taken = [user for card, user in zip(cards, owners, strict=True) if card.summed == 1]
+    assert sorted(taken) == ["ann", "bob", "cy", "di"]

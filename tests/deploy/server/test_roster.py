@@ -1,6 +1,7 @@
 """The roster: who is registered stands on it, who is revoked does not, and what is no key is refused beforehand."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -10,7 +11,7 @@ from masked_round import node_key, public_line, roster_of
 
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.deploy.flower import operate
-from fedbandit.deploy.server.roster import read_roster
+from fedbandit.deploy.server.operator import read_roster
 
 
 @pytest.fixture
@@ -18,11 +19,12 @@ def superlink(tmp_path, monkeypatch):
     """A SuperLink that registers every node; its calls."""
     calls = []
 
-    def manage(home, problem, *arguments):
-        calls.append(arguments)
-        return "registered\n" + json.dumps({"success": True, "node-id": 1000 + len(calls)})
+    def flwr(command, **_):
+        calls.append(command)
+        said = "registered\n" + json.dumps({"success": True, "node-id": 1000 + len(calls)})
+        return subprocess.CompletedProcess(command, 0, said, "")
 
-    monkeypatch.setattr(operate, "manage_node", manage)
+    monkeypatch.setattr(subprocess, "run", flwr)
     (tmp_path / "flower").mkdir()
     (tmp_path / "flower" / "config.toml").write_text("root-certificates = 'ca'")
     return calls
@@ -63,6 +65,7 @@ def test_what_is_no_key_is_not_registered(tmp_path, superlink, content):
 
 
 def test_an_answer_without_a_node_is_an_error(tmp_path, monkeypatch, superlink):
-    monkeypatch.setattr(operate, "manage_node", lambda *_: "who knows")
+    said = subprocess.CompletedProcess([], 0, "who knows", "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
     with pytest.raises(FedbanditError, match="not registered: who knows"):
         operate.register_node(tmp_path, a_key(tmp_path, "1.pub")[1], "device")

@@ -7,7 +7,8 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, live, settle, values
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.deploy.server.store import Store, ask_rollback
+from fedbandit.deploy.server.operator import ask_rollback
+from fedbandit.deploy.server.store import Store
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from test_private_deployment import private
 
 from fedbandit.deploy.device.device_identity import read_card
 from fedbandit.deploy.server.database import Database
-from fedbandit.deploy.server.ledger import read_ledger
-from fedbandit.deploy.server.store import ask_rollback
+from fedbandit.deploy.server.operator import ask_rollback
+from fedbandit.deploy.server.store import read_ledger
 
 ROUNDS = 4
 

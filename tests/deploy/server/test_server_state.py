@@ -15,8 +15,9 @@ from test_private_deployment import private
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.deploy.server.database import Database, Generation, Mark, create
-from fedbandit.deploy.server.ledger import read_ledger
-from fedbandit.deploy.server.store import Store, ask_rollback, in_lines, read_status
+from fedbandit.deploy.server.operator import ask_rollback
+from fedbandit.deploy.server.status import in_lines, read_status
+from fedbandit.deploy.server.store import Store, read_ledger
 from fedbandit.federated.pipeline import norm_or_reason
 from fedbandit.privacy.strategies import Banded
 
@@ -459,12 +460,10 @@ def a_round_of_100(database):
 def test_a_rounds_work_does_not_grow_with_the_number_of_devices(tmp_path):
     work = []
     for number in (1_800, 9_000):
-        marks = ((f"device-{i}", Mark(i, i % 50)) for i in range(number))
-        work.append(
-            steps_of(
-                create(tmp_path / f"{number}.sqlite", Generation(1, {}, {}), marks), a_round_of_100
-            )
-        )
+        marks = {f"device-{i}": Mark(i, i % 50) for i in range(number)}
+        database = create(tmp_path / f"{number}.sqlite", Generation(0, {}, {}))
+        database.commit(Generation(1, {}, {"devices": 0}), marks, {}, 0, 1)
+        work.append(steps_of(database, a_round_of_100))
     (few_steps, few_rows), (many_steps, many_rows) = work
     assert many_rows == few_rows == 201  # marks, nodes, and one generation
     assert many_steps == few_steps
@@ -530,7 +529,7 @@ def test_each_update_is_measured_once(tmp_path, monkeypatch):
         measured.append(1)
         return norm_or_reason(update, like)
 
-    monkeypatch.setattr("fedbandit.deploy.server.reports.norm_or_reason", counting)
+    monkeypatch.setattr("fedbandit.deploy.server.gathering.norm_or_reason", counting)
     assert coordinator(deployment, network).attempt()["clients"] == 3
     assert len(measured) == 3
 

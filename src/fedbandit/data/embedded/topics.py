@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.loops import Loops
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.core.randomness import Purpose, bits, generator, uniforms
+from fedbandit.core.randomness import GOLDEN, Purpose, bits, generator, scramble, uniforms
+from fedbandit.data.text import count_words
 from fedbandit.data.writer import DatasetWriter
 
 _FAMILIES = (
@@ -141,7 +141,7 @@ def make_language(
     new_id = np.empty(words, np.int32)
     new_id[by_frequency] = np.arange(words, dtype=np.int32)
 
-    vocabulary = _invent_words(words, set(tags))
+    vocabulary = invent_words(words, set(tags))
     for tag, word in enumerate(new_id[name_words]):
         vocabulary[word] = tags[tag]
     return Language(
@@ -180,7 +180,7 @@ def _popularity_order(rng: np.random.Generator, names: list[tuple[str, int]]) ->
     return np.concatenate([rng.permutation(heads), rng.permutation(rest)])
 
 
-def _invent_words(count: int, taken: set[str]) -> list[str]:
+def invent_words(count: int, taken: set[str]) -> list[str]:
     """Readable words in a fixed order, shorter ones first, as frequent words are shorter in every
     language.
     """
@@ -234,50 +234,125 @@ _FAMILY_LOYALTY, _TAG_LOYALTY = (
 _MEAN_LENGTH, _LENGTH_SPREAD, _MAX_LENGTH = 9.3, 3.7, 30  # words per sentence
 
 
-_drawing = Loops(
-    "fedbandit.data.embedded.topics_plain", "fedbandit.data.embedded.topics_kernels", patience=4.0
-)
+@dataclass(frozen=True)
+class _Choices:
+    """Lists to draw from; earlier choices add to the weight of a member.
+
+    Over many draws this is a Dirichlet preference. Shorter lists are filled up with number K of K
+    members, which weighs nothing.
+    """
+
+    members: np.ndarray  # int64 [lists, longest]
+    weights: np.ndarray  # float64 [lists, longest]: of members that were never chosen before
+    last: np.ndarray  # int64 [lists]
+    loyalty: float  # the sum of a list's weights
+
+    @classmethod
+    def of(cls, lists: list[np.ndarray], share: np.ndarray, loyalty: float) -> "_Choices":
+        """Members of the lists, weighted by their shares."""
+        shape = len(lists), max(map(len, lists))
+        members, weights = np.full(shape, len(share)), np.zeros(shape)
+        for row, listed in enumerate(lists):
+            total = np.cumsum(share[listed])[-1]  # added one by one, which `sum` does not promise
+            members[row, : len(listed)] = listed
+            weights[row, : len(listed)] = loyalty * share[listed] / total
+        return cls(members, weights, np.array([listed[-1] for listed in lists]), loyalty)
+
+    def draw(
+        self, lists: np.ndarray, uniform: np.ndarray, counts: np.ndarray | None = None
+    ) -> np.ndarray:
+        """A member of each list, int64 [n]; `counts` float64 [n, K + 1] are earlier choices."""
+        members, weights, total = self.members[lists], self.weights[lists], self.loyalty
+        if counts is not None:
+            seen = np.take_along_axis(counts, members, axis=1)
+            weights, total = weights + seen, total + seen.sum(axis=1)
+        steps = np.column_stack([uniform * total, weights])
+        passed = np.subtract.accumulate(steps, axis=1)[:, 1:] < 0
+        chosen = members[np.arange(len(members)), passed.argmax(axis=1)]
+        return np.asarray(np.where(passed.any(axis=1), chosen, self.last[lists]))
 
 
 def draw(keys: np.ndarray, sizes: np.ndarray, language: Language) -> tuple[Ragged, Ragged]:
     """Sentences as L2-normalised word counts and their tags, user after user; `keys` are 64 random
     bits per user.
+
+    Everybody's first sentence is drawn, then everybody's second, and so on. Each user has a
+    splitmix64 stream, so that nothing depends on who else is drawn.
     """
-    examples = int(sizes.sum())
-    word_offsets, word_ids = (
-        np.zeros(examples + 1, np.int64),
-        np.empty(examples * _MAX_LENGTH, np.int32),
-    )
-    word_values = np.empty(examples * _MAX_LENGTH, np.float32)
-    tag_offsets = np.zeros(examples + 1, np.int64)
-    tag_ids = np.empty(examples * len(_TAGS_PER_SENTENCE), np.int32)
-    tag_order = np.argsort(language.family, kind="stable").astype(np.int32)
-    family_start = np.searchsorted(language.family[tag_order], np.arange(language.family.max() + 2))
-    _drawing.draw_users(
-        keys,
-        sizes,
-        (_FAMILY_LOYALTY, _TAG_LOYALTY, _RELATED, TOPICALITY_POWER, OWN_SHARE),
-        language.tag_share,
-        language.family,
-        tag_order,
-        family_start,
-        cumulative(np.array(_TAGS_PER_SENTENCE)),
-        cumulative(_length_distribution()),
-        language.background,
-        language.tag_words,
-        cumulative(zipf_mandelbrot(language.tag_words.shape[1])),
-        language.family_words,
-        cumulative(zipf_mandelbrot(language.family_words.shape[1])),
-        word_offsets,
-        word_ids,
-        word_values,
-        tag_offsets,
-        tag_ids,
-    )
-    words, tags = word_offsets[-1], tag_offsets[-1]
-    return Ragged(word_offsets, word_ids[:words], word_values[:words]), Ragged(
-        tag_offsets, tag_ids[:tags]
-    )
+    states, first_row, examples = keys.copy(), np.cumsum(sizes) - sizes, int(sizes.sum())
+
+    def uniform(who: np.ndarray) -> np.ndarray:
+        """The next number in [0, 1) of the streams of these users."""
+        states[who] += GOLDEN
+        return _as_uniforms(states[who])
+
+    by_family = [np.flatnonzero(language.family == one) for one in np.unique(language.family)]
+    any_tag = len(by_family)  # the list of all tags, behind those of the families
+    family_share = np.bincount(language.family, language.tag_share)
+    families = _Choices.of([np.arange(len(by_family))], family_share, _FAMILY_LOYALTY)
+    own_tags = _Choices.of(by_family, language.tag_share, _TAG_LOYALTY)
+    lists = [*by_family, np.concatenate(by_family)]
+    further_tags = _Choices.of(lists, language.tag_share, 1.0)
+    number_sums, length_sums = _sums(np.array(_TAGS_PER_SENTENCE)), _sums(_length_distribution())
+    tag_sums = _sums(zipf_mandelbrot(language.tag_words.shape[1]))
+    family_sums = _sums(zipf_mandelbrot(language.family_words.shape[1]))
+    family_counts = np.zeros((len(sizes), len(family_share) + 1))
+    tag_counts = np.zeros((len(sizes), len(language.tags) + 1))
+    tags = np.full((examples, len(_TAGS_PER_SENTENCE)), -1, np.int32)
+    said: list[tuple[np.ndarray, np.ndarray]] = []  # sentences, and a word of each
+    for written in range(int(sizes.max(initial=0))):
+        who = np.flatnonzero(sizes > written)
+        rows = first_row[who] + written
+        family = families.draw(np.zeros_like(who), uniform(who), family_counts[who])
+        tags[rows, 0] = first = own_tags.draw(family, uniform(who), tag_counts[who])
+        family_counts[who, family] += 1
+        tag_counts[who, first] += 1
+
+        wanted = 1 + np.searchsorted(number_sums, uniform(who), side="right")
+        count = np.ones_like(wanted)
+        while len(at := np.flatnonzero(count < wanted)):
+            related = uniform(who[at]) < _RELATED
+            tag = further_tags.draw(np.where(related, family[at], any_tag), uniform(who[at]))
+            new = (tags[rows[at]] != tag[:, None]).all(axis=1)
+            tags[rows[at[new]], count[at[new]]] = tag[new]
+            count[at[new]] += 1
+
+        # Python's own power: numpy's differs in the last bit between processors.
+        topicality = np.array([u**TOPICALITY_POWER for u in uniform(who).tolist()])
+        length = 1 + np.searchsorted(length_sums, uniform(who), side="right")
+        longest_first = np.argsort(-length, kind="stable")
+        who, rows, family, count, topicality, length = (
+            each[longest_first] for each in (who, rows, family, count, topicality, length)
+        )
+        now = states[who]
+        for n in np.cumsum(np.bincount(length)[::-1])[-2::-1]:  # sentences with one more word
+            u = _as_uniforms(now[:n, None] + GOLDEN * np.arange(1, 5, dtype=np.uint64))
+            topical, own = u[:, 0] < topicality[:n], u[:, 1] < OWN_SHARE
+            about = tags[rows[:n], (u[:, 2] * count[:n]).astype(np.int64)]
+            of_tag = language.tag_words[about, np.searchsorted(tag_sums, u[:, 3], side="right")]
+            place = np.searchsorted(family_sums, u[:, 2], side="right")
+            of_family = language.family_words[family[:n], place]
+            of_any = np.searchsorted(language.background[:-1], u[:, 1], side="right")
+            word = np.where(topical, np.where(own, of_tag, of_family), of_any)
+            said.append((rows[:n], word))
+            now[:n] += GOLDEN * (2 + topical * (1 + own)).astype(np.uint64)  # numbers it has used
+        states[who] = now
+    rows, words = (np.concatenate(parts) for parts in zip(*said, strict=True))
+    order = np.argsort(rows, kind="stable")
+    offsets = np.searchsorted(rows[order], np.arange(examples + 1))
+    given = tags >= 0
+    labels = Ragged(np.concatenate([[0], np.cumsum(given.sum(axis=1))]), tags[given])
+    return count_words(offsets, words[order].astype(np.int32), len(language.vocabulary)), labels
+
+
+def _as_uniforms(states: np.ndarray) -> np.ndarray:
+    """The float64 in [0, 1) at these positions of splitmix64 streams."""
+    return (scramble(states) >> np.uint64(11)) * 2.0**-53
+
+
+def _sums(probabilities: np.ndarray) -> np.ndarray:
+    """Running sums without the last: a search finds the first above a number, else the last place."""
+    return cumulative(probabilities)[:-1]
 
 
 def _length_distribution() -> np.ndarray:
@@ -304,15 +379,18 @@ class Shape:
     most: int
     tag_skew: float
     test_fraction: float  # test users for every training user
+    block: int  # users drawn at a time: about 400,000 sentences
 
 
 # "stackoverflow": users of the published data have at least 100 sentences and 397 on average, of which a run uses at
 # most 256, so no more are made; its most frequent tag is 4.88 times as frequent as its 50th. The first one is the
 # embedded data set, much smaller and more unequal.
 SHAPES = {
-    "topics": Shape(least=0, median=17.0, spread=1.04, most=500, tag_skew=0.85, test_fraction=0.2),
+    "topics": Shape(
+        least=0, median=17.0, spread=1.04, most=500, tag_skew=0.85, test_fraction=0.2, block=16_384
+    ),
     "stackoverflow": Shape(
-        least=100, median=82.6, spread=1.6, most=256, tag_skew=0.492, test_fraction=0.01
+        least=100, median=82.6, spread=1.6, most=256, tag_skew=0.492, test_fraction=0.01, block=2048
     ),
 }
 
@@ -331,7 +409,7 @@ def generate(
     words: int = 10_000,
     test_fraction: float | None = None,
     like: str = "topics",
-    block: int = 2048,
+    block: int | None = None,
     progress: ProgressReporter = SILENT,
 ) -> Path:
     """Write the data set to the folder `out`: `users` to train on and `test_fraction` as many more
@@ -344,6 +422,7 @@ def generate(
         raise ConfigError(f"like: should be {' or '.join(SHAPES)}, not {like!r}")
     shape = SHAPES[like]
     test_fraction = shape.test_fraction if test_fraction is None else test_fraction
+    block = shape.block if block is None else block
     if users < 1 or block < 1:
         raise ConfigError(f"users: must be at least 1, and so must block; got {users} and {block}")
     if words < 1000:

@@ -4,17 +4,34 @@ row.
 Features are read a block at a time; labels and clients are held in memory.
 """
 
+import math
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.progress import SILENT, ProgressReporter
+from fedbandit.core.parts import nearest
+from fedbandit.core.progress import SILENT, Advance, ProgressReporter
 from fedbandit.core.ragged import Ragged
-from fedbandit.data.formats.binary import MOST_ACTIONS, Npz
-from fedbandit.data.importers.common import HoldOut, add_rows, check_counts
+from fedbandit.data.importers.common import (
+    LONGEST_NAME,
+    MOST_ACTIONS,
+    HoldOut,
+    Rows,
+    check_counts,
+    check_unpacked,
+    one_each,
+    write_rows,
+)
 from fedbandit.data.text import EMNIST_ACTIONS, EMNIST_LOWER_CASE, case_map, in_natural_order
+from fedbandit.data.validation import NPY_ERRORS, read_npy_header
 from fedbandit.data.writer import DatasetWriter, check_target
 
 _EMNIST_SHAPE = (28, 28)
@@ -41,41 +58,47 @@ class ArrayOptions:
         HoldOut(self.test_fraction, by_client=False)
 
 
-@dataclass(frozen=True)
-class _Labels:
-    rows: Ragged
-    actions: list[str]
-    multilabel: bool
-
-
 def import_arrays(
     path: Path | str, out: Path | str, options: ArrayOptions, progress: ProgressReporter = SILENT
 ) -> Path:
     """Import a `.npz` file; `uint8` features are pixels, stored as they are and read as value/255."""
     check_target(out)
-    with Npz(path) as arrays:
+    with _Npz(path) as arrays:
         shape, dtype = arrays.header(options.features)
         clients = _client_names(arrays, options.clients)
-        labels = _read_labels(arrays, options)
-        if not len(shape) or not shape[0] == len(clients) == len(labels.rows):
-            counts = f"{shape[:1]}, {len(labels.rows)} and {len(clients)}"
+        labels, names = _read_labels(arrays, options)
+        if not len(shape) or not shape[0] == len(clients) == len(labels):
+            counts = f"{shape[:1]}, {len(labels)} and {len(clients)}"
             raise DataError(
                 f"{path}: features, labels and clients have {counts} rows; they must have the same number"
             )
         shape = (
             shape[:-1] if len(shape) == 4 and shape[-1] == 1 else shape
         )  # one channel says nothing
-        actions, lower_case = _name_actions(labels.actions, shape[1:], options.case_map)
+        actions, lower_case = _name_actions(names, shape[1:], options.case_map)
         pixels = dtype == np.uint8
         hold_out = HoldOut(options.test_fraction, by_client=False)
         source = {"importer": "arrays", "file": arrays.path.name, "inverted": options.invert}
+
+        def batches(advance: Advance) -> Iterator[Rows]:
+            start = 0
+            for block in arrays.blocks(options.features):
+                block = block.reshape(len(block), *shape[1:])
+                features = block if pixels else _as_float32(block, options.features)
+                if options.invert:
+                    features = _invert(features, options.features)
+                stop = start + len(block)
+                yield Rows(clients[start:stop], features.__getitem__, labels.slice(start, stop))
+                start = stop
+                advance(len(block))
+
         with (
             DatasetWriter(
                 out,
                 kind="dense",
                 shape=shape[1:],
                 actions=actions,
-                multilabel=labels.multilabel,
+                multilabel=arrays.header(options.labels)[0][1:] != (),
                 lower_case=lower_case,
                 scale=1 / 255 if pixels else 1.0,
                 dtype=np.uint8 if pixels else np.float32,
@@ -83,21 +106,11 @@ def import_arrays(
             ) as writer,
             progress.task("Writing examples", len(clients)) as advance,
         ):
-            start = 0
-            for block in arrays.blocks(options.features):
-                block = block.reshape(len(block), *shape[1:])
-                features = block if pixels else _as_float32(block, options.features)
-                if options.invert:
-                    features = _invert(features, options.features)
-                names = clients[start : start + len(block)]
-                block_labels = labels.rows.slice(start, start + len(block))
-                add_rows(writer, names, features, block_labels, hold_out.is_test(names))
-                start += len(block)
-                advance(len(block))
-            return writer.finish()
+            return write_rows(writer, batches(advance), hold_out)
 
 
-def _client_names(arrays: Npz, name: str) -> list[str]:
+def _client_names(arrays: "_Npz", name: str) -> list[str]:
+    """The client of every row by name; whole numbers are named by their digits."""
     values = arrays.array(name)
     if values.ndim != 1 or values.dtype.kind not in "iuUS":
         raise DataError(f"{arrays.path}: {name} must be one whole number or name per row")
@@ -114,7 +127,8 @@ def _decoded(values: np.ndarray, where: str) -> np.ndarray:
         raise DataError(f"{where}: {error.object!r} is not text in UTF-8") from None
 
 
-def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
+def _read_labels(arrays: "_Npz", options: ArrayOptions) -> tuple[Ragged, list[str]]:
+    """The labels of every row, and the names of all."""
     values = arrays.array(options.labels)
     where = f"{arrays.path}: {options.labels}"
     if values.ndim == 2:
@@ -123,11 +137,8 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
         _no_number_of(options, f"{options.labels} has a column for each")
         rows, columns = np.nonzero(values)
         offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(values)))])
-        return _Labels(
-            Ragged(offsets, columns.astype(np.int32)),
-            [str(i) for i in range(values.shape[1])],
-            True,
-        )
+        names = [str(i) for i in range(values.shape[1])]
+        return Ragged(offsets, columns.astype(np.int32)), names
     if values.ndim != 1 or values.dtype.kind not in "iuUS" or not len(values):
         raise DataError(f"{where} must be one whole number or name per row, or a 0/1 matrix")
     if values.dtype.kind in "US":
@@ -148,10 +159,11 @@ def _read_labels(arrays: Npz, options: ArrayOptions) -> _Labels:
                 f"{where}, row {bad[0]}: label {values[bad[0]]} is outside 0..{count - 1}"
             )
         actions, ids = [str(i) for i in range(count)], values.astype(np.int32)
-    return _Labels(Ragged(np.arange(len(ids) + 1, dtype=np.int64), ids), actions, False)
+    return one_each(ids), actions
 
 
 def _no_number_of(options: ArrayOptions, because: str) -> None:
+    """Refuse the option `actions` where the labels themselves say how many there are."""
     if options.actions is not None:
         raise ConfigError(f"actions: {because}; leave it out, or give labels as whole numbers")
 
@@ -171,6 +183,7 @@ def _name_actions(
 
 
 def _as_float32(block: np.ndarray, name: str) -> np.ndarray:
+    """A block of numbers as float32 [n, ...]; refused where it holds anything else."""
     if block.dtype.kind not in "fiub":
         raise DataError(f"features {name} must be numbers, found {block.dtype}")
     with np.errstate(
@@ -180,6 +193,7 @@ def _as_float32(block: np.ndarray, name: str) -> np.ndarray:
 
 
 def _invert(features: np.ndarray, name: str) -> np.ndarray:
+    """Pixels with ink and background exchanged: 255 - x for bytes, 1 - x for floats."""
     if features.dtype == np.uint8:
         return 255 - features
     if (
@@ -187,3 +201,140 @@ def _invert(features: np.ndarray, name: str) -> np.ndarray:
     ).any():  # NaN passes here and is refused with its client and row
         raise DataError(f"features {name}: --invert needs uint8 pixels or values in [0, 1]")
     return 1 - features
+
+
+_BLOCK_BYTES = 8 << 20
+_ADVICE = "if it is right, save it by np.savez, unpacked"
+_DAMAGE = (zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError, RuntimeError, *NPY_ERRORS)
+
+
+class _Npz:
+    """An open `.npz` file whose arrays are read block by block, and never unpickled; a context
+    manager.
+
+    Names are without `.npy`. An array that is stored by columns is turned by way of a nameless
+    file, so that memory stays that of one block.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        try:
+            self._zip = zipfile.ZipFile(self.path)
+        except FileNotFoundError:
+            raise DataError(f"{self.path}: no such file") from None
+        except IsADirectoryError:
+            raise DataError(f"{self.path}: is a folder, not a .npz file") from None
+        except _DAMAGE:
+            raise DataError(f"{self.path}: damaged, or not a .npz file") from None
+        self.names = [name.removesuffix(".npy") for name in self._zip.namelist()]
+
+    def __enter__(self) -> "_Npz":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._zip.close()
+
+    def header(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """The shape and type of an array, without reading it."""
+        with self._member(name) as (shape, dtype, *_):
+            return shape, dtype
+
+    def array(self, name: str) -> np.ndarray:
+        """A whole array; for labels and ids, which take little beside the features."""
+        shape, dtype = self.header(name)
+        size, whole = math.prod(shape) * dtype.itemsize, self.path.stat().st_size
+        check_unpacked(f"{self.path}: {name}", size, whole, _ADVICE, always=_BLOCK_BYTES)
+        return np.concatenate(list(self.blocks(name)))
+
+    def blocks(self, name: str) -> Iterator[np.ndarray]:
+        """An array as consecutive blocks of rows."""
+        with self._member(name) as (shape, dtype, file, by_columns):
+            if not shape:
+                raise DataError(f"{self.path}: {name} is a single number, not an array of rows")
+            row = dtype.itemsize * math.prod(shape[1:])
+            step = max(_BLOCK_BYTES // max(row, 1), 1)
+            if not shape[0]:
+                yield np.empty(shape, dtype)
+            elif by_columns:
+                yield from self._turned(name, file, shape, dtype, step)
+                return
+            for start in range(0, shape[0], step):
+                rows = min(step, shape[0] - start)
+                data = self._read(name, file, rows * row)
+                yield np.frombuffer(data, dtype).reshape(rows, *shape[1:])
+
+    def _turned(
+        self,
+        name: str,
+        file: IO[bytes],
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        step: int,
+    ) -> Iterator[np.ndarray]:
+        """Blocks of rows of an array that is stored by columns: by way of a nameless file, not of
+        memory.
+        """
+        with tempfile.TemporaryFile() as copy:
+            left = dtype.itemsize * math.prod(shape)
+            while left:
+                data = self._read(name, file, min(left, _BLOCK_BYTES))
+                copy.write(data)
+                left -= len(data)
+            copy.flush()
+            for start in range(0, shape[0], step):
+                # Mapped again for every block, so that pages which were read stop counting as this process's memory.
+                columns = np.memmap(copy, dtype, "r", shape=shape, order="F")
+                yield np.ascontiguousarray(columns[start : start + step])
+
+    def _read(self, name: str, file: IO[bytes], size: int) -> bytes:
+        """The next `size` bytes of an array; `DataError` where they are damaged or missing."""
+        try:
+            data = file.read(size)
+        except _DAMAGE as error:
+            raise DataError(f"{self.path}: {name} is damaged: {error}") from None
+        if len(data) < size:
+            raise DataError(f"{self.path}: {name} is truncated")
+        return data
+
+    @contextmanager
+    def _member(self, name: str) -> Iterator[tuple[tuple[int, ...], np.dtype, IO[bytes], bool]]:
+        """An array opened just behind its header: its shape and type, the file, and whether it is
+        stored by columns.
+        """
+        if name not in self.names:
+            raise DataError(f"{self.path}: no array {name!r}{nearest(name, self.names)}")
+        member = self._zip.getinfo(f"{name}.npy")
+        try:
+            file = self._zip.open(member)
+        except _DAMAGE as error:
+            raise DataError(f"{self.path}: {name} is damaged: {error}") from None
+        with file:
+            shape, dtype, fortran = _array_header(f"{self.path}: {name}", file, member)
+            yield shape, dtype, file, fortran
+
+
+def _array_header(
+    where: str, file: IO[bytes], member: zipfile.ZipInfo
+) -> tuple[tuple[int, ...], np.dtype, bool]:
+    """Shape, type and order of the array that begins here; whatever is not plain numbers or names
+    is refused.
+    """
+    check_unpacked(where, member.file_size, member.compress_size, _ADVICE)
+    try:
+        shape, fortran, dtype = read_npy_header(file)
+    except _DAMAGE as error:  # of the array's header, or of the archive around it
+        raise DataError(f"{where} is damaged: {str(error) or type(error).__name__}") from None
+    if dtype.hasobject:
+        raise DataError(f"{where} holds Python objects, which are never loaded; store numbers")
+    if not dtype.itemsize or dtype.kind == "V":
+        raise DataError(f"{where} holds {dtype}, neither numbers nor names")
+    if dtype.kind in "SU" and dtype.itemsize > LONGEST_NAME * (4 if dtype.kind == "U" else 1):
+        raise DataError(
+            f"{where} holds names of up to {dtype.itemsize:,} bytes; {LONGEST_NAME:,} characters are enough"
+        )
+    size, there = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+    if min(shape, default=0) < 0 or size > there:
+        raise DataError(f"{where} is truncated: its shape {shape} does not fit its {there:,} bytes")
+    if size < there or (shape and not size and shape[0]):
+        raise DataError(f"{where} is damaged: its shape {shape} does not fit its {there:,} bytes")
+    return shape, dtype, fortran and len(shape) > 1

@@ -6,25 +6,124 @@ client on its side.
 """
 
 import errno
+import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedbandit.core.contexts import Features, rows_at
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.core.process import handling
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.data.dataset import Log
-from fedbandit.data.formats.binary import MOST_ACTIONS
-from fedbandit.data.formats.fetching import clear_unpacked
-from fedbandit.data.writer import DatasetWriter, check_target
+from fedbandit.data.writer import DatasetWriter, check_target, claim
 
+MOST_ACTIONS = 1_000_000
+LONGEST_NAME = 1024  # characters of a client's or a label's name
+ALWAYS_UNPACKED = 1 << 30  # bytes, however small they were packed
+MOST_UNPACKED = 200  # times the packed size; published files unpack to 20 times, a bomb to 1,000
+_MOST_PARSED = 100 << 20  # bytes that one value of JSON may take in memory, as estimated
+_DEEPEST_JSON = 200  # brackets in names of clients count, too
+_CHECKED = 1 << 16  # bytes looked at together
+_STEPS = np.zeros(256, np.int64)
+_STEPS[list(b"[{")], _STEPS[list(b"]}")] = 1, -1
+_COST = np.ones(256, np.int64)  # bytes of memory that a letter stands for, once it is parsed
+_COST[list(b'[{,:"')] = 80, 240, 48, 60, 26
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
 _SEED = 0  # part of the format: another seed would be another split
+
+
+class JsonGuard:
+    """Refuses JSON that is nested deeply, or one value that would take much memory.
+
+    A parser keeps a path for every level and the whole value that it builds, so that a small file
+    of brackets, or a long one of one value, would take all memory. The guard sees the bytes before
+    the parser does, and estimates from brackets, commas and quotes what they will take.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from the start, at the begin of a text."""
+        self._depth = self._memory = 0
+
+    def next_value(self) -> None:
+        """Forget what a complete value takes."""
+        self._memory = 0
+
+    def check(self, block: bytes) -> None:
+        """Count the next bytes; `DataError` where they are too much."""
+        for start in range(0, len(block), _CHECKED):
+            letters = np.frombuffer(block[start : start + _CHECKED], np.uint8)
+            depths = self._depth + np.cumsum(_STEPS[letters])
+            self._depth, self._memory = int(depths[-1]), self._memory + int(_COST[letters].sum())
+            if depths.max() > _DEEPEST_JSON:
+                raise DataError(
+                    f"{self._where}: not JSON of data: nested deeper than {_DEEPEST_JSON}"
+                )
+            if self._memory > _MOST_PARSED:
+                limit = f"{_MOST_PARSED >> 20} MB in memory"
+                raise DataError(f"{self._where}: one value has more than {limit}")
+
+
+class GuardedJson(JsonGuard):
+    """An open JSON file for a parser to read, under a guard."""
+
+    def __init__(self, raw: Any, path: Path) -> None:
+        self._raw, self.path = raw, path
+        super().__init__(str(path))
+
+    def begin(self) -> None:
+        """Read from the start of the file."""
+        self._raw.seek(0)
+        super().begin()
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most a few thousand at a time."""
+        block: bytes = self._raw.read(_CHECKED if size < 0 else min(size, _CHECKED))
+        self.check(block)
+        return block
+
+
+def check_unpacked(
+    where: str,
+    unpacked: int,
+    packed: int,
+    advice: str,
+    at_least: bool = False,
+    always: int | None = None,
+) -> None:
+    """Refuse what is out of all proportion to its packed size, before it fills memory or disk."""
+    if unpacked > max(ALWAYS_UNPACKED if always is None else always, MOST_UNPACKED * packed):
+        size = f"{'more than ' if at_least else ''}{unpacked / 1e6:,.1f} MB"
+        raise DataError(
+            f"{where} unpacks to {size}, {unpacked // max(packed, 1):,} times its size; {advice}"
+        )
+
+
+def refuse_packed(path: Path) -> None:
+    """Refuse a file that some program has packed: text and tables are read as they are."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    for mark, name in _PACKED.items():
+        if head.startswith(mark):
+            raise DataError(f"{path}: is packed by {name}; unpack it first")
 
 
 class HoldOut:
@@ -35,27 +134,63 @@ class HoldOut:
     id (and of the row's place among the client's rows), not of the order in which rows come.
     """
 
-    def __init__(self, fraction: float, *, by_client: bool) -> None:
+    def __init__(self, fraction: float, by_client: bool) -> None:
         if not 0 <= fraction < 1:
             raise ConfigError(f"test-fraction: must be at least 0 and below 1, got {fraction}")
         self._fraction, self._by_client = fraction, by_client
-        self._keys: dict[str, int] = {}
-        self._seen: dict[str, int] = {}
+        self._addresses = Addresses()
+        self._chosen: frozenset[str] | None = None
+
+    @classmethod
+    def balanced(cls, fraction: float, totals: Mapping[str, tuple[float, float]]) -> "HoldOut":
+        """Whole clients, with about their share of all events and of all rewards.
+
+        `totals` has the events and the rewards of every client. Clients come in the order of a hash
+        of their ids, and each goes where events and rewards end up closer to the fraction.
+        """
+        made = cls(fraction, by_client=True)
+        keys = made._addresses.of(list(totals))[0]
+        order = np.argsort(uniforms(_SEED, Purpose.SPLIT, keys), kind="stable")
+        amounts = np.abs(np.array(list(totals.values()), np.float64).reshape(-1, 2))
+        amounts /= np.maximum(amounts.sum(axis=0), 1e-12)
+        names, chosen = list(totals), set()
+        owed = np.zeros(2)  # by which the held-out part lies behind its share so far
+        for client in order.tolist():
+            owed += fraction * amounts[client]
+            if np.abs(owed - amounts[client]).sum() < np.abs(owed).sum():
+                owed -= amounts[client]
+                chosen.add(names[client])
+        made._chosen = frozenset(chosen)
+        return made
 
     def is_test(self, clients: Sequence[str]) -> np.ndarray:
         """For each row whether it is held out: bool [rows]."""
         if self._fraction == 0:
             return np.zeros(len(clients), bool)
-        keys = np.array([self._key(client) for client in clients], np.uint64)
+        if self._chosen is not None:
+            return np.array([client in self._chosen for client in clients], bool)
+        keys, positions = self._addresses.of(clients)
         if self._by_client:
             return uniforms(_SEED, Purpose.SPLIT, keys) < self._fraction
+        # A client's first example always trains, so that no client has test examples only.
+        return (uniforms(_SEED, Purpose.SPLIT, keys, positions) < self._fraction) & (positions > 0)
+
+
+class Addresses:
+    """Addresses of rows for random draws: the client's key, and the place among its rows so far."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+
+    def of(self, clients: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Keys uint64 [rows] and positions int64 [rows] of the next rows."""
         positions = np.empty(len(clients), np.int64)
         seen = self._seen
         for row, client in enumerate(clients):
             positions[row] = seen.get(client, 0)
             seen[client] = positions[row] + 1
-        # A client's first example always trains, so that no client has test examples only.
-        return (uniforms(_SEED, Purpose.SPLIT, keys, positions) < self._fraction) & (positions > 0)
+        return np.array([self._key(client) for client in clients], np.uint64), positions
 
     def _key(self, client: str) -> int:
         if client not in self._keys:
@@ -65,28 +200,67 @@ class HoldOut:
         return self._keys[client]
 
 
-def add_rows(
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a source on their way into a data set; all parts have the same number of rows.
+
+    `contexts` makes the features of chosen rows, int64 [kept]: rows that are dropped cost nothing.
+    """
+
+    clients: Sequence[str]
+    contexts: Callable[[np.ndarray], Features]
+    labels: Ragged
+    wrong: Mapping[str, np.ndarray] = field(default_factory=dict)  # reason -> bool [rows]
+    is_test: np.ndarray | None = None  # bool [rows]; None: the hold-out decides
+    log: Log | None = None
+    candidates: Ragged | None = None
+    times: np.ndarray | None = None
+
+
+def write_rows(
     writer: DatasetWriter,
-    clients: Sequence[str],
-    contexts: np.ndarray | Ragged,
-    labels: Ragged,
-    is_test: np.ndarray,
-    log: Log | None = None,
-) -> None:
-    """Add a batch; `is_test` says for each row where it goes: bool [rows]."""
-    for split, wanted in (("train", ~is_test), ("test", is_test)):
-        rows = np.flatnonzero(wanted)
-        if len(rows):
-            chosen = contexts[rows] if isinstance(contexts, np.ndarray) else contexts.take(rows)
-            names = [clients[row] for row in rows.tolist()]
-            part = None if log is None else take_log(log, rows)
-            writer.add_many(names, chosen, labels.take(rows), split=split, log=part)
+    batches: Iterable[Rows],
+    hold_out: "HoldOut | None" = None,
+    dropped: "Dropped | None" = None,
+    facts: Callable[[], Mapping[str, Any]] = dict,
+) -> Path:
+    """Write all rows that can be used, each into its split, and finish the data set.
+
+    Without `dropped` every row has to be sound. `facts` are asked for when all rows were read, and
+    go into the header's `source` behind the counts of what was dropped.
+    """
+    for rows in batches:
+        keep = np.arange(len(rows.clients))
+        if dropped is not None:
+            keep = dropped.choose(rows.clients, rows.wrong)
+        clients, contexts = [rows.clients[row] for row in keep.tolist()], rows.contexts(keep)
+        if rows.is_test is not None:
+            is_test = rows.is_test[keep]
+        else:
+            assert hold_out is not None
+            is_test = hold_out.is_test(clients)
+        for split, wanted in (("train", ~is_test), ("test", is_test)):
+            chosen = np.flatnonzero(wanted)
+            if not len(chosen):
+                continue
+            at = keep[chosen]
+            writer.add_many(
+                [clients[row] for row in chosen.tolist()],
+                rows_at(contexts, chosen),
+                rows.labels.take(at),
+                split=split,
+                log=None if rows.log is None else rows.log.take(at),
+                candidates=None if rows.candidates is None else rows.candidates.take(at),
+                times=None if rows.times is None else rows.times[at],
+            )
+    writer.source |= {**(dropped.report() if dropped is not None else {}), **facts()}
+    return writer.finish()
 
 
-def take_log(log: Log, rows: np.ndarray) -> Log:
-    """The feedback of the given rows, int64 [n]: actions, rewards, propensities and sets."""
-    available = None if log.available is None else log.available.take(rows)
-    return Log(log.actions[rows], log.rewards[rows], log.propensities[rows], available)
+def one_each(ids: Iterable[int] | np.ndarray) -> Ragged:
+    """Rows of one entry each."""
+    entries = np.asarray(ids, np.int32)
+    return Ragged(np.arange(len(entries) + 1, dtype=np.int64), entries)
 
 
 class Dropped:
@@ -98,39 +272,35 @@ class Dropped:
     def __init__(self, clients: Iterable[str] = ()) -> None:
         self._seen = set(clients)  # a source may list clients that have no rows at all
         self._kept: set[str] = set()
-        self._anonymous = self._unlabelled = self._others = 0
+        self._counts: Counter[str] = Counter()
 
-    def choose(
-        self,
-        clients: Sequence[str],
-        labels: Ragged,
-        drop_unlabelled: bool,
-        named: np.ndarray | None = None,
-    ) -> np.ndarray:
+    def choose(self, clients: Sequence[str], wrong: Mapping[str, np.ndarray]) -> np.ndarray:
         """The rows to keep: int64 [kept]. A row without a client is never kept.
 
-        `named`, bool [rows], says which rows have labels at all, be they actions or not.
+        `wrong` has for each reason the rows that cannot be used, bool [rows]; a row counts for the
+        first that applies.
         """
-        owned = np.array([bool(client) for client in clients], bool)
-        labelled = (np.diff(labels.offsets) > 0) | (not drop_unlabelled)
-        keep = np.flatnonzero(owned & labelled)
-        self._anonymous += int((~owned).sum())
-        other = np.zeros(len(owned), bool) if named is None else named
-        self._unlabelled += int((owned & ~labelled & ~other).sum())
-        self._others += int((owned & ~labelled & other).sum())
+        left = np.ones(len(clients), bool)
+        anonymous = np.array([not client for client in clients], bool)
+        for reason, rows in {"rows_without_client": anonymous, **wrong}.items():
+            self._counts[reason] += int((left & rows).sum())
+            left &= ~rows
+        keep = np.flatnonzero(left)
         self._seen.update(client for client in clients if client)
         self._kept.update(clients[row] for row in keep.tolist())
         return keep
 
     def report(self) -> dict[str, Any]:
         """For the header's `source`: only what happened."""
-        counts = {
-            "dropped_clients": len(self._seen - self._kept),
-            "dropped_rows_without_client": self._anonymous,
-            "dropped_rows_without_label": self._unlabelled,
-            "dropped_rows_of_other_labels": self._others,
-        }
-        return {name: count for name, count in counts.items() if count}
+        counts = {"clients": len(self._seen - self._kept), **self._counts}
+        return {f"dropped_{reason}": count for reason, count in counts.items() if count}
+
+
+def unlabelled(labels: Ragged, named: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """The rows that have no action, by the reason; `named` says which have labels at all."""
+    without = np.diff(labels.offsets) == 0
+    named = np.zeros(len(without), bool) if named is None else named.astype(bool)
+    return {"rows_without_label": without & ~named, "rows_of_other_labels": without & named}
 
 
 def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
@@ -142,12 +312,6 @@ def check_counts(*, actions: int | None, vocabulary: int = 1) -> None:
             raise ConfigError(f"{name}: must be at least {least}, got {number}")
     if actions is not None and actions > MOST_ACTIONS:
         raise ConfigError(f"actions: must be at most {MOST_ACTIONS:,}, got {actions}")
-
-
-def check_separator(name: str, separator: str | None) -> None:
-    """Refuse an empty separator; it is named as its option is."""
-    if separator == "":
-        raise ConfigError(f"{name}: may not be empty")
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -162,7 +326,7 @@ def importing(out: Path | str) -> Iterator[None]:
     data set, not the staging folder; on a full disk it says so.
     """
     out = check_target(out)
-    clear_unpacked(out)  # the writer clears its own leftovers
+    _clear_unpacked(out)  # the writer clears its own leftovers
     with handling(_interrupt, (signal.SIGTERM, signal.SIGHUP)):
         try:
             yield
@@ -178,3 +342,19 @@ def importing(out: Path | str) -> Iterator[None]:
 
 def _interrupt(number: int) -> None:
     raise KeyboardInterrupt
+
+
+def _clear_unpacked(out: Path) -> None:
+    """Remove what a killed import of this target left; refused while another one is working with
+    it.
+    """
+    copy = unpacked_name(out)
+    if copy.exists():
+        lock = claim(copy, os.O_RDWR | os.O_CREAT, out)
+        copy.unlink()
+        os.close(lock)
+
+
+def unpacked_name(out: Path) -> Path:
+    """One name per target, so that the next import of the target finds what a killed one left."""
+    return out.parent / f".{out.name}.unpacked"

@@ -5,6 +5,7 @@ Tables with labels and logs share it. One pass over the table looks at the cells
 `ContextPlan`, which encodes batches here and leaves an `Encoder` for devices.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedbandit.core.progress import ProgressReporter
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.formats.columns import Table, TableBatch
+from fedbandit.data.importers.columns import Table, TableBatch
 from fedbandit.data.importers.common import check_counts
 from fedbandit.data.importers.profile import ColumnOverride, ColumnReading, Profile
 from fedbandit.data.text import BagOfWords, FrequencyCounter, tokenise
@@ -47,6 +48,7 @@ class ColumnOptions:
     missing: Sequence[str] = ()  # cells that hold nothing, beside the usual ones
     encoding: str | None = None
     delimiter: str | None = None
+    header: bool | None = None  # whether a CSV file's first row has names; None: if it looks so
     like: Path | str | None = None  # a data set whose words, columns, scaling and actions are used
 
     def __post_init__(self) -> None:
@@ -72,7 +74,13 @@ class ColumnOptions:
 
     def table(self, source: Any) -> Table:
         """The file or frame, opened as the options say."""
-        return Table(source, encoding=self.encoding, delimiter=self.delimiter, missing=self.missing)
+        return Table(
+            source,
+            encoding=self.encoding,
+            delimiter=self.delimiter,
+            missing=self.missing,
+            header=self.header,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,18 @@ class ContextPlan:
     @property
     def kind(self) -> Literal["dense", "sparse"]:
         """Whether contexts are dense arrays or sparse rows."""
-        return "dense" if self.encoder is not None and self.encoder.dense else "sparse"
+        dense = self.constant or (self.encoder is not None and self.encoder.dense)
+        return "dense" if dense else "sparse"
+
+    @property
+    def constant(self) -> bool:
+        """Whether nothing is known of user and moment; a context is then the number 1."""
+        return self.encoder is None and not self.words
 
     @property
     def width(self) -> int:
         """The number of features of a context."""
-        return len(self.words) if self.encoder is None else self.encoder.width
+        return max(len(self.words), 1) if self.encoder is None else self.encoder.width
 
     @property
     def text(self) -> list[str]:
@@ -127,10 +141,13 @@ class ContextPlan:
         text, encoder = self.text, self.encoder
 
         def contexts(batch: TableBatch, rows: np.ndarray) -> np.ndarray | Ragged:
+            """Contexts of some rows of a batch."""
+            if self.constant:
+                return np.ones((len(rows), 1), np.float32)
             bags = None
             if text:
                 sentences = batch.joined(text)
-                bags = bag.encode([tokenise(sentences[row]) for row in rows.tolist()])
+                bags = bag.encode(tokenise(sentences[row]) for row in rows.tolist())
             if encoder is None:
                 assert bags is not None
                 return bags
@@ -149,9 +166,14 @@ class ContextPlan:
         return contexts
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """For each column its name, what it becomes, its number of features, and what is missing."""
+        """For each column its name, what it becomes, its number of features, and what is missing.
+
+        The numbers of a list are one line, by their first.
+        """
         lines = []
         for reading in self.readings:
+            if re.search(r"\[[1-9]\d*\]$", reading.name):
+                continue
             if reading.kind == "ignore":
                 lines.append((reading.name, f"left out: {reading.note}", "", ""))
                 continue
@@ -173,6 +195,8 @@ class ContextPlan:
 
     def describe(self) -> str:
         """The contexts in one line."""
+        if self.constant:
+            return "contexts: a constant, since no column says anything of user and moment"
         if self.kind == "dense":
             return f"contexts: {self.width:,} dense features"
         if self.encoder is None:
@@ -191,41 +215,43 @@ class Survey:
     Only counts and moments are kept, never cells. `names` are the columns that it has to see.
     """
 
-    def __init__(self, table: Table, options: ColumnOptions, roles: Iterable[str]) -> None:
+    def __init__(
+        self,
+        table: Table,
+        options: ColumnOptions,
+        roles: Iterable[str],
+        of_items: bool = False,
+        may_be_empty: bool = False,
+    ) -> None:
         self._table, self._options = table, options
+        self._of_items, self._may_be_empty = of_items, may_be_empty
         self.like = None if options.like is None else _like(options.like)
         self._wishes = self._read_wishes(roles)
         if self.like is not None:
             self._check_like(self.like)
+        kinds = {name: wish.kind if wish else "" for name, wish in self._wishes.items()}
+        known = [name for name, kind in kinds.items() if kind == "text"]
         self._profiles = {
-            name: Profile(name, wish)
-            for name, wish in self._wishes.items()
-            if not wish or wish.kind != "text"
+            name: Profile(name, wish) for name, wish in self._wishes.items() if name not in known
         }
-        known = [
-            name for name, wish in self._wishes.items() if wish is not None and wish.kind == "text"
-        ]
         # Words are counted in the first pass where options say what is text.
-        self._text = (
-            known if self.like is None and (len(known) == len(self._wishes) or options.text) else []
-        )
+        early = self.like is None and (len(known) == len(kinds) or options.text)
+        self._text = known if early else []
         self._words = FrequencyCounter()
+        self._seen = [name for name in self._profiles if not kinds[name].startswith("ignore")]
+        self.names = [*self._seen, *self._text]
 
     @property
-    def names(self) -> list[str]:
-        """The columns to look at."""
-        ignored = [
-            name
-            for name, wish in self._wishes.items()
-            if wish is not None and wish.kind == "ignore"
-        ]
-        return [*(name for name in self._profiles if name not in ignored), *self._text]
+    def _encoder(self) -> Encoder | None:
+        """The encoder of the data set that decides, if one does."""
+        if self.like is None:
+            return None
+        return self.like.header.item_encoder if self._of_items else self.like.header.encoder
 
     def add(self, batch: TableBatch, rows: np.ndarray | None = None) -> None:
         """Look at a batch, or at some of its rows: bool [rows]."""
-        for _name, profile in self._profiles.items():
-            if profile.wish is None or profile.wish.kind != "ignore":
-                profile.add(batch, rows)
+        for name in self._seen:
+            self._profiles[name].add(batch, rows)
         if self._text:
             _count(self._words, batch.joined(self._text), rows)
 
@@ -250,7 +276,7 @@ class Survey:
                 _count(self._words, batch.joined(text), rows(batch))
         words = tuple(self._words.top(self._options.vocabulary)) if text else ()
         columns = tuple(reading.column for reading in readings if reading.column is not None)
-        if not columns and not words:
+        if not columns and not words and not self._may_be_empty:
             reasons = "; ".join(f"{one.name}: {one.note or 'no words'}" for one in readings[:5])
             raise DataError(
                 f"{self._table.label}: no column is left to decide from{f' ({reasons})' if reasons else ''}"
@@ -276,6 +302,7 @@ class Survey:
         return ContextPlan(readings, words, encoder)
 
     def _reading(self, name: str) -> ColumnReading:
+        """The reading of one column; an error names the column and its place."""
         if name not in self._profiles:
             return ColumnReading(name, "text")
         try:
@@ -293,27 +320,31 @@ class Survey:
             wishes[name] = ColumnOverride("number")
         text = list(options.text)
         if self.like is not None and not text:
-            encoder = self.like.header.encoder
+            encoder = self._encoder
             text = (
                 list(encoder.text) if encoder else list(self.like.header.source.get("columns", []))
             )
         table.require(text)
         wishes |= {name: ColumnOverride("text") for name in text}
-        if self.like is not None and self.like.header.encoder is not None:
-            names = [column.name for column in self.like.header.encoder.columns]
+        if self.like is not None and self._encoder is not None:
+            names = [column.name for column in self._encoder.columns]
             table.require(names)
             return {**wishes, **dict.fromkeys(names)}
         for one in options.treat:
             pattern, _, kind = one.rpartition("=")
             wishes |= {name: ColumnOverride.parse(kind) for name in table.matching([pattern])}
         if not options.text and not options.features and self.like is None:
+            index = ColumnOverride("ignore:the index of a pandas frame")
             wishes |= {
-                name: None for name in table.names if name not in wishes and name not in taken
+                name: index if name in table.index else None
+                for name in table.names
+                if name not in wishes and name not in taken
             }
         return {name: wishes[name] for name in table.names if name in wishes}
 
     def _check_like(self, like: FederatedDataset) -> None:
-        encoder = like.header.encoder
+        """Refuse another data set that cannot decide about this table's columns."""
+        encoder = self._encoder
         if (
             encoder is not None
             and self._options.text
@@ -328,12 +359,14 @@ class Survey:
             )
 
     def _decided_by(self, like: FederatedDataset) -> ContextPlan:
-        encoder = like.header.encoder
+        """The plan that another data set's encoder and words make for this table."""
+        encoder = self._encoder
         text = encoder.text if encoder is not None else tuple(self._wishes)
         readings = [ColumnReading(name, "text") for name in text]
         for column in encoder.columns if encoder is not None else ():
             readings.append(self._profiles[column.name].read_as(column))
-        words = tuple(like.vocabulary()) if text else ()
+        known = like.item_vocabulary if self._of_items else like.vocabulary
+        words = tuple(known()) if text else ()
         order = {name: place for place, name in enumerate(self._table.names)}
         return ContextPlan(tuple(sorted(readings, key=lambda one: order[one.name])), words, encoder)
 
@@ -345,6 +378,7 @@ def _like(source: Path | str) -> FederatedDataset:
 
 
 def _count(words: FrequencyCounter, texts: list[str], rows: np.ndarray | None) -> None:
+    """Count the words of some texts, or of those rows that count: bool [rows]."""
     for row in range(len(texts)) if rows is None else np.flatnonzero(rows).tolist():
         words.add(tokenise(texts[row]))
 
@@ -363,7 +397,7 @@ def summary(
     rows.sort(key=lambda row: order.get(row[0], len(order)))
     head = ("column", "becomes", "features", "missing")
     widths = [min(max(len(row[place]) for row in [head, *rows]), 72) for place in range(4)]
-    lines = [f"{table.label}: {len(table.names)} columns; {table.source.describe()}"]
+    lines = [f"{table.label}: {len(table.names)} columns; {table.source.kind}"]
     for name, what, features, missing in [head, *rows]:
         line = f"  {name:<{widths[0]}}  {what:<{widths[1]}}  {features:>{widths[2]}}  {missing}"
         lines.append(line.rstrip())

@@ -3,21 +3,25 @@
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ijson
 import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.progress import SILENT, ProgressReporter
-from fedbandit.core.ragged import Ragged
-from fedbandit.data.formats.fetching import unpacked
-from fedbandit.data.importers.common import HoldOut
-from fedbandit.data.importers.stackoverflow import PublishedSqlite
+from fedbandit.data.importers.common import GuardedJson, HoldOut, Rows, one_each, write_rows
+from fedbandit.data.importers.published import PublishedSqlite, unpacked
 from fedbandit.data.text import EMNIST_ACTIONS, case_map
 from fedbandit.data.writer import DatasetWriter, check_target
 
 BYTE_SCALE = 1 / 255
+SIDE = 28
+_BATCH = 2048  # images written at a time
+Image = tuple[bool, str, np.ndarray, int]
+"""Whether it is held out, client, float32 [784], label."""
+User = tuple[str, np.ndarray, np.ndarray]
+"""Id, float32 [n, 784], int64 [n]."""
 
 
 class NotBytes(Exception):
@@ -37,67 +41,40 @@ def as_bytes(pixels: np.ndarray) -> np.ndarray:
     return levels.astype(np.uint8)
 
 
-SIDE = 28
-
-
-_BATCH = 2048  # images written at a time
-
-
-Image = tuple[str, str, np.ndarray, int]
-
-
-"""Split, client, float32 [784], label."""
-
-
 def write_images(
     out: Path | str,
     actions: Sequence[str],
     read: Callable[[dict[str, Any]], Iterator[Image]],
     source: dict[str, Any],
+    bytewise: bool = True,
 ) -> Path:
-    """Write all images that `read(source)` yields; it is called a second time if they turn out not
-    to be bytes.
+    """Write all images that `read(facts)` yields; it is called a second time if they turn out not
+    to be bytes. What it adds to `facts` goes into the header's `source`.
     """
-    try:
-        return _write(out, actions, read, dict(source), bytewise=True)
-    except NotBytes:
-        return _write(out, actions, read, dict(source), bytewise=False)
+    facts: dict[str, Any] = {}
 
-
-def _write(
-    out: Path | str,
-    actions: Sequence[str],
-    read: Callable[[dict[str, Any]], Iterator[Image]],
-    source: dict[str, Any],
-    *,
-    bytewise: bool,
-) -> Path:
-    with DatasetWriter(
-        out,
-        kind="dense",
-        shape=(SIDE, SIDE),
-        actions=actions,
-        lower_case=case_map(actions),
-        scale=BYTE_SCALE if bytewise else 1.0,
-        dtype=np.uint8 if bytewise else np.float32,
-        source=source,
-    ) as writer:
-        images = read(source)
+    def batches() -> Iterator[Rows]:
+        images = read(facts)
         while batch := list(islice(images, _BATCH)):
-            for split in ("train", "test"):
-                chosen = [image for image in batch if image[0] == split]
-                if not chosen:
-                    continue
-                pixels = np.stack([image[2] for image in chosen]).reshape(-1, SIDE, SIDE)
-                labels = np.array([image[3] for image in chosen], np.int32)
-                writer.add_many(
-                    [image[1] for image in chosen],
-                    as_bytes(pixels) if bytewise else pixels,
-                    Ragged(np.arange(len(labels) + 1, dtype=np.int64), labels),
-                    split=split,
-                )
-        writer.source |= source
-        return writer.finish()
+            is_test, clients, pixels, labels = zip(*batch, strict=True)
+            stacked = np.stack(pixels).reshape(-1, SIDE, SIDE)
+            stacked = as_bytes(stacked) if bytewise else stacked
+            yield Rows(clients, stacked.__getitem__, one_each(labels), is_test=np.array(is_test))
+
+    try:
+        with DatasetWriter(
+            out,
+            kind="dense",
+            shape=(SIDE, SIDE),
+            actions=actions,
+            lower_case=case_map(actions),
+            scale=BYTE_SCALE if bytewise else 1.0,
+            dtype=np.uint8 if bytewise else np.float32,
+            source=source,
+        ) as writer:
+            return write_rows(writer, batches(), facts=lambda: facts)
+    except NotBytes:
+        return write_images(out, actions, read, source, bytewise=False)
 
 
 def import_emnist(
@@ -111,53 +88,42 @@ def import_emnist(
     variant = "digits_only" if digits_only else "all"
     actions = EMNIST_ACTIONS[:10] if digits_only else EMNIST_ACTIONS
     with unpacked(path, out, progress) as database, PublishedSqlite(database) as published:
+        promised = {
+            name: published.clients(name) for name in (f"{variant}_train", f"{variant}_test")
+        }
 
-        def read(source: dict[str, Any]) -> Iterator[Image]:
-            return _images(published, variant, len(actions), source, progress)
+        def read(facts: dict[str, Any]) -> Iterator[Image]:
+            seen: set[str] = set()
+            rows = published.rows(promised, ("pixels", "label"), progress, "Writing images")
+            for split, client, row, features in rows:
+                where = f"{published.path}: client {client}, row {row}"
+                pixels: Any = features.get("pixels")
+                label: Any = features.get("label")
+                _check_image(pixels, label, len(actions), where)
+                seen.add(client)
+                yield split.endswith("test"), client, pixels, int(label[0])
+            if empty := set().union(*promised.values()) - seen:
+                facts["dropped_clients"] = len(empty)
 
         source = {"importer": "emnist", "file": path.name, "variant": variant}
         return write_images(out, actions, read, source)
 
 
-def _images(
-    published: PublishedSqlite,
-    variant: str,
-    classes: int,
-    source: dict[str, Any],
-    progress: ProgressReporter,
-) -> Iterator[Image]:
-    names = {f"{variant}_train": "train", f"{variant}_test": "test"}
-    promised = {name: published.clients(name) for name in names}
-    seen: dict[str, set[str]] = {name: set() for name in names}
-    totals = {name: sum(clients.values()) for name, clients in promised.items()}
-    for split, client, row, features in published.rows(
-        totals, ("pixels", "label"), progress, "Writing images"
-    ):
-        where = f"{published.path}: client {client}, row {row}"
-        pixels, label = features.get("pixels"), features.get("label")
-        if (
-            not isinstance(pixels, np.ndarray)
-            or pixels.dtype != np.float32
-            or len(pixels) != SIDE * SIDE
-        ):
-            raise DataError(f"{where}: feature 'pixels' is missing or is not {SIDE * SIDE} floats")
-        if not isinstance(label, np.ndarray) or label.dtype != np.int64 or len(label) != 1:
-            raise DataError(f"{where}: feature 'label' is missing or is not one whole number")
-        if not 0 <= label[0] < classes:
-            raise DataError(f"{where}: label {label[0]} is outside 0..{classes - 1}")
-        if not np.isfinite(pixels).all():
-            raise DataError(f"{where}: a pixel is not finite (NaN or infinity)")
-        seen[split].add(client)
-        yield names[split], client, pixels, int(label[0])
-    empty = set().union(*promised.values()) - set().union(*seen.values())
-    if empty:
-        source["dropped_clients"] = len(empty)
+def _check_image(pixels: Any, label: Any, classes: int, where: str) -> None:
+    """Refuse what is not 784 finite floats and one label of a known class."""
+    if not _is_array(pixels, np.float32, SIDE * SIDE):
+        raise DataError(f"{where}: feature 'pixels' is missing or is not {SIDE * SIDE} floats")
+    if not _is_array(label, np.int64, 1):
+        raise DataError(f"{where}: feature 'label' is missing or is not one whole number")
+    if not 0 <= label[0] < classes:
+        raise DataError(f"{where}: label {label[0]} is outside 0..{classes - 1}")
+    if not np.isfinite(pixels).all():
+        raise DataError(f"{where}: a pixel is not finite (NaN or infinity)")
 
 
-User = tuple[str, np.ndarray, np.ndarray]
-
-
-"""Id, float32 [n, 784], int64 [n]."""
+def _is_array(found: Any, dtype: type, length: int) -> bool:
+    """Whether a feature is an array of this type and length."""
+    return isinstance(found, np.ndarray) and found.dtype == dtype and len(found) == length
 
 
 def import_leaf(
@@ -176,23 +142,22 @@ def import_leaf(
             f"{path}: no JSON files in {path / 'train'}; expected LEAF's folders train and test"
         )
 
-    def read(source: dict[str, Any]) -> Iterator[Image]:
+    def read(facts: dict[str, Any]) -> Iterator[Image]:
         hold_out = HoldOut(0.0 if test else test_fraction, by_client=False)
         seen: set[str] = set()
         named: set[str] = set()
         total = sum(file.stat().st_size for file in (*train, *test))
         with progress.task("Writing images", total, unit="B") as advance:
-            for split, files in (("train", train), ("test", test)):
-                for file in files:
-                    for user, images, labels in _users(file, named):
-                        if len(labels):
-                            seen.add(user)
-                        held_out = hold_out.is_test([user] * len(labels))
-                        for image, label, is_test in zip(images, labels, held_out, strict=True):
-                            yield "test" if is_test else split, user, image, int(label)
-                    advance(file.stat().st_size)
+            for file in (*train, *test):
+                for user, images, labels in _users(file, named):
+                    if len(labels):
+                        seen.add(user)
+                    is_test = hold_out.is_test([user] * len(labels)) | (file in test)
+                    for held_out, image, label in zip(is_test, images, labels, strict=True):
+                        yield bool(held_out), user, image, int(label)
+                advance(file.stat().st_size)
         if named - seen:
-            source["dropped_clients"] = len(named - seen)
+            facts["dropped_clients"] = len(named - seen)
 
     source = {"importer": "leaf", "files": len(train) + len(test)}
     return write_images(out, EMNIST_ACTIONS, read, source)
@@ -203,10 +168,12 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
     counts: dict[str, int] = {}
     place = "before the first client"
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as raw:
+            file = GuardedJson(raw, path)
             users, promised = _array(file, "users"), _array(file, "num_samples")
-            file.seek(0)
+            file.begin()
             for user, data in ijson.kvitems(file, "user_data", use_float=True):
+                file.next_value()
                 images, labels = _user(data, f"{path}: client {user}")
                 counts[user] = len(labels)
                 place = f"after client {user}"
@@ -228,14 +195,14 @@ def _users(path: Path, named: set[str]) -> Iterator[User]:
     named.update(users, counts)
 
 
-def _array(file: BinaryIO, key: str) -> list[Any]:
+def _array(file: GuardedJson, key: str) -> list[Any]:
     """A small array of the outermost object; LEAF writes these before the images, so little is
     read.
     """
-    file.seek(0)
+    file.begin()
     found: Any = next(ijson.items(file, key), [])
     if not isinstance(found, list):
-        raise DataError(f"{file.name}: not LEAF's JSON: {key!r} is not an array")
+        raise DataError(f"{file.path}: not LEAF's JSON: {key!r} is not an array")
     return found
 
 

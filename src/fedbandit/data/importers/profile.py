@@ -5,7 +5,9 @@ the first that nearly all cells fit wins. Keeps counts and moments, never cells.
 clients, labels or data sets.
 """
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -15,8 +17,8 @@ import pyarrow.compute as pc
 
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.data.encoder import Cells, Column
-from fedbandit.data.formats import cells
-from fedbandit.data.formats.columns import TableBatch
+from fedbandit.data.importers import cells
+from fedbandit.data.importers.columns import Table, TableBatch
 from fedbandit.data.text import FrequencyCounter, in_natural_order
 
 _MOST = (
@@ -32,6 +34,8 @@ _WRITTEN = {
     "point": "1234.5", "comma": "1.234,5",
     "ymd": "year-month-day", "mdy": "month/day/year", "dmy": "day.month.year",
 }  # fmt: skip
+_ID = re.compile(r"(^|[^a-zA-Z])(id|key|no|nr|number|code|index)$|[a-z]I[dD]$|uuid|guid", re.I)
+_MANY_ROWS = 200  # in which whole numbers never repeat: ids, whatever they are called
 KINDS = ("text", "number", "log", "raw", "category", "hashed", "date", "flag", "ignore")
 
 
@@ -144,18 +148,6 @@ class _Moments:
         return self.third / self.count / self.deviation**3 if self.deviation > 0 else 0.0
 
 
-@dataclass
-class _Numbers:
-    plain: _Moments = field(default_factory=_Moments)
-    logs: _Moments = field(default_factory=_Moments)
-
-    def add(self, found: np.ndarray) -> None:
-        """Merge a block into the moments of the numbers and of their logarithms; NaN is left out."""
-        found = found[~np.isnan(found)]
-        self.plain.add(found)
-        self.logs.add(np.log1p(np.maximum(found, 0.0)))
-
-
 class Profile:
     """Counts and moments of one column so far; `decide` says what it is.
 
@@ -169,10 +161,12 @@ class Profile:
         self.rows = self._before = self.named = self.present = self._words = self._flags = 0
         self._type = ""
         self._distinct = FrequencyCounter(_MOST_DISTINCT)
-        self._numbers = {written: _Numbers() for written in cells.NUMBERS}
+        self._numbers = {written: _Moments() for written in cells.NUMBERS}
+        self._logs = {written: _Moments() for written in cells.NUMBERS}
         self._dates = {written: _Moments() for written in cells.DATES}
         self._clock = dict.fromkeys(cells.DATES, False)
         self._slashes = self._counts_rows = False
+        self._whole = True  # numbers so far
         self._last: float | None = None
 
     def add(self, batch: TableBatch, rows: np.ndarray | None = None) -> None:
@@ -197,9 +191,15 @@ class Profile:
         elif pa.types.is_timestamp(kind):
             self._add_dates("year-month-day", cells.dates(array))
         elif self._type != "list":
-            self._add_numbers(array)
+            found = cells.numbers(array)
+            self._add_numbers("1234.5", found)
+            self._flags += int(np.isin(found, (0, 1)).sum())
+            values, counts = np.unique(found[np.isfinite(found)], return_counts=True)
+            whole = [str(int(one)) if one.is_integer() else repr(one) for one in values.tolist()]
+            self._distinct.add(dict(zip(whole, counts.tolist(), strict=True)))
 
     def _add_strings(self, array: Any) -> None:
+        """Count words, flags, and what each notation of numbers and dates can read."""
         trimmed = pc.utf8_trim_whitespace(array)
         found = pc.value_counts(trimmed)
         values, counts = found.field("values").to_pylist(), found.field("counts").to_pylist()
@@ -209,38 +209,38 @@ class Profile:
         )
         self._flags += int(np.isfinite(cells.flags(trimmed)).sum())
         for written, numbers in self._numbers.items():
-            if self._hopeful(numbers.plain.count, "number", "log", "raw"):
-                read = cells.numbers(trimmed, written)
-                numbers.add(read)
-                if written == "1234.5":
-                    self._follow(read)
+            if self._hopeful(numbers.count, "number", "log", "raw"):
+                self._add_numbers(written, cells.numbers(trimmed, written))
         for written in self._dates:
             if self._hopeful(self._dates[written].count, "date"):
                 self._add_dates(written, cells.dates(trimmed, written))
         self._slashes |= bool(pc.any(pc.match_substring(trimmed, "/")).as_py())
 
     def _hopeful(self, found: int, *kinds: str) -> bool:
+        """Whether a notation is still tried: an option asks for it, or it fits half of the
+        cells.
+        """
         wished = self.wish is not None and self.wish.kind in kinds
         return wished or self._before < _TRIES or found * 2 >= self._before
 
     def _add_dates(self, written: str, seconds: np.ndarray) -> None:
+        """Merge seconds of one notation, and note whether there is a time of day."""
         seconds = seconds[~np.isnan(seconds)]
         self._dates[written].add(seconds)
         self._clock[written] |= bool((seconds % 86_400 != 0).any())
 
-    def _add_numbers(self, array: Any) -> None:
-        found = cells.numbers(array)
-        self._numbers["1234.5"].add(found)
-        self._flags += int(np.isin(found, (0, 1)).sum())
-        self._follow(found)
-        values, counts = np.unique(found[np.isfinite(found)], return_counts=True)
-        names = [
-            str(int(value)) if value.is_integer() else repr(value) for value in values.tolist()
-        ]
-        self._distinct.add(dict(zip(names, counts.tolist(), strict=True)))
+    def _add_numbers(self, written: str, found: np.ndarray) -> None:
+        """Merge numbers of one notation, and their logarithms; NaN is left out."""
+        known = found[~np.isnan(found)]
+        self._numbers[written].add(known)
+        self._logs[written].add(np.log1p(np.maximum(known, 0.0)))
+        if written == "1234.5":
+            self._follow(found)
 
     def _follow(self, found: np.ndarray) -> None:
-        """Whether the column counts rows, as an exported index does."""
+        """Whether the column counts rows, as an exported index does, or holds whole numbers."""
+        known = found[~np.isnan(found)]
+        self._whole = self._whole and bool((known == np.floor(known)).all())
         before = found[:1] - 1 if self._last is None else np.array([self._last])
         self._counts_rows = bool((np.diff(np.concatenate([before, found])) == 1).all()) and (
             self._last is None or self._counts_rows
@@ -277,7 +277,17 @@ class Profile:
         """The column as true and false, if that is what all its cells are."""
         return self._read("flag", 0) if self._flags == self.present > 0 else None
 
+    def as_time(self, table: Table) -> ColumnReading:
+        """The column as times: dates, or numbers in seconds."""
+        dates = max(one.count for one in self._dates.values())
+        numbers = max(one.count for one in self._numbers.values())
+        try:
+            return self._date() if dates >= numbers else self._number("raw", "none")
+        except DataError as error:
+            raise DataError(f"{table.column(self.name)}: no times: {error}") from None
+
     def _kind(self, categories: int) -> str:
+        """The kind that the cells speak for; `ignore:` is followed by the reason."""
         present, distinct = self.present, self._distinct.distinct
         if not present or self._type == "list":
             return "ignore:holds lists" if self._type == "list" else "ignore:is empty"
@@ -285,17 +295,18 @@ class Profile:
             self._flags == present and distinct <= 2 and self.named == present
         ):
             return "flag" if distinct > 1 or self._type == "bool" else "ignore:always the same"
-        if max(self._dates.values(), key=lambda one: one.count).count >= _MOST * present:
+        if max(one.count for one in self._dates.values()) >= _MOST * present:
             return "date"
         if distinct == 1 and self.named == self.rows:
             return "ignore:always the same"
-        if (
-            max(self._numbers.values(), key=lambda one: one.plain.count).plain.count
-            >= _MOST * present
-        ):
+        if max(one.count for one in self._numbers.values()) >= _MOST * present:
+            if self._counts_rows and self.named == self.rows > _FEW:
+                return "ignore:counts the rows"
+            unique = self.named > _FEW and distinct >= min(self.named, _MOST_DISTINCT)
+            called = _ID.search(self.name) is not None or _MANY_ROWS < self.named <= _MOST_DISTINCT
             return (
-                "ignore:counts the rows"
-                if self._counts_rows and self.named == self.rows > _FEW
+                "ignore:a number of its own in each row"
+                if self._whole and unique and called
                 else "number"
             )
         words = self._words / self.named
@@ -307,14 +318,14 @@ class Profile:
         return "category" if distinct <= categories else "hashed"
 
     def _number(self, kind: str, scale: str) -> ColumnReading:
-        written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
-        numbers = self._numbers[written]
-        self._enough(numbers.plain.count, "numbers")
+        """The column as numbers: their notation, and whether and how they are scaled."""
+        written, numbers = self._best(self._numbers)
+        self._enough(numbers.count, "numbers")
         scaled = kind != "raw" and (scale == "standard" or kind == "log")
         log = kind == "log" or (
-            kind == "number" and numbers.plain.low >= 0 and numbers.plain.skewness > _SKEWED
+            kind == "number" and numbers.low >= 0 and numbers.skewness > _SKEWED
         )
-        used = numbers.logs if log and scaled else numbers.plain
+        used = self._logs[written] if log and scaled else numbers
         if scaled and used.deviation < 1e-12 * max(abs(used.mean), 1e-18):
             if self.wish is None:
                 same = self.present == self.rows
@@ -325,7 +336,7 @@ class Profile:
                 )
             log = scaled = False  # nothing to scale by
         mean, deviation = (used.mean, used.deviation) if scaled else (0.0, 1.0)
-        wrong = self.present - numbers.plain.count
+        wrong = self.present - numbers.count
         return self._read(
             "number",
             wrong,
@@ -337,13 +348,8 @@ class Profile:
         )
 
     def _date(self) -> ColumnReading:
-        # 03/04/2024 alone is ambiguous; with slashes the month comes first, as where most such files come from.
-        order = [
-            "year-month-day",
-            *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),
-        ]
-        written = self._written(lambda way: self._dates[way].count, order)
-        found = self._dates[written]
+        """The column as dates: their order, and the parts of a date that can tell something."""
+        written, found = self._best(self._dates)
         self._enough(found.count, "dates")
         parts = ["weekday", *(["hour"] if self._clock[written] else [])]
         parts += ["year"] if found.high - found.low >= _SEASONS else []
@@ -357,12 +363,21 @@ class Profile:
                 f"{found:,} of {self.present:,} cells are {what}; the most frequent is {shown!r}"
             )
 
-    def _written(self, count: Any, ways: list[str]) -> str:
-        if self.wish is not None and self.wish.written is not None:
-            return self.wish.written
-        return max(ways, key=count)  # of equals the first
+    def _best(self, ways: Mapping[str, _Moments]) -> tuple[str, _Moments]:
+        """The notation that the override names, or that fits most cells; of equals the first.
+
+        03/04/2024 alone is ambiguous; with slashes the month comes first, as where most such files
+        come from.
+        """
+        order = list(ways)
+        if ways is self._dates and not self._slashes:
+            order[1:] = reversed(order[1:])
+        best = max(order, key=lambda way: ways[way].count)
+        written = best if self.wish is None else self.wish.written or best
+        return written, ways[written]
 
     def _category(self, kind: str, categories: int) -> ColumnReading:
+        """The column as categories, or hashed where there are too many for a feature each."""
         missing = self.rows - self.named
         if kind == "hashed":
             least, most = _BUCKETS
@@ -377,22 +392,16 @@ class Profile:
         return ColumnReading(self.name, "category", column, missing=missing)
 
     def _read(self, kind: Any, wrong: int, written: str = "", **how: Any) -> ColumnReading:
+        """A reading whose wrong cells count as missing."""
         missing = self.rows - self.present
         column = Column(name=self.name, kind=kind, missing=missing + wrong > 0, **how)
         return ColumnReading(self.name, kind, column, written, missing=missing, wrong=wrong)
 
     def read_as(self, column: Column) -> ColumnReading:
         """The reading of this file's column for a column that another table decided."""
-        if column.kind == "number":
-            written = self._written(lambda way: self._numbers[way].plain.count, list(self._numbers))
-            found = self._numbers[written].plain.count
-        elif column.kind == "date":
-            order = [
-                "year-month-day",
-                *sorted(list(self._dates)[1:], key=lambda way: (way[0] == "m") != self._slashes),
-            ]
-            written = self._written(lambda way: self._dates[way].count, order)
-            found = self._dates[written].count
+        if column.kind in ("number", "date"):
+            written, best = self._best(self._numbers if column.kind == "number" else self._dates)
+            found = best.count
         else:
             written, found = "", self._flags if column.kind == "flag" else self.named
         there = self.named if column.kind in ("category", "hashed") else self.present

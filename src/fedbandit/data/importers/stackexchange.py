@@ -1,53 +1,82 @@
-"""Any Stack Exchange site from the `Posts.xml` of its public dump: questions with an owner, by
-user.
+"""Questions with tags, by user: any Stack Exchange site from the `Posts.xml` of its public dump, and
+Stack Overflow from the published `stackoverflow.sqlite(.lzma)` with its word and tag counts.
 
-Read twice as a stream: once to count words and tags, once to write. Clients are held out whole.
+A dump is streamed twice: once to count words and tags, once to write; clients are held out whole.
+An example of the published file is one sentence: the words of title and sentence, and the post's
+tags; its `heldout` split is left out.
 """
 
 import html
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
-from xml.etree import ElementTree
+from typing import Any, AnyStr, Generic, NamedTuple
+from xml.parsers import expat
+
+import numpy as np
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.progress import SILENT, Advance, ProgressReporter
-from fedbandit.data.importers.common import Dropped, HoldOut, add_rows, check_counts
+from fedbandit.core.progress import SILENT, ProgressReporter
+from fedbandit.core.ragged import Ragged
+from fedbandit.data.importers.common import (
+    Dropped,
+    HoldOut,
+    JsonGuard,
+    Rows,
+    check_counts,
+    unlabelled,
+    write_rows,
+)
+from fedbandit.data.importers.published import Feature, PublishedSqlite, unpacked
 from fedbandit.data.text import BagOfWords, FrequencyCounter, LabelEncoder, tokenise
 from fedbandit.data.writer import DatasetWriter, check_target
 
 _QUESTION = "1"  # PostTypeId
-_BATCH = 4096
+_BATCH = 4096  # questions encoded at a time
 _CHUNK = 1 << 16  # bytes parsed at a time
 _DEEPEST = 16  # a dump has posts in a root and nothing else
 _FOREIGN = 100_000  # elements that are no posts, and ten more for every post
-_LARGEST_ELEMENT = 1 << 26  # bytes; posts have 30,000 characters
+_LARGEST_ELEMENT = 1 << 23  # bytes; posts have 30,000 characters
+_LARGEST_COUNTS = 1 << 24  # bytes, for some 500,000 tags
+_LONGEST = 1 << 16  # characters of a line of counts
 _MARKUP = re.compile(r"<[^>]*>")
 _TAG = re.compile(r"[^<>|]+")  # dumps write tags as <a><b>, newer ones as |a|b|
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackExchangeOptions:
-    """The names are those of the command line's options."""
+class StackOverflowOptions:
+    """The names are those of the command line's options; the defaults are the paper's."""
 
     vocabulary: int = 10_000
     actions: int = 50
     drop_unlabelled: bool = False
-    test_fraction: float = 0.1
 
     def __post_init__(self) -> None:
         check_counts(actions=self.actions, vocabulary=self.vocabulary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackExchangeOptions(StackOverflowOptions):
+    """The names are those of the command line's options."""
+
+    test_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         HoldOut(self.test_fraction, by_client=True)
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple, Generic[AnyStr]):
+    """A tagged text of one user; words and tags of the published file are bytes."""
+
     owner: str  # empty for deleted and anonymous users
-    words: list[str]
-    tags: list[str]
+    words: list[AnyStr]
+    tags: list[AnyStr]
+    is_test: bool | None = None  # None: the hold-out decides
 
 
 def import_stackexchange(
@@ -72,86 +101,213 @@ def import_stackexchange(
     actions, vocabulary = tags.top(options.actions), words.top(options.vocabulary)
     if not actions:
         raise DataError(f"{path}: no question with an owner and tags")
-    bag, encoder = BagOfWords(vocabulary), LabelEncoder(actions)
-    hold_out, dropped = HoldOut(options.test_fraction, by_client=True), Dropped()
-    with DatasetWriter(
+    with _writer(out, actions, vocabulary, importer="stackexchange", file=path.name) as writer:
+        questions = read_questions(path, progress, "Writing questions")
+        batches = _rows(questions, BagOfWords(vocabulary), LabelEncoder(actions), options)
+        hold_out = HoldOut(options.test_fraction, by_client=True)
+        return write_rows(writer, batches, hold_out, Dropped())
+
+
+def import_stackoverflow(
+    path: Path | str,
+    out: Path | str,
+    words: Path | str,
+    tags: Path | str,
+    options: StackOverflowOptions | None = None,
+    progress: ProgressReporter = SILENT,
+) -> Path:
+    """Import the published SQLite file, packed or not; keeps its training and test split."""
+    path, out, options = Path(path), check_target(out), options or StackOverflowOptions()
+    vocabulary = read_word_counts(Path(words), options.vocabulary)
+    counts = read_tag_counts(Path(tags), options.actions)
+    bag = BagOfWords([word.encode() for word in vocabulary])
+    encoder = LabelEncoder([tag.encode() for tag in counts])
+    with (
+        unpacked(path, out, progress) as database,
+        PublishedSqlite(database) as published,
+        _writer(out, counts, vocabulary, importer="stackoverflow", file=path.name) as writer,
+    ):
+        promised = {split: published.clients(split) for split in ("train", "test")}
+        dropped = Dropped(client for clients in promised.values() for client in clients)
+        sentences = _sentences(published, promised, progress)
+        return write_rows(writer, _rows(sentences, bag, encoder, options), dropped=dropped)
+
+
+def _writer(
+    out: Path | str, actions: Collection[str], vocabulary: list[str], **source: str
+) -> DatasetWriter:
+    """A writer of texts with tags; published counts of the tags go with them."""
+    return DatasetWriter(
         out,
         kind="sparse",
         shape=(len(vocabulary),),
         actions=actions,
         multilabel=True,
         vocabulary=vocabulary,
-        source={"importer": "stackexchange", "file": path.name},
-    ) as writer:
-        questions = read_questions(path, progress, "Writing questions")
-        while batch := list(islice(questions, _BATCH)):
-            labels = encoder.encode([question.tags for question in batch])
-            keep = dropped.choose(
-                [question.owner for question in batch], labels, options.drop_unlabelled
-            )
-            kept = [batch[row] for row in keep]
-            clients = [question.owner for question in kept]
-            features = bag.encode([question.words for question in kept])
-            add_rows(writer, clients, features, labels.take(keep), hold_out.is_test(clients))
-        writer.source |= dropped.report()
-        return writer.finish()
+        source=source,
+        published_counts=actions.values() if isinstance(actions, Mapping) else None,
+    )
 
 
-def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterator[Question]:
-    """Stream the questions of a dump; only one question is in memory."""
-    rows = 0
+def _rows(
+    questions: Iterator[Question[AnyStr]],
+    bag: BagOfWords[AnyStr],
+    encoder: LabelEncoder[AnyStr],
+    options: StackOverflowOptions,
+) -> Iterator[Rows]:
+    """The questions in batches."""
+    while batch := list(islice(questions, _BATCH)):
+        labels = encoder.encode([question.tags for question in batch])
+        is_test = [question.is_test for question in batch]
+        yield Rows(
+            [question.owner for question in batch],
+            partial(_contexts, bag, batch),
+            labels,
+            unlabelled(labels) if options.drop_unlabelled else {},
+            None if is_test[0] is None else np.array(is_test),
+        )
+
+
+def _contexts(
+    bag: BagOfWords[AnyStr], questions: Sequence[Question[AnyStr]], rows: np.ndarray
+) -> Ragged:
+    """The words of some questions as sparse rows."""
+    return bag.encode([questions[row].words for row in rows])
+
+
+def read_questions(path: Path, progress: ProgressReporter, what: str) -> Iterator[Question[str]]:
+    """Stream the questions of a dump; only those of one chunk of the file are in memory."""
+    posts = _Posts(path)
     with open(path, "rb") as file, progress.task(what, path.stat().st_size, unit="B") as advance:
-        try:
-            for element in _elements(path, file, advance):
-                rows += 1
-                if element.get("PostTypeId") == _QUESTION:
-                    yield _question(element)
-        except ElementTree.ParseError as error:
-            raise DataError(f"{path}: damaged after {rows:,} posts: {error}") from None
-    if not rows:
+        while chunk := file.read(_CHUNK):
+            yield from posts.feed(chunk)
+            advance(len(chunk))
+        yield from posts.feed(b"")
+    if not posts.seen:
         raise DataError(f"{path}: holds no posts; expected the Posts.xml of a Stack Exchange dump")
 
 
-def _elements(path: Path, file: BinaryIO, advance: Advance) -> Iterator[dict[str, str]]:
-    """The attributes of every post; other elements are passed over, as long as they are few and
-    small.
+class _Posts:
+    """Finds the questions in the XML of a dump, chunk by chunk.
+
+    Other elements than posts are passed over, as long as they are few, small and not nested; a file
+    that declares entities of its own, which can stand for any amount of text, is refused.
     """
-    parser: Any = ElementTree.XMLPullParser(
-        ("start", "end")
-    )  # its stubs know no elements for these two events
-    inside: list[ElementTree.Element] = []  # the elements that are open
-    posts = others = silent = 0
-    while chunk := file.read(_CHUNK):
-        parser.feed(chunk)
-        silent += len(chunk)
-        for event, element in parser.read_events():
-            silent = 0
-            if event == "start":
-                inside.append(element)
-                if len(inside) > _DEEPEST:
-                    raise DataError(
-                        f"{path}: elements are nested deeper than {_DEEPEST}; not the Posts.xml of a dump"
-                    )
-                continue
-            inside.pop()
-            if element.tag == "row":
-                posts += 1
-                yield element.attrib
-            else:
-                others += 1
-            if others > _FOREIGN + 10 * posts:
-                raise DataError(f"{path}: holds other elements than posts: {others:,} to {posts:,}")
-            if inside:
-                del inside[-1][:]  # what is complete is not kept
-        if silent > _LARGEST_ELEMENT:
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._questions = path, list[Question[str]]()
+        self.seen = self._others = self._depth = self._silent = 0
+        self._parser = expat.ParserCreate()
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._end
+        self._parser.EntityDeclHandler = self._entity
+
+    def feed(self, chunk: bytes) -> list[Question[str]]:
+        """The questions that are complete with the next bytes; none are the end of the file."""
+        self._questions, self._silent = [], self._silent + len(chunk)
+        try:
+            self._parser.Parse(chunk, not chunk)
+        except expat.ExpatError as error:
+            raise DataError(f"{self._path}: damaged after {self.seen:,} posts: {error}") from None
+        if self._silent > _LARGEST_ELEMENT:
             raise DataError(
-                f"{path}: one element is larger than {_LARGEST_ELEMENT:,} bytes; not the Posts.xml of a dump"
+                f"{self._path}: one element is larger than {_LARGEST_ELEMENT:,} bytes; not the Posts.xml of a dump"
             )
-        advance(len(chunk))
-    parser.close()
+        return self._questions
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        self._silent, self._depth = 0, self._depth + 1
+        if self._depth > _DEEPEST:
+            raise DataError(
+                f"{self._path}: elements are nested deeper than {_DEEPEST}; not the Posts.xml of a dump"
+            )
+        if name != "row":
+            self._others += 1
+        else:
+            self.seen += 1
+            if attributes.get("PostTypeId") == _QUESTION:
+                self._questions.append(_question(attributes))
+        if self._others > _FOREIGN + 10 * self.seen:
+            found = f"{self._others:,} to {self.seen:,}"
+            raise DataError(f"{self._path}: holds other elements than posts: {found}")
+
+    def _end(self, name: str) -> None:
+        self._silent, self._depth = 0, self._depth - 1
+
+    def _entity(self, name: str, *declared: Any) -> None:
+        raise DataError(
+            f"{self._path}: declares the entity {name[:40]!r}; not the Posts.xml of a dump"
+        )
 
 
-def _question(post: dict[str, str]) -> Question:
+def _question(post: dict[str, str]) -> Question[str]:
+    """A post's words, without markup, and its tags."""
     text = html.unescape(_MARKUP.sub(" ", post.get("Body", "")))
     words = tokenise(f"{post.get('Title', '')} {text}")
     return Question(post.get("OwnerUserId", ""), words, _TAG.findall(post.get("Tags", "")))
+
+
+def _sentences(
+    published: PublishedSqlite,
+    promised: Mapping[str, Mapping[str, int]],
+    progress: ProgressReporter,
+) -> Iterator[Question[bytes]]:
+    """The examples of a published file as questions."""
+    for split, client, row, features in published.rows(
+        promised, ("tokens", "title", "tags"), progress, "Writing sentences"
+    ):
+        where = f"{published.path}: client {client}, row {row}"
+        title, tokens, tags = (
+            _the_only(features, name, where) for name in ("title", "tokens", "tags")
+        )
+        words = title.split() + tokens.split()
+        yield Question(client, words, tags.split(b"|"), split == "test")
+
+
+def _the_only(features: Mapping[str, Feature], name: str, where: str) -> bytes:
+    """The single byte string of a feature."""
+    values = features.get(name)
+    if not isinstance(values, list) or len(values) != 1:
+        raise DataError(f"{where}: feature {name!r} is missing or is not one string")
+    return values[0]
+
+
+def read_word_counts(path: Path, limit: int) -> list[str]:
+    """The first `limit` words of a published word count: lines `word count`, most frequent first."""
+    words: list[str] = []
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST), ""), start=1):
+                fields = line.split()
+                if len(fields) != 2 or not fields[1].isdigit():
+                    raise DataError(f"{path}, line {number}: expected a word and its count")
+                words.append(fields[0])
+                if len(words) == limit:
+                    break
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if not words:
+        raise DataError(f"{path}: holds no words")
+    if len(set(words)) < len(words):
+        raise DataError(f"{path}: a word occurs twice")
+    return words
+
+
+def read_tag_counts(path: Path, limit: int) -> dict[str, int]:
+    """The `limit` most frequent tags with their counts, most frequent first; ties keep the file's
+    order.
+    """
+    try:
+        with open(path, "rb") as file:
+            text = file.read(_LARGEST_COUNTS)
+        JsonGuard(str(path)).check(text)
+        counts = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    if (
+        not isinstance(counts, dict)
+        or not counts
+        or not all(type(n) is int and n >= 0 for n in counts.values())
+    ):
+        raise DataError(f"{path}: expected a JSON object of tags and their counts")
+    return {tag: counts[tag] for tag in sorted(counts, key=lambda tag: -counts[tag])[:limit]}

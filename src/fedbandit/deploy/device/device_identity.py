@@ -1,134 +1,247 @@
-"""A device's card: the file by which a server knows it again, and by which it knows what has been counted.
+"""A device's card: the file by which a server knows it again, and what it has agreed to and done.
 
-Checked when it is read and before it is written; a damaged one is refused by name, never replaced in silence.
+Kept before anything leaves the device, so that a crash can cost a turn in private rounds, never
+give one more. A damaged card is refused by name. Knows nothing of logs or of training.
 """
 
 import json
-import logging
+import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import write_json
-from fedbandit.deploy.device.participation import Turns, read_turns
-
-_logger = logging.getLogger("fedbandit.deploy")
-
-
-def make_private_folder(folder: Path) -> None:
-    """Make the folder, or take an existing one, with all that stands in it, from everybody else."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(exist_ok=True, mode=0o700)
-    _restrict(folder, 0o700)
-    for path in folder.iterdir():
-        if path.is_file() and not path.is_symlink():
-            make_private(path)
-
-
-def make_private(path: Path) -> None:
-    """Let only its owner read and write a file."""
-    _restrict(path, 0o600)
-
-
-def _restrict(path: Path, mode: int) -> None:
-    try:
-        if path.stat().st_mode & 0o777 & ~mode:
-            path.chmod(mode)
-    except FileNotFoundError:
-        pass  # another process has cleared it away
-    except OSError as error:
-        _logger.warning(
-            "%s: others may read it, and that cannot be changed: %s", path, error.strerror
-        )
-
-
-_LONGEST = 64  # characters of a name or a token, as servers take them
-
-
-_MOST = 2**63  # what SQLite counts to
-
+from fedbandit.deploy.messages import Count, Name, checked, first_problem, is_name
+from fedbandit.deploy.private_files import make_private
+from fedbandit.privacy.discrete import DeviceNoise, gaussian_epsilon
 
 _LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
+_COMPUTED = 1e-3  # epsilon is computed anew on each machine, and may come out a little different
+
+
+def _is_epsilon(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and isfinite(value) and value >= 0)  # type: ignore[arg-type, operator]
+
+
+_Whole = Annotated[
+    int, checked(lambda v: type(v) is int and 1 <= v < 2**31, "not a whole number above 0")
+]
+_Delta = Annotated[
+    float, checked(lambda v: type(v) is float and 0 < v < 1, "not a number between 0 and 1")
+]
+
+
+_NoiseParts = Annotated[float | None, checked(_is_epsilon, "not a number from 0")]
+
+
+class LaterRoundSeen(DataError):
+    """The server speaks of a round that this device knows to be over: its state may be an old copy.
+
+    Carries the `seen` round and, once known, the `device`, which a server needs to be warned.
+    """
+
+    def __init__(self, what: str, seen: int, device: str = "") -> None:
+        super().__init__(what)
+        self.seen, self.device = seen, device
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The most that a private server says it will do with one device.
+
+    A device keeps the first terms that it hears and holds the server to them.
+    """
+
+    rounds: _Whole  # of the whole plan
+    separation: _Whole  # a device's turns come in every such round from its first one
+    turns: _Whole  # that a device has at most
+    epsilon: Annotated[float | None, checked(_is_epsilon, "not a number from 0")]  # by RDP
+    delta: _Delta
+    noise: _NoiseParts = None  # clip norms: of all honest devices together, where they add it
+    dropout: _NoiseParts = None  # parts of a round's devices that this noise allows for
+    colluders: _NoiseParts = None
+
+    def __post_init__(self) -> None:
+        if self.noise is None:
+            return
+        assert self.tolerance is not None  # checks its parts
+        spent = math.inf if not self.noise else gaussian_epsilon(self.noise, self.turns, self.delta)
+        if self.epsilon is not None and spent > self.epsilon * (1 + _COMPUTED):
+            raise ValueError(
+                f"noise: {self.turns} turns with noise of {self.noise:.4g} clip norms are worth"
+                f" epsilon {spent:.4g}, not {self.epsilon:.4g}"
+            )
+
+    @property
+    def tolerance(self) -> DeviceNoise | None:
+        """What the noise that this device adds itself has to allow for; None: it adds none."""
+        if self.noise is None:
+            return None
+        return DeviceNoise(self.dropout or 0.0, self.colluders or 0.0)
+
+    def beyond(self, agreed: "Terms") -> str | None:
+        """What these terms ask for beyond those that were agreed to; None if nothing."""
+        for name in ("rounds", "turns", "delta"):
+            if getattr(self, name) > getattr(agreed, name):
+                return f"{name} {getattr(self, name):g}, agreed were {getattr(agreed, name):g}"
+        if self.separation < agreed.separation:
+            return f"turns every {self.separation} rounds, agreed was every {agreed.separation}"
+        for name in ("noise", "dropout", "colluders"):
+            least, own = getattr(agreed, name), getattr(self, name)
+            if least is not None and (own is None or own < least * (1 - _COMPUTED)):
+                return f"{name} {'none' if own is None else f'{own:.4g}'}, agreed was {least:.4g}"
+        if agreed.epsilon is not None and (
+            self.epsilon is None or self.epsilon > agreed.epsilon * (1 + _COMPUTED)
+        ):
+            said = "infinite" if self.epsilon is None else f"{self.epsilon:.4g}"
+            return f"epsilon {said}, agreed was {agreed.epsilon:.4g}"
+        return None
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A device's account of private rounds: the terms that it agreed to, and its turns so far.
+
+    Each method returns the account after something has happened, or raises where that would be more
+    than was agreed to. The device writes the result to its card before it answers.
+    """
+
+    agreed: Terms
+    least: Count = 1  # no honest server asks for an earlier round than this
+    taken: Count = 0  # turns
+    last: Count | None = None  # the round of the last turn
+    judged: Count | None = None  # the last round in which it was asked about a candidate
+
+    def told(self, completed: int) -> "Turns":
+        """After hearing from the server that `completed` rounds are over."""
+        return self if completed < self.least else replace(self, least=completed + 1)
+
+    def after(self, number: int, terms: Terms, *, attempts: bool = False) -> "Turns":
+        """With a turn in that round, unless it would be more than was agreed to.
+
+        A round in which there was a turn is over for this device: that the server asks again may
+        mean that it was killed, or that it was restored from an old copy and would use a second
+        answer. Where an attempt that failed reveals nothing (`attempts`), another one is the same
+        turn.
+        """
+        if problem := terms.beyond(self.agreed):
+            raise DataError(f"the server asks for more than this device agreed to: {problem}")
+        if number < self.least:
+            what = f"round {number}, and this device has seen round {self.least}"
+            raise LaterRoundSeen(
+                f"the server asks for {what}: is its state an old copy?", self.least
+            )
+        if number > self.agreed.rounds:
+            most = self.agreed.rounds
+            raise DataError(f"round {number} is beyond the {most} that this device agreed to")
+        if number == self.last and attempts:
+            return self
+        if number == self.last:
+            raise DataError(f"this device has had its turn in round {number}")
+        if self.last is not None and (number - self.last) % self.agreed.separation:
+            raise DataError(
+                f"not this device's turn: its last was in round {self.last}, and they come every"
+                f" {self.agreed.separation} rounds"
+            )
+        if self.taken >= self.agreed.turns:
+            most = self.agreed.turns
+            raise DataError(f"this device has had all of the {most} turns that it agreed to")
+        return replace(self, least=number, taken=self.taken + 1, last=number)
+
+    def after_judging(self, number: int) -> "Turns":
+        """After a question about a candidate: part of the turn in that round, and asked once."""
+        if number != self.last:
+            raise DataError(f"round {number} is not one in which this device has had its turn")
+        if number == self.judged:
+            raise DataError(
+                f"this device has been asked about the candidate of round {number} before"
+            )
+        return replace(self, judged=number)
+
+
+@dataclass(frozen=True)
+class MostAgreed:
+    """The largest plan that an app agrees to; None: whatever a server says first.
+
+    An app sets it in `Limits(private=MostAgreed(epsilon=4.0, turns=10))`.
+    """
+
+    rounds: int | None = None
+    turns: int | None = None
+    epsilon: float | None = None
+
+    def agreed(self, turns: Turns | None, terms: Terms) -> Turns:
+        """The account so far; on first contact a new one over `terms`, if they are within bounds."""
+        if turns is not None:
+            return turns
+        for name in ("rounds", "turns", "epsilon"):
+            most, said = getattr(self, name), getattr(terms, name)
+            if most is not None and (said is None or said > most):
+                shown = "infinite" if said is None else f"{said:.4g}"
+                raise DataError(
+                    f"the server's privacy.{name}: {shown}, and this app agrees to at most {most:g}"
+                )
+        return Turns(terms)
 
 
 @dataclass(frozen=True)
 class Card:
-    """A device's name, its mark, its last part in secure sums, and its turns in private rounds."""
+    """A device's name, its mark, its last part in secure sums, and its turns in private rounds.
 
-    device: str = field(default_factory=lambda: uuid.uuid4().hex)
-    counted: int = 0
-    pending: Mapping[str, int] = field(
-        default_factory=dict
-    )  # token of a round -> the mark if its sum was taken
-    private: Turns | None = (
-        None  # what it agreed to and has done in private rounds; None: it never was in any
-    )
-    user: str | None = (
-        None  # whose device it is, by a name that means nothing to anybody else; None: nobody said
-    )
-    masked: int | None = None  # the round of its last masked vector, whose token is in `pending`
-    summed: int | None = None  # the last round in which it let a sum be unmasked
+    One file in the agent's folder; moving it away makes the device a new one.
+    """
 
-    def __post_init__(self) -> None:
-        if not is_token(self.device):
-            raise DataError(f"device: not a name of 1 to {_LONGEST} characters")
-        if not is_mark(self.counted):
-            raise DataError("counted: not a count")
-        if not all(value is None or is_mark(value) for value in (self.masked, self.summed)):
-            raise DataError("masked, summed: not rounds")
-        if not isinstance(self.pending, dict) or not all(
-            is_token(t) and is_mark(m) for t, m in self.pending.items()
-        ):
-            raise DataError("pending: not counts by the tokens of rounds")
-        if self.user is not None and not is_token(self.user):
-            raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
+    device: Name = field(default_factory=lambda: uuid.uuid4().hex)
+    counted: Count = 0  # rewards settled up to this mark of the log are in the server's metrics
+    pending: dict[Name, Count] = field(default_factory=dict)  # token -> mark, if its sum was taken
+    private: Turns | None = None  # None: it never was in a private round
+    user: Name | None = None  # whose device it is, by an opaque name; None: nobody said
+    masked: Count | None = None  # the round of its last masked vector, whose token is in `pending`
+    summed: Count | None = None  # the last round in which it let a sum be unmasked
 
 
-def is_token(value: object) -> bool:
-    """Whether it can name a device or a round."""
-    return isinstance(value, str) and 0 < len(value) <= _LONGEST
-
-
-def is_mark(value: object) -> bool:
-    """Whether it can be a place in the order of a log."""
-    return type(value) is int and 0 <= value < _MOST
+_CARD: TypeAdapter[Card] = TypeAdapter(Card)
+_NEEDED: dict[str, None] = {"device": None, "counted": None}
 
 
 def read_card(path: Path) -> Card:
-    """The card in the file; the first time, a new one, which must be written before it is used."""
+    """The card in the file; the first time, a new one, which is written before it is used."""
     try:
         with open(path, "rb") as file:
             kept: Any = json.loads(file.read(_LARGEST_FILE))
+        if isinstance(kept, dict):
+            if isinstance(account := kept.get("private"), Mapping):
+                kept["private"] = {"least": None, "taken": None, **account}
+            kept = {**_NEEDED, **kept}
+        return _CARD.validate_python(kept)
     except FileNotFoundError:
         card = Card()
         write_card(path, card)
         return card
+    except ValidationError as error:
+        what = first_problem(error)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)[:100]) from None
-    if not isinstance(kept, dict):
-        raise _damaged(path, f"a {type(kept).__name__} where a card was expected")
-    try:
-        private = read_turns(kept.get("private"))
-        pending = kept.get("pending", {})
-        more = {name: kept.get(name) for name in ("user", "masked", "summed")}
-        return Card(kept.get("device", ""), kept.get("counted"), pending, private, **more)  # type: ignore[arg-type]
-    except DataError as problem:
-        raise _damaged(path, str(problem)) from None
+        what = str(error)[:100]
+    raise DataError(f"{path}: damaged ({what}); move it away, and the device joins as a new one")
 
 
 def name_user(folder: Path, user: str) -> None:
-    """Say, once, whose device the one with that agent's folder is; all devices of one person get the same name."""
+    """Say, once, whose device the agent's folder belongs to; a person's devices share one name."""
     path = folder / "device.json"
-    if not is_token(user):
-        raise DataError(f"user: not a name of 1 to {_LONGEST} characters")
+    if not is_name(user):
+        raise DataError("user: not a name of 1 to 64 characters")
     card = read_card(path)
     if card.user not in (None, user):
-        raise DataError(
-            f"{path}: a device of user {card.user}; move the file away, and the device joins as a new one"
-        )
+        whose = f"a device of user {card.user}"
+        raise DataError(f"{path}: {whose}; move the file away, and the device joins as a new one")
     if card.user is None:
         write_card(path, replace(card, user=user))
 
@@ -137,7 +250,3 @@ def write_card(path: Path, card: Card) -> None:
     """Keep the card, or raise `OSError` and keep the old one."""
     write_json(path, {name: value for name, value in asdict(card).items() if value is not None})
     make_private(path)
-
-
-def _damaged(path: Path, what: str) -> DataError:
-    return DataError(f"{path}: damaged ({what}); move it away, and the device joins as a new one")

@@ -1,42 +1,38 @@
-"""The device's door for what a server asks: types, ranges and the device's own limits, before anything is done.
+"""Checks what a server asks a device: types, ranges and the device's own limits, before any work.
 
-What a newer server adds is ignored unless it says that it is required. Knows nothing of logs or of learners.
+What a newer server adds is ignored unless it is listed as required. Knows no log and no learner.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StrictBool,
+    StrictStr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.device.device_identity import is_mark, is_token
-from fedbandit.deploy.device.participation import MostAgreed
-from fedbandit.deploy.messages import protocol_problem
-from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds, SecureMinimum
-
-_CLIENT = ("learning_rate", "batch_size", "epochs")
-_LEARNING = ("objective", "objective_parameters", "client", "dtype", "algorithm", "freeze")
-_FACTS = (
-    "protocol",
-    "required",
-    "token",
-    "round",
-    "space",
-    "version",
-    "counted",
-    "settled",
-    "clip_norm",
-    "bounds",
+from fedbandit.deploy.device.device_identity import MostAgreed, Terms
+from fedbandit.deploy.messages import (
+    Count,
+    Name,
+    checked,
+    first_problem,
+    is_number,
+    protocol_problem,
 )
-_PRIVACY = ("rounds", "separation", "turns", "epsilon", "delta")
-_UNDERSTOOD = {
-    *_FACTS,
-    *("learning", "rule", "estimator", "limit", "zeros", "model"),
-    *(f"learning.{name}" for name in _LEARNING),
-    *(f"learning.client.{name}" for name in _CLIENT),
-    *("bounds.events", "bounds.reward"),
-    *("privacy", *(f"privacy.{name}" for name in _PRIVACY)),
-}
+from fedbandit.deploy.secure_sums import MOST_EVENTS, ReportBounds, SecureMinimum
+from fedbandit.privacy.discrete import DeviceNoise
+
+T = TypeVar("T", bound="Instructions")
 
 
 @dataclass(frozen=True)
@@ -48,189 +44,168 @@ class Limits:
     learning_rate: float = 1e4
     clip_norm: float = 1e6
     reward: float = 1e9  # the bound of a reward that a server may ask for
-    private: MostAgreed = field(
-        default_factory=MostAgreed
-    )  # the largest privacy plan that it agrees to
-    secure: SecureMinimum = field(
-        default_factory=SecureMinimum
-    )  # the least that it hides among in a secure sum
+    events: int = MOST_EVENTS  # that one report may be about
+    private: MostAgreed = field(default_factory=MostAgreed)  # the largest plan that it agrees to
+    secure: SecureMinimum = field(default_factory=SecureMinimum)  # the least that it hides among
 
 
-@dataclass(frozen=True)
-class Task:
-    """A request to train, checked."""
+def _within_limit(value: Any, info: ValidationInfo) -> Any:
+    """Refuse what is not a number above 0 and at most the device's limit of that name."""
+    most = getattr(info.context, str(info.field_name))
+    if isinstance(most, int):
+        fine, kind = type(value) is int and 1 <= value <= most, f"a whole number from 1 to {most}"
+    else:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fine = number and 0 < value <= most and isfinite(value)
+        kind = f"a number above 0 and at most {most:g}"
+    if not fine:
+        raise ValueError(f"{str(value)[:50]!r} is not {kind}, this device's limit")
+    return value
 
-    token: str
-    space: str
-    clip_norm: float
-    learning: dict[str, Any]  # what this device understands of how to train
-    bounds: ReportBounds  # of what is reported
+
+_Limited = Annotated[float, BeforeValidator(_within_limit)]
+_LimitedInt = Annotated[int, BeforeValidator(_within_limit)]
+
+
+class _Client(BaseModel):
+    """How to step; what is left out has the defaults of this device."""
+
+    learning_rate: _Limited
+    batch_size: _LimitedInt = 0
+    epochs: _LimitedInt = 0
+
+
+class _Named(BaseModel):
+    """A part by its name, with its parameters beside it."""
+
+    model_config = ConfigDict(extra="allow")
+    name: StrictStr
+
+
+class _Learning(BaseModel):
+    """How to train, in values that can be compared and built from."""
+
+    client: _Client
+    objective: StrictStr
+    objective_parameters: dict[str, Any]
+    dtype: Literal["float32", "float64"]
+    algorithm: _Named = _Named(name="fedavg")
+    freeze: list[StrictStr] = []
+    model: _Named | None = None  # what is trained, where it is not the model that acts
+
+
+class _Bounds(BaseModel):
+    events: _LimitedInt
+    reward: _Limited
+
+
+class Instructions(BaseModel):
+    """What any request may say: of a private server the round and the terms it promises to keep."""
+
+    round: Count | None = None
+    privacy: Terms | None = None
+    zeros: StrictBool = False  # devices with nothing to train on send zeros, so none can be told
+
+    @model_validator(mode="after")
+    def _check_round(self) -> "Instructions":
+        if self.privacy is not None and self.round is None:
+            raise ValueError("round: not a count")
+        return self
+
+    @property
+    def tolerance(self) -> DeviceNoise | None:
+        """What the noise of devices allows for, where they add it themselves."""
+        return None if self.privacy is None else self.privacy.tolerance
+
+
+class ReadyQuestion(Instructions):
+    """Before a secure round: can this device take part?"""
+
+    token: Name
+    space: StrictStr
+    round: Count
+
+
+class Work(Instructions):
+    """A request to train or to judge."""
+
+    token: Name
+    space: StrictStr  # what the server's actions and features mean
+    learning: _Learning
+    bounds: _Bounds
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What this device understands of how to train."""
+        return self.learning.model_dump(exclude_unset=True)
+
+    @property
+    def report_bounds(self) -> ReportBounds:
+        """The most that the server takes as one device's report."""
+        return ReportBounds(self.bounds.events, self.bounds.reward)
+
+
+class Task(Work):
+    """A request to train."""
+
+    clip_norm: _Limited
+
+
+class PlainTask(Task):
+    """A request to train and to answer in clear; `counted`: the mark that the server knows, if any."""
+
+    counted: Count | None
+
+
+class SecureTask(Task):
+    """A request to train for a secure sum; `settled` names earlier sums that were counted."""
+
+    round: Count
+    settled: list[Name] = []
+    model: Any = None
+
+
+class Judgement(Work):
+    """A request to judge a candidate in place of `version` by this device's log."""
+
+    version: Count
+    rule: _Named
+    estimator: Literal["ips", "dr"]
+    limit: Annotated[float, checked(lambda v: is_number(v) and v > 0, "gains without a limit")]
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """The names of a model's fields, those of models within it by their paths."""
+    found: set[str] = set()
+    for name, info in model.model_fields.items():
+        found.add(prefix + name)
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            found |= _keys(info.annotation, f"{prefix}{name}.")
+    return found
+
+
+_UNDERSTOOD = {"protocol", "required", *(f"privacy.{name}" for name in Terms.__dataclass_fields__)}
+_UNDERSTOOD |= {name for model in (PlainTask, SecureTask, Judgement) for name in _keys(model)}
 
 
 def check_understood(facts: Mapping[str, Any]) -> None:
-    """Refuse a request whose protocol is no number, or that requires what this device does not know."""
+    """Refuse a request of unknown protocol, or that requires what this device does not know."""
     if problem := protocol_problem(facts):
         raise DataError(f"the server's request: {problem}")
     required = facts.get("required", [])
     if not (isinstance(required, list) and all(isinstance(name, str) for name in required)):
-        raise _wrong("required", "not a list of names")
+        raise DataError("the server's request: required: not a list of names")
     for name in required:
         if name not in _UNDERSTOOD:
-            raise _wrong(
-                "required", f"{name[:50]!r}, which this device does not know; update its fedbandit"
-            )
+            what = f"{name[:50]!r}, which this device does not know; update its fedbandit"
+            raise DataError(f"the server's request: required: {what}")
 
 
-def read_task(facts: Mapping[str, Any], limits: Limits) -> Task:
-    """What a request to train says, within the limits of this device."""
-    return Task(
-        token=read_token(facts),
-        space=read_space(facts),
-        clip_norm=_positive("clip_norm", _given(facts, "clip_norm"), limits.clip_norm),
-        learning=read_learning(facts, limits),
-        bounds=read_bounds(facts, limits),
-    )
-
-
-def read_token(facts: Mapping[str, Any]) -> str:
-    """The token of the attempt at a round."""
-    token = _given(facts, "token")
-    if not is_token(token):
-        raise _wrong("token", "not a short text")
-    return str(token)
-
-
-def read_round(facts: Mapping[str, Any]) -> int:
-    """The number of the round."""
-    number = _given(facts, "round")
-    if not is_mark(number):
-        raise _wrong("round", "not a count")
-    return int(number)
-
-
-def read_settled(facts: Mapping[str, Any]) -> list[str]:
-    """The tokens of earlier attempts whose sums the server has counted."""
-    settled = facts.get("settled", [])
-    if not (isinstance(settled, list) and all(is_token(token) for token in settled)):
-        raise _wrong("settled", "not a list of tokens")
-    return settled
-
-
-def read_space(facts: Mapping[str, Any]) -> str:
-    """What the server's actions and features mean."""
-    return _text(facts, "space")
-
-
-def read_version(facts: Mapping[str, Any]) -> int:
-    """The version of the model that the server speaks of."""
-    version = _given(facts, "version")
-    if not is_mark(version):
-        raise _wrong("version", "not a count")
-    return int(version)
-
-
-def read_mark(facts: Mapping[str, Any]) -> int | None:
-    """Up to where the server has counted this device's rewards; None where it does not know the device."""
-    counted = _given(facts, "counted")
-    if counted is not None and not is_mark(counted):
-        raise _wrong("counted", "not a count")
-    return None if counted is None else int(counted)
-
-
-def read_bounds(facts: Mapping[str, Any], limits: Limits) -> ReportBounds:
-    """The most that the server takes as one device's report."""
-    given = _section("bounds", _given(facts, "bounds"))
-    events = _count("bounds.events", _given(given, "events", "bounds."), MOST_EVENTS)
-    return ReportBounds(
-        events, _positive("bounds.reward", _given(given, "reward", "bounds."), limits.reward)
-    )
-
-
-def read_learning(facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """How to train: what this device understands of it, in values that can be compared and built from."""
-    given = _section("learning", _given(facts, "learning"))
-    client = _section("learning.client", _given(given, "client", "learning."))
-    settings = {
-        "learning_rate": _positive(
-            "learning.client.learning_rate",
-            _given(client, "learning_rate", "learning.client."),
-            limits.learning_rate,
-        )
-    }
-    for name, most in (("batch_size", limits.batch_size), ("epochs", limits.epochs)):
-        if name in client:
-            settings[name] = _count(f"learning.client.{name}", client[name], most)
-    dtype, freeze = _text(given, "dtype", "learning."), given.get("freeze", [])
-    if dtype not in ("float32", "float64"):
-        raise _wrong("learning.dtype", f"{dtype[:50]!r} is not float32 or float64")
-    if not (isinstance(freeze, list) and all(isinstance(name, str) for name in freeze)):
-        raise _wrong("learning.freeze", "not a list of names")
-    algorithm = _section("learning.algorithm", given.get("algorithm", {"name": "fedavg"}))
-    _text(algorithm, "name", "learning.algorithm.")
-    parameters = _section(
-        "learning.objective_parameters", _given(given, "objective_parameters", "learning.")
-    )
-    return {
-        "objective": _text(given, "objective", "learning."),
-        "objective_parameters": parameters,
-        "client": settings,
-        "dtype": dtype,
-        "algorithm": algorithm,
-        "freeze": freeze,
-    }
-
-
-def sends_zeros(facts: Mapping[str, Any]) -> bool:
-    """Whether the server asks for zeros from devices that have nothing to train on: nobody can tell who they are."""
-    found = facts.get("zeros", False)
-    if not isinstance(found, bool):
-        raise _wrong("zeros", "not true or false")
-    return found
-
-
-def read_rule(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The name and parameters of the rule that would explore with a candidate."""
-    rule = _section("rule", _given(facts, "rule"))
-    _text(rule, "name", "rule.")
-    return rule
-
-
-def _wrong(name: str, what: str) -> DataError:
-    return DataError(f"the server's request: {name}: {what}")
-
-
-def _given(section: Mapping[str, Any], name: str, prefix: str = "") -> Any:
-    if name not in section:
-        raise _wrong(f"{prefix}{name}", "missing")
-    return section[name]
-
-
-def _section(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _wrong(name, "not a section")
-    return dict(value)
-
-
-def _text(section: Mapping[str, Any], name: str, prefix: str = "") -> str:
-    value = _given(section, name, prefix)
-    if not isinstance(value, str):
-        raise _wrong(f"{prefix}{name}", "not a text")
-    return value
-
-
-def _positive(name: str, value: Any, most: float) -> float:
-    sound = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (sound and 0 < value <= most and isfinite(value)):
-        raise _wrong(
-            name,
-            f"{str(value)[:50]!r} is not a number above 0 and at most {most:g}, this device's limit",
-        )
-    return float(value)
-
-
-def _count(name: str, value: Any, most: int) -> int:
-    if not (type(value) is int and 1 <= value <= most):
-        raise _wrong(
-            name, f"{str(value)[:50]!r} is not a whole number from 1 to {most}, this device's limit"
-        )
-    return int(value)
+def read_instructions(kind: type[T], facts: Mapping[str, Any], limits: Limits) -> T:
+    """A request's facts, checked against the limits of this device; `DataError` names the first
+    wrong one.
+    """
+    try:
+        return kind.model_validate(dict(facts), context=limits)
+    except ValidationError as error:
+        raise DataError(f"the server's request: {first_problem(error)}") from None

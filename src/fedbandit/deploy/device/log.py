@@ -1,6 +1,8 @@
-"""The device's event log: every decision with its propensity, its reward when one comes, and when it is too late.
+"""The device's event log: every decision with its propensity, its reward when one comes, and when
+it is too late.
 
-Sequence numbers give the order and the log's own seconds the age; no clock that somebody can set decides anything.
+Sequence numbers give the order and the log's own seconds the age; no clock that somebody can set
+decides anything.
 """
 
 import json
@@ -18,18 +20,24 @@ from fedbandit.deploy.device.log_file import (
     LogFile,
     LogUnavailable,
     Reading,
+    mark_of,
     read_clocks,
     seconds_between,
+    upgrade,
 )
 
 __all__ = ["EventLog", "LogRow", "LogUnavailable", "Outcome", "Record", "Retention", "Totals"]
 DAY = 86400.0
+_MOST_EVENTS = 2**40
+_MODULUS = 2**62  # of the sum of marks
 LARGEST_REWARD = 3.4028234663852886e38  # of float32, in which devices train
 
 
 @dataclass(frozen=True)
 class Retention:
-    """How long events live. The log remembers it, so that an app and a training process keep the same rules."""
+    """How long events live. The log remembers it, so that an app and a training process keep the
+    same rules.
+    """
 
     max_events: int = 1024  # the paper's M: only the newest are kept
     max_age: float = 30 * DAY  # seconds
@@ -39,8 +47,8 @@ class Retention:
     )
 
     def __post_init__(self) -> None:
-        if self.max_events < 1:
-            raise ValueError(f"max_events must be at least 1, not {self.max_events}")
+        if type(self.max_events) is not int or not 1 <= self.max_events <= _MOST_EVENTS:
+            raise ValueError(f"max_events must be at least 1, not {str(self.max_events)[:40]}")
         for name in ("max_age", "reward_within"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
@@ -65,7 +73,11 @@ class Outcome(StrEnum):
 
 
 class Record(NamedTuple):
-    """A decision as it is logged; contexts and sets of actions as bytes."""
+    """A decision as it is logged; contexts and sets of actions as bytes.
+
+    Over candidates `items` has their numbers in the catalogue of that digest, and `own` the
+    features of those outside it.
+    """
 
     version: int
     space: str
@@ -74,21 +86,66 @@ class Record(NamedTuple):
     available: bytes | None
     ids: bytes | None
     values: bytes
+    catalogue: str | None = None
+    items: bytes | None = None
+    own: bytes | None = None
 
 
 class LogRow(NamedTuple):
-    """An event that can be trained on."""
+    """A stored event, by the columns of its table; a damaged file can hold any type in any of them.
+
+    `settled` counts up in the order in which events became readable: what is above a remembered
+    one is new.
+    """
 
     sequence: int
-    settled: int  # counts up in the order in which events became readable: what is above a remembered one is new
+    made: float
+    nonce: int
     version: int
     space: str
     action: int
     propensity: float
-    reward: float
+    reward: float | None
+    settled: int | None
     available: bytes | None
     ids: bytes | None
     values: bytes
+    catalogue: str | None = None
+    items: bytes | None = None
+    own: bytes | None = None
+    intact: bool = True  # whether the row is as it was written; not stored
+
+    @property
+    def mark(self) -> int:
+        """The checksum of what is stored."""
+        return mark_of(self[:-1])
+
+
+_STORED = ", ".join(LogRow._fields[:-1]).replace("values", "vals")
+_SELECTED = f"SELECT mark, {_STORED} FROM events"
+
+
+@dataclass
+class _Head:
+    """The row that stands for the whole log: its clock, its rules, and what is in it."""
+
+    elapsed: float
+    wall: float
+    steady: float
+    boot: str
+    rewarded: int
+    rules: str
+    last: int  # the highest sequence number given out
+    held: int  # events in the log
+    total: int  # the sum of their marks
+
+    def add(self, mark: int, events: int = 1) -> None:
+        """Count events that came (1) or went (-1)."""
+        self.held += events
+        self.total = (self.total + events * mark) % _MODULUS
+
+
+_OF_LOG = ", ".join(_Head.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -102,7 +159,9 @@ class Totals:
 
 
 class EventLog:
-    """Appends events, takes rewards, and reads what can be trained on; safe for threads and processes."""
+    """Appends events, takes rewards, and reads what can be trained on; safe for threads and
+    processes.
+    """
 
     def __init__(
         self,
@@ -115,8 +174,8 @@ class EventLog:
     ) -> None:
         """Open the log, or make one. Without `retention` the log keeps the rules it has.
 
-        A damaged log raises `DataError`. `power_safe` waits for the disk at every event, so that a power cut loses
-        none; a killed process never does.
+        A damaged log raises `DataError`. `power_safe` waits for the disk at every event, so that a
+        power cut loses none; a killed process never does.
         """
         self._file = LogFile(path, timeout, power_safe)
         self._retention = retention
@@ -126,15 +185,14 @@ class EventLog:
     def append(self, record: Record) -> str:
         """Log a decision; the event's id."""
         nonce = int.from_bytes(os.urandom(7), "little")
-        with self._writing() as (db, now, rules):
-            cursor = db.execute(
-                "INSERT INTO events (made, nonce, version, space, action, propensity, available, ids, vals)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (now, nonce, *record),
-            )
-            sequence = cursor.lastrowid
-            assert sequence is not None
-            _prune(db, sequence, now, rules)
+        with self._writing() as (db, head, rules):
+            sequence = head.last = head.last + 1
+            decided: dict[str, Any] = record._asdict()
+            row = LogRow(sequence, head.elapsed, nonce, reward=None, settled=None, **decided)
+            values, places = (*row[:-1], row.mark), ", ".join("?" * len(row))
+            db.execute(f"INSERT INTO events ({_STORED}, mark) VALUES ({places})", values)
+            head.add(row.mark)
+            _prune(db, head, rules)
         return f"{sequence}-{nonce:014x}"
 
     def reward(self, event_id: str, value: float) -> Outcome:
@@ -145,53 +203,66 @@ class EventLog:
         if parsed is None:
             return Outcome.UNKNOWN
         sequence, nonce = parsed
-        with self._writing() as (db, now, rules):
-            event = db.execute(
-                "SELECT nonce, made, reward FROM events WHERE sequence = ?", (sequence,)
-            ).fetchone()
-            if event is None:
-                return Outcome.EXPIRED if sequence <= _last_sequence(db) else Outcome.UNKNOWN
-            if event[0] != nonce:
+        with self._writing() as (db, head, rules):
+            found = db.execute(f"{_SELECTED} WHERE sequence = ?", (sequence,)).fetchone()
+            if found is None:
+                return Outcome.EXPIRED if sequence <= head.last else Outcome.UNKNOWN
+            mark, event = found[0], LogRow(*found[1:])
+            if event.nonce != nonce or event.mark != mark:
                 return Outcome.UNKNOWN
-            if event[2] is not None:
+            if event.reward is not None:
                 return Outcome.DUPLICATE
-            if now - event[1] >= min(rules.reward_within, rules.max_age):
+            if head.elapsed - event.made >= min(rules.reward_within, rules.max_age):
                 return Outcome.EXPIRED
-            db.execute("UPDATE log SET rewarded = rewarded + 1")
+            head.rewarded += 1
+            event = event._replace(reward=float(value), settled=head.rewarded)
             db.execute(
-                "UPDATE events SET reward = ?, settled = (SELECT rewarded FROM log) WHERE sequence = ?",
-                (float(value), sequence),
+                "UPDATE events SET reward = ?, settled = ?, mark = ? WHERE sequence = ?",
+                (event.reward, event.settled, event.mark, sequence),
             )
+            head.add(mark, -1)
+            head.add(event.mark)
         return Outcome.RECORDED
 
     def read(self) -> list[LogRow]:
         """The events that can be trained on, oldest first; consumes nothing.
 
-        Where a missing reward counts as zero, an event is held back until its time for a reward is over: before that,
-        those with a reward would be seen and those without one not, and every action would look better than it is.
+        Where a missing reward counts as zero, an event is held back until its time for a reward is
+        over: before that, those with a reward would be seen and those without one not, and every
+        action would look better than it is.
         """
-        columns = "version, space, action, propensity, coalesce(reward, 0), available, ids, vals"
-        with self._reading() as (db, now, rules):
-            if rules.without_reward == "zero":
-                query = (
-                    f"SELECT sequence, sequence, {columns} FROM events WHERE made <= ? AND made > ?"
-                )
-                window = (now - rules.reward_within, now - rules.max_age)
-            else:
-                query = f"SELECT sequence, settled, {columns} FROM events WHERE reward IS NOT NULL AND made > ?"
-                window = (now - rules.max_age,)  # type: ignore[assignment]
-            oldest = _last_sequence(db) - rules.max_events
-            found = db.execute(
-                f"{query} AND sequence > ? ORDER BY sequence", (*window, oldest)
-            ).fetchall()
-        return [LogRow(*row) for row in found]
+        with self._reading() as (db, head, rules):
+            zero = rules.without_reward == "zero"
+            newest = head.elapsed - rules.reward_within if zero else head.elapsed
+            oldest, first = head.elapsed - rules.max_age, head.last - rules.max_events
+            stored = db.execute(f"{_SELECTED} ORDER BY sequence").fetchall()
+        found = []
+        for mark, *values in stored:
+            row = LogRow(*values)
+            # What is not as it was written is read, too: training counts it as damaged.
+            intact = row.mark == mark
+            readable = intact and oldest < row.made <= newest and row.sequence > first
+            if not intact or (readable and (zero or row.reward is not None)):
+                reward = 0.0 if row.reward is None else row.reward
+                settled = row.sequence if zero else row.settled
+                found.append(row._replace(reward=reward, settled=settled, intact=intact))
+        return found
+
+    def missing(self) -> int:
+        """How many events are gone that nothing here deleted, or were put in; 0 in a sound log."""
+        with self._reading() as (db, head, _):
+            held, total = db.execute(
+                "SELECT count(*), coalesce(sum(mark), 0) FROM events"
+            ).fetchone()
+        if held == head.held and total % _MODULUS == head.total:
+            return 0
+        return max(1, abs(head.held - int(held)))
 
     def totals(self) -> Totals:
         """What the log has seen and what it holds."""
-        with self._reading() as (db, _, _):
-            rewarded = db.execute("SELECT rewarded FROM log").fetchone()[0]
+        with self._reading() as (db, head, _):
             held, settled = db.execute("SELECT count(*), count(reward) FROM events").fetchone()
-            return Totals(_last_sequence(db), rewarded, held, held - settled)
+            return Totals(head.last, head.rewarded, held, held - settled)
 
     def retention(self) -> Retention:
         """The rules in force."""
@@ -204,64 +275,84 @@ class EventLog:
             self._file.disconnect()
 
     @contextmanager
-    def _writing(self) -> Iterator[tuple[sqlite3.Connection, float, Retention]]:
-        """A write transaction, its time in the log's seconds, and the rules; the log's clock moves on with it."""
+    def _writing(self) -> Iterator[tuple[sqlite3.Connection, _Head, Retention]]:
+        """A write transaction with the log's head at this moment, stored in the end, and the rules."""
         self._prepare()
         with self._file.transaction(write=True) as db:
-            now, rules = self._move_clock(db)
-            yield db, now, rules
+            head, rules = self._head(db)
+            yield db, head, rules
+            self._store(db, head)
 
     @contextmanager
-    def _reading(self) -> Iterator[tuple[sqlite3.Connection, float, Retention]]:
+    def _reading(self) -> Iterator[tuple[sqlite3.Connection, _Head, Retention]]:
         with suppress(LogUnavailable):  # on a full disk a log can still be read
             self._prepare()
         with self._file.transaction(write=False) as db:
-            now, _, rules = self._now(db)
-            yield db, now, rules
+            yield db, *self._head(db)
 
-    def _now(self, db: sqlite3.Connection) -> tuple[float, Reading, Retention]:
-        row = db.execute("SELECT elapsed, wall, steady, boot, rules FROM log").fetchone()
+    def _head(self, db: sqlite3.Connection) -> tuple[_Head, Retention]:
+        """The log's head with its clock moved on to now, and the rules in it."""
+        row = db.execute(f"SELECT {_OF_LOG}, mark FROM log").fetchone()
         try:
-            (elapsed, wall, steady), boot, rules = (
-                map(float, row[:3]),
-                str(row[3]),
-                _from_json(row[4]),
-            )
+            if row is None or mark_of(row[:-1]) != row[-1]:
+                raise ValueError("its checksum does not match")
+            head, rules = _Head(*row[:-1]), _from_json(row[5])
         except (TypeError, ValueError, RecursionError) as error:
             problem = f"{self._file.path}: damaged (its clock or rules: {str(error)[:100]})"
             raise DataError(f"{problem}; move it away to start a new one") from None
         reading = self._clocks()
-        return elapsed + seconds_between(Reading(wall, steady, boot), reading), reading, rules
+        head.elapsed += seconds_between(Reading(head.wall, head.steady, head.boot), reading)
+        head.wall, head.steady, head.boot = reading.wall, reading.steady, reading.boot
+        return head, rules
 
-    def _move_clock(self, db: sqlite3.Connection) -> tuple[float, Retention]:
-        now, reading, rules = self._now(db)
-        update = "UPDATE log SET elapsed = ?, wall = ?, steady = ?, boot = ?"
-        db.execute(update, (now, reading.wall, reading.steady, reading.boot))
-        return now, rules
+    def _store(self, db: sqlite3.Connection, head: _Head) -> None:
+        values = tuple(vars(head).values())
+        places = ", ".join(f"{name} = ?" for name in (*_OF_LOG.split(", "), "mark"))
+        db.execute(f"UPDATE log SET {places}", (*values, mark_of(values)))
 
     def _prepare(self) -> None:
-        """Before the first use: make the log if there is none, and have it keep the rules that were asked for."""
+        """Before the first use: make the log if there is none, and store the rules asked for."""
         if self._ready:
             return
         if not self._file.exists():
             self._file.create(_to_json(self._retention or Retention()), self._clocks())
         with self._file.transaction(write=True) as db:
+            if upgrade(db):
+                self._mark_all(db)
             # After a reboot the wall clock is asked once, here, and may be set as anyone likes then.
-            self._move_clock(db)
+            head, _ = self._head(db)
             if self._retention is not None:
-                db.execute("UPDATE log SET rules = ?", (_to_json(self._retention),))
+                head.rules = _to_json(self._retention)
+            self._store(db, head)
         self._ready = True
 
+    def _mark_all(self, db: sqlite3.Connection) -> None:
+        """Take the rows of a log of format 1 as they are, and count and mark them."""
+        head = _Head(*db.execute(f"SELECT {_OF_LOG} FROM log").fetchone())
+        head.last = _last_sequence(db)
+        for _, *values in db.execute(_SELECTED).fetchall():
+            row = LogRow(*values)
+            db.execute("UPDATE events SET mark = ? WHERE sequence = ?", (row.mark, row.sequence))
+            head.add(row.mark)
+        self._store(db, head)
 
-def _prune(db: sqlite3.Connection, newest: int, now: float, rules: Retention) -> None:
-    """Delete what the rules no longer keep. Times ascend with the sequence, so the too old stand at the beginning."""
-    db.execute("DELETE FROM events WHERE sequence <= ?", (newest - rules.max_events,))
+
+def _prune(db: sqlite3.Connection, head: _Head, rules: Retention) -> None:
+    """Delete what the rules no longer keep: the oldest, the too old, and what got no reward."""
     fresh = "SELECT sequence FROM events WHERE made > ? ORDER BY sequence LIMIT 1"
-    db.execute(f"DELETE FROM events WHERE sequence < ({fresh})", (now - rules.max_age,))
+    outdated = [
+        ("sequence <= ?", head.last - rules.max_events),
+        (f"sequence < ({fresh})", head.elapsed - rules.max_age),
+    ]
     if rules.without_reward == "drop":
-        db.execute(
-            "DELETE FROM events WHERE reward IS NULL AND made <= ?", (now - rules.reward_within,)
-        )
+        outdated.append(("reward IS NULL AND made <= ?", head.elapsed - rules.reward_within))
+    for condition, limit in outdated:
+        # Times ascend with the sequence, so the too old stand at the beginning.
+        gone = db.execute(f"SELECT mark FROM events WHERE {condition}", (limit,)).fetchall()
+        for (mark,) in gone:
+            head.add(mark if isinstance(mark, int) else 0, -1)
+        if gone:
+            db.execute(f"DELETE FROM events WHERE {condition}", (limit,))
 
 
 def _last_sequence(db: sqlite3.Connection) -> int:

@@ -1,26 +1,31 @@
-"""From rows of the event log to arrays that a learner trains on: the door where each row is checked.
+"""From rows of the event log to arrays that a learner trains on: the door where each row is
+checked.
 
 Learners behind it trust what they are given. Runs on the device: contexts go nowhere else.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from fedbandit.core.contexts import Contexts, Features
+from fedbandit.core.contexts import Candidates, Contexts, Features, ItemSpec
+from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.log import LogRow, Record
-from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.device.model_files import DeviceModel, ItemCatalogue, check_features
+from fedbandit.deploy.device.model_in_use import Shown, stacked
 
 if TYPE_CHECKING:
     from fedbandit.events import Events
 
 _logger = logging.getLogger("fedbandit.deploy")
 _LARGEST = float(np.finfo(np.float32).max)
+MOST_BYTES = 65_536  # of features that one event brings along
+Catalogues = Mapping[str, ItemCatalogue]
 _NAMED = 3  # damaged rows that a warning describes; the rest are counted
 
 
@@ -49,8 +54,19 @@ def record(
     action: int,
     propensity: float,
     available: np.ndarray | None,
+    shown: Shown | None = None,
 ) -> Record:
-    """A decision about one context as bytes, in the byte order of every machine that this runs on."""
+    """A decision as bytes, in the byte order of every machine that this runs on.
+
+    Of candidates only those outside the catalogue bring their features, and no more than
+    `MOST_BYTES` of them.
+    """
+    catalogue, own = None if model.catalogue is None else model.catalogue.digest, None
+    if shown is not None and shown.own is not None:
+        own = _packed(shown.own)
+        if len(own) > MOST_BYTES:
+            said = f"{len(own):,} bytes of features, of which a log takes {MOST_BYTES:,}"
+            raise DataError(f"candidates outside the catalogue have {said}")
     shared = context.shared
     values = np.asarray(shared.values if isinstance(shared, Ragged) else shared[0])
     return Record(
@@ -61,20 +77,72 @@ def record(
         available=None if available is None else np.packbits(available).tobytes(),
         ids=shared.ids.astype("<i4").tobytes() if isinstance(shared, Ragged) else None,
         values=values.astype("<f4").tobytes(),
+        catalogue=catalogue if shown is not None else None,
+        items=None if shown is None else shown.numbers.astype("<i8").tobytes(),
+        own=own,
     )
 
 
+def _packed(features: Features) -> bytes:
+    """Features of some rows; sparse ones with the bounds of the rows before them."""
+    if not isinstance(features, Ragged):
+        return features.astype("<f4").tobytes()
+    arrays = ((features.offsets, "<i8"), (features.ids, "<i4"), (features.values, "<f4"))
+    return b"".join(np.asarray(array).astype(kind).tobytes() for array, kind in arrays)
+
+
+def _unpacked(payload: bytes, rows: int, items: ItemSpec) -> Features:
+    """The inverse of `_packed`; `ValueError` where the bytes are not those of this many rows."""
+    if items.kind == "dense":
+        return np.frombuffer(payload, "<f4").astype(np.float32).reshape(rows, *items.shape)
+    head = 8 * (rows + 1)
+    offsets = np.frombuffer(payload[:head], "<i8").astype(np.int64)
+    middle = head + 4 * int(offsets[-1])
+    ids = np.frombuffer(payload[head:middle], "<i4").astype(np.int32)
+    return Ragged(offsets, ids, np.frombuffer(payload[middle:], "<f4").astype(np.float32))
+
+
+def _candidates(row: LogRow, items: ItemSpec, catalogues: Catalogues) -> Candidates:
+    """The candidates of a row with their features; `ValueError` where no agent wrote such."""
+    numbers = np.frombuffer(row.items or b"", "<i8").astype(np.int64)
+    catalogue = catalogues.get(row.catalogue or "")
+    outside = numbers[numbers < 0]
+    if not len(numbers) or (-outside != np.arange(1, len(outside) + 1)).any():
+        raise ValueError("no list of items")
+    if len(outside) < len(numbers) and (catalogue is None or numbers.max() >= len(catalogue)):
+        raise ValueError("items of another catalogue")
+    own = _unpacked(row.own or b"", len(outside), items) if len(outside) else None
+    if own is not None:
+        check_features(own, items.kind, items.shape)
+        if len(own) != len(outside):
+            raise ValueError("features of other rows")
+    features = Shown(("",) * len(numbers), numbers, own).features(catalogue)
+    return Candidates(np.array([0, len(numbers)]), numbers, features)
+
+
 def logged_events(
-    rows: Sequence[LogRow], model: DeviceModel, counted: int = 0, last: int = 2**63 - 1
+    rows: Sequence[LogRow],
+    model: DeviceModel,
+    counted: int = 0,
+    last: int = 2**63 - 1,
+    catalogues: Catalogues | None = None,
 ) -> Logged:
     """The rows that fit the model as arrays; those settled after `counted` are fresh.
 
-    `last` is the highest sequence number that the log has given out.
+    `last` is the highest sequence number that the log has given out; `catalogues` are those on the
+    device by their digest.
     """
     from fedbandit.events import Events
 
+    known = dict(catalogues or {})
+    if model.catalogue is not None:
+        known[model.catalogue.digest] = model.catalogue
     fitting = [row for row in rows if row.space == model.space]
-    sound, damaged = _sound(fitting, model, last)
+    if model.items is not None:  # items of a catalogue that is gone mean nothing any more
+        fitting = [
+            r for r in fitting if r.catalogue in (None, *known) or not isinstance(r.items, bytes)
+        ]
+    sound, damaged = _sound(fitting, model, last, known)
     settled = np.array([row.settled for row in sound], np.int64)
     values = _joined([row.values for row in sound], "<f4").astype(np.float32)
     shared: Features
@@ -86,7 +154,7 @@ def logged_events(
         shared = values.reshape(len(sound), *model.shape)
     events = Events(
         bounds=np.array([0, len(sound)], np.int64),
-        contexts=Contexts(shared),
+        contexts=Contexts(shared, _all_candidates(sound, model.items, known)),
         actions=np.array([row.action for row in sound], np.int64),
         rewards=np.array([row.reward for row in sound], np.float32),
         propensities=np.array([row.propensity for row in sound], np.float64),
@@ -103,9 +171,34 @@ def logged_events(
     )
 
 
-def why_damaged(row: LogRow, model: DeviceModel, last: int) -> str | None:
-    """Why no agent with this model can have written the row, or None if one can; SQLite keeps any type anywhere."""
+def _all_candidates(
+    rows: Sequence[LogRow], items: ItemSpec | None, catalogues: Catalogues
+) -> Candidates | None:
+    """The candidates of all rows, one after the other; None for fixed actions."""
+    if items is None:
+        return None
+    each = [_candidates(row, items, catalogues) for row in rows]
+    bounds = np.cumsum([0, *(len(one.items) for one in each)])
+    if not each:
+        empty = np.zeros((0, *items.shape), np.float32)
+        blank = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+        return Candidates(bounds, bounds[1:], empty if items.kind == "dense" else blank)
+    features = stacked([one.features for one in each])
+    return Candidates(bounds, np.concatenate([one.items for one in each]), features)
+
+
+def why_damaged(
+    row: LogRow, model: DeviceModel, last: int, catalogues: Catalogues | None = None
+) -> str | None:
+    """Why no agent with this model can have written the row, or None if one can; SQLite keeps any
+    type anywhere.
+    """
     k = model.num_actions
+    if model.items is not None:
+        try:
+            k = len(_candidates(row, model.items, catalogues or {}).items)
+        except (ValueError, TypeError, IndexError, DataError) as error:
+            return f"candidates are not readable: {str(error)[:50]}"
     if not (type(row.version) is int and row.version >= 0):
         return "version is not a count"
     if not (type(row.settled) is int and 0 < row.settled <= last):
@@ -121,7 +214,7 @@ def why_damaged(row: LogRow, model: DeviceModel, last: int) -> str | None:
             return f"available is not a bit for each of {k} actions"
         if not row.available[row.action // 8] >> (7 - row.action % 8) & 1:
             return "available does not include the action"
-    return _why_not_a_context(row, model)
+    return _why_not_a_context(row, model) or (None if row.intact else "its checksum does not match")
 
 
 def _why_not_a_context(row: LogRow, model: DeviceModel) -> str | None:
@@ -149,11 +242,13 @@ def _why_not_a_context(row: LogRow, model: DeviceModel) -> str | None:
     return f"{shorter} are missing: {len(ids)} word ids, {len(row.values) // 4} values"
 
 
-def _sound(rows: list[LogRow], model: DeviceModel, last: int) -> tuple[list[LogRow], int]:
+def _sound(
+    rows: list[LogRow], model: DeviceModel, last: int, catalogues: Catalogues
+) -> tuple[list[LogRow], int]:
     """The rows that can be trained on, and how many are damaged; these are named in one warning."""
     sound, named = [], []
     for row in rows:
-        reason = why_damaged(row, model, last)
+        reason = why_damaged(row, model, last, catalogues)
         if reason is None:
             sound.append(row)
         else:
@@ -170,7 +265,7 @@ def _sound(rows: list[LogRow], model: DeviceModel, last: int) -> tuple[list[LogR
     return sound, len(named)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and isfinite(value)
 
 

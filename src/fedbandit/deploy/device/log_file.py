@@ -1,5 +1,6 @@
 """The SQLite file under the device's log: opened, checked, set aside when damaged; and its clock."""
 
+import hashlib
 import os
 import secrets
 import sqlite3
@@ -7,14 +8,20 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedbandit.core.errors import DataError, FedbanditError
-from fedbandit.deploy.device.device_identity import make_private
-from fedbandit.deploy.sqlite_files import check_format, check_structure, first_line, passes
+from fedbandit.deploy.private_files import (
+    check_format,
+    check_structure,
+    first_line,
+    make_private,
+    passes,
+)
 
 
 @dataclass(frozen=True)
@@ -37,14 +44,18 @@ def read_clocks() -> Reading:
 
 
 def seconds_between(before: Reading, now: Reading) -> float:
-    """How much time has passed: by the steady clock within a boot, by the wall clock across one, never less than 0."""
+    """How much time has passed: by the steady clock within a boot, by the wall clock across one,
+    never less than 0.
+    """
     if before.boot == now.boot:
         return max(0.0, now.steady - before.steady)
     return max(0.0, now.wall - before.wall)
 
 
 def _this_boot() -> str:
-    """The system's name for this boot; where it has none, the steady clock is trusted within one process only."""
+    """The system's name for this boot; where it has none, the steady clock is trusted within one
+    process only.
+    """
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -53,10 +64,19 @@ def _this_boot() -> str:
 
 _BOOT = _this_boot()
 _APPLICATION = 0x66626C67  # marks the file as ours
-_FORMAT = 1
-# `made` and `settled` count in the log's own time and order, never in a clock's. The context comes last, so that
-# looking at the other columns does not read it.
-_SCHEMA = """
+_FORMAT = 2
+_LONGEST = 30.0  # seconds of one transaction: no honest log takes longer
+_STEPS = 100_000  # of SQLite's machine between two looks at the clock
+# `made` and `settled` count in the log's own time and order, never in a clock's. Large columns come
+# last, so that looking at the others does not read them. `mark` is a row's checksum; the row of `log`
+# has how many events there are, the sum of their marks, and a mark of its own.
+_ADDED = {
+    "events": ("catalogue TEXT", "items BLOB", "own BLOB", "mark INTEGER NOT NULL DEFAULT 0"),
+    "log": tuple(
+        f"{name} INTEGER NOT NULL DEFAULT 0" for name in ("last", "held", "total", "mark")
+    ),
+}  # since format 1
+_SCHEMA = f"""
 CREATE TABLE events (
     sequence INTEGER PRIMARY KEY AUTOINCREMENT,
     made REAL NOT NULL,
@@ -69,7 +89,8 @@ CREATE TABLE events (
     settled INTEGER,
     available BLOB,
     ids BLOB,
-    vals BLOB NOT NULL
+    vals BLOB NOT NULL,
+    {", ".join(_ADDED["events"])}
 );
 CREATE INDEX open_events ON events (made) WHERE reward IS NULL;
 CREATE TABLE log (
@@ -79,13 +100,17 @@ CREATE TABLE log (
     steady REAL NOT NULL,
     boot TEXT NOT NULL,
     rewarded INTEGER NOT NULL,
-    rules TEXT NOT NULL
+    rules TEXT NOT NULL,
+    {", ".join(_ADDED["log"])}
 );
 """
+_PARTS = {"events": "table", "log": "table", "sqlite_sequence": "table", "open_events": "index"}
 
 
 class LogUnavailable(FedbanditError):
-    """The event log could not be written just now: the disk is full, or another process holds it. Try again later."""
+    """The event log could not be written just now: the disk is full, or another process holds it.
+    Try again later.
+    """
 
 
 class LogFile:
@@ -97,15 +122,19 @@ class LogFile:
         self._synchronous = "FULL" if power_safe else "NORMAL"
         self._connection: sqlite3.Connection | None = None
         self._checked = False
+        self._started = 0.0
         self.lock = threading.Lock()
         _open_files.add(self)
 
     @contextmanager
     def transaction(self, write: bool) -> Iterator[sqlite3.Connection]:
-        """A connection inside a transaction that is committed at the end, or leaves no trace if anything goes wrong."""
+        """A connection inside a transaction that is committed at the end, or leaves no trace if
+        anything goes wrong.
+        """
         with self.lock, self._explained():
             connection = self._connect()
             try:
+                self._started = time.monotonic()
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 yield connection
                 connection.execute("COMMIT")
@@ -114,7 +143,9 @@ class LogFile:
                 raise
 
     def exists(self) -> bool:
-        """Whether there is a log; a write-ahead file without its log is damage, since it would spoil a new one."""
+        """Whether there is a log; a write-ahead file without its log is damage, since it would
+        spoil a new one.
+        """
         waiting = self.path.with_name(
             f"{self.path.name}-wal"
         ).exists()  # looked at first: the log appears before it
@@ -126,7 +157,9 @@ class LogFile:
         return there
 
     def create(self, rules: str, now: Reading) -> None:
-        """Make an empty log. It appears complete, so a file without the right contents is never a new one."""
+        """Make an empty log. It appears complete, so a file without the right contents is never a
+        new one.
+        """
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         with self._explained():
             connection = sqlite3.connect(temporary, isolation_level=None)
@@ -136,8 +169,9 @@ class LogFile:
                     "PRAGMA synchronous = OFF"
                 )  # once for all below, before the file has its name
                 connection.executescript(_SCHEMA)
-                row = (0.0, now.wall, now.steady, now.boot, 0, rules)
-                connection.execute("INSERT INTO log VALUES (1, ?, ?, ?, ?, ?, ?)", row)
+                row = (0.0, now.wall, now.steady, now.boot, 0, rules, 0, 0, 0)
+                places = ", ".join("?" * 10)
+                connection.execute(f"INSERT INTO log VALUES (1, {places})", (*row, mark_of(row)))
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {_FORMAT}")
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -168,6 +202,7 @@ class LogFile:
                 uri, uri=True, timeout=self._timeout, isolation_level=None, check_same_thread=False
             )
             connection.text_factory = _text
+            connection.set_progress_handler(self._too_long, _STEPS)
             try:
                 self._check(connection)
                 connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -181,11 +216,16 @@ class LogFile:
         otherwise = "not an event log, or damaged; move it away to start a new one"
         check_format(connection, self.path, _APPLICATION, _FORMAT, otherwise)
         if not self._checked:
-            if problem := check_structure(connection):
+            self._started = time.monotonic()
+            if problem := _other_parts(connection) or check_structure(connection):
                 raise DataError(
                     f"{self.path}: damaged ({problem}); move it away to start a new one"
                 )
             self._checked = True
+
+    def _too_long(self) -> bool:
+        """Whether to end a query: no damage to the file makes it endless."""
+        return time.monotonic() - self._started > _LONGEST + self._timeout
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -203,8 +243,44 @@ class LogFile:
             raise DataError(f"{self.path}: damaged; move it away to start a new one") from None
 
 
+def mark_of(row: Iterable[Any]) -> int:
+    """The checksum of a row's values: 40 bits, so that a sum of millions of them fits."""
+    digest = hashlib.blake2b(digest_size=5)
+    for value in row:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # which of the two a column returns is SQLite's choice
+        large = isinstance(value, bytes)
+        head = (b"b%d:" % len(value)) if large else repr(value).encode() + b";"
+        digest.update(head + value if large else head)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _other_parts(connection: sqlite3.Connection) -> str | None:
+    """What is in the file that no log has: a view or trigger could say anything, and never end."""
+    found = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
+    for name, kind, sql in found:
+        plain = sql is None or str(sql).upper().startswith(("CREATE TABLE", "CREATE INDEX"))
+        if _PARTS.get(name) != kind or not plain:
+            return f"{str(kind)[:20]} {str(name)[:50]!r} is not part of a log"
+    missing = _PARTS.keys() - {name for name, *_ in found}
+    return f"{min(missing)} is missing" if missing else None
+
+
+def upgrade(connection: sqlite3.Connection) -> bool:
+    """Give a log of format 1 the columns that it lacks; True if it was one."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] >= _FORMAT:
+        return False
+    for table, columns in _ADDED.items():
+        for column in columns:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+    connection.execute(f"PRAGMA user_version = {_FORMAT}")
+    return True
+
+
 def _text(found: bytes) -> str:
-    """A text of the file, whatever its bytes: one damaged row must not keep the others from being read."""
+    """A text of the file, whatever its bytes: one damaged row must not keep the others from being
+    read.
+    """
     return found.decode("utf-8", "replace")
 
 
@@ -226,7 +302,9 @@ _held_over_fork: list[LogFile] = []
 
 
 def _before_fork() -> None:
-    """SQLite loses its locks in a child that inherits a connection, so none may be open while a process forks."""
+    """SQLite loses its locks in a child that inherits a connection, so none may be open while a
+    process forks.
+    """
     for file in list(_open_files):
         file.lock.acquire()
         file.disconnect()

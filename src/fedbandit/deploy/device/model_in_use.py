@@ -5,58 +5,61 @@ Linear models need numpy alone.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from fedbandit import policies
-from fedbandit.acting import Actor, Predictor, make_predictor
-from fedbandit.core.contexts import Contexts, Features
-from fedbandit.core.errors import DataError, FedbanditError, MissingExtra, needing
-from fedbandit.core.loops import plain_loops
+from fedbandit.acting import Actor, make_predictor
+from fedbandit.core.contexts import Candidates, Contexts, Features, rows_at
+from fedbandit.core.errors import DataError, FedbanditError
+from fedbandit.core.parts import require_trust
+from fedbandit.core.prediction import Progress
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.encoder import Encoder
-from fedbandit.data.text import tokenise
-from fedbandit.deploy.device.model_files import DeviceModel, shapes_of
-from fedbandit.models import BUILT_IN, DataSpec, Layout, build_model
-from fedbandit.policies import Policy, make_policy
+from fedbandit.data.text import BagOfWords, tokenise
+from fedbandit.deploy.device.model_files import DeviceModel, ItemCatalogue
+from fedbandit.models import DataSpec
+from fedbandit.policies import Policy, make_policy, rule_at
+
+_TRUSTED = "it to the app's `trusted`:"
 
 
-def bag_of_words(words: Sequence[str], index: Mapping[str, int]) -> Ragged:
-    """Counts of the known words divided by their L2 norm: what the importers make of a sentence, without numba."""
-    known = [index[word] for word in words if word in index]
-    ids, counts = np.unique(np.array(known, np.int32), return_counts=True)
-    squares = float((counts.astype(np.float64) ** 2).sum())
-    return _row(ids, (counts / np.sqrt(max(squares, 1.0))).astype(np.float32))
-
-
-def text(context: object, index: Mapping[str, int] | None, words: int) -> Ragged:
+def text(context: object, bags: BagOfWords[str] | None, words: int) -> Ragged:
     """A raw text, a list of its words, or a pair of (word ids, values)."""
     if isinstance(context, tuple) and len(context) == 2 and not isinstance(context[0], str):
         return _sparse_row(context[0], context[1], words)
-    if index is None:
+    if bags is None:
         raise ValueError(
             "context: this model carries no vocabulary; give a pair of (word ids, values)"
         )
     if isinstance(context, str):
-        return bag_of_words(tokenise(context), index)
+        return bags.encode([tokenise(context)])
     if isinstance(context, Sequence) and all(isinstance(word, str) for word in context):
-        return bag_of_words(context, index)
+        return bags.encode([context])
     raise ValueError(
         f"context: expected a text, a list of words or (word ids, values), got {type(context).__name__}"
     )
 
 
-def columns(
-    context: Mapping[str, object], encoder: Encoder, index: Mapping[str, int] | None
+def encoded(
+    value: object,
+    kind: str,
+    shape: tuple[int, ...],
+    encoder: Encoder | None,
+    bags: BagOfWords[str] | None,
 ) -> Features:
-    """What an app knows of one row of a table, by column; what it leaves out is missing."""
-    words, cells = encoder.cells(context)
-    if encoder.dense:
-        return encoder.matrix(cells)
-    bags = None if index is None else bag_of_words(tokenise(words), index)
-    return encoder.sparse(bags, cells)
+    """One row of features from what an app knows: columns by name, text, words, or numbers.
+
+    A column that the app leaves out is missing. What does not fit raises `ValueError`.
+    """
+    if encoder is not None and isinstance(value, Mapping):
+        words, cells = encoder.cells(value)
+        if encoder.dense:
+            return encoder.matrix(cells)
+        return encoder.sparse(None if bags is None else bags.encode([tokenise(words)]), cells)
+    if encoder is not None and not isinstance(value, tuple) and kind == "sparse":
+        raise ValueError(f"context: expected its columns by name, got {type(value).__name__}")
+    return text(value, bags, shape[0]) if kind == "sparse" else dense(value, shape)
 
 
 def dense(context: object, shape: tuple[int, ...]) -> np.ndarray:
@@ -90,25 +93,91 @@ def _row(ids: np.ndarray, values: np.ndarray) -> Ragged:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """The candidates of one decision: their names, and where their features come from."""
+
+    names: tuple[str, ...]
+    numbers: np.ndarray  # int64 [k]: items of the catalogue; -1 - j is the j-th item outside it
+    own: Features | None  # features of the items outside
+
+    def features(self, catalogue: ItemCatalogue | None) -> Features:
+        """The features of all of them, in their order."""
+        inside = self.numbers >= 0
+        known = self.numbers[inside]
+        parts: list[Features] = [] if catalogue is None else [rows_at(catalogue.features, known)]
+        if self.own is not None:
+            parts.append(self.own)
+        order = np.where(inside, np.cumsum(inside) - 1, len(known) - 1 - self.numbers)
+        return rows_at(stacked(parts), order)
+
+
+def stacked(parts: Sequence[Features]) -> Features:
+    """Rows of several features of one kind, one after the other."""
+    sparse = [part for part in parts if isinstance(part, Ragged)]
+    if not sparse:
+        return np.concatenate([np.asarray(part) for part in parts])
+    lengths = np.concatenate([np.diff(part.offsets) for part in sparse])
+    ids, values = (
+        np.concatenate([np.asarray(getattr(part, name)) for part in sparse])
+        for name in ("ids", "values")
+    )
+    return Ragged(np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), ids, values)
+
+
+@dataclass(frozen=True)
 class ModelInUse:
     """One version of the model in memory, with what turns an app's words into its contexts."""
 
     model: DeviceModel
     actor: Actor
 
-    def encode(self, context: object) -> Contexts:
+    def encode(self, context: object, shown: Shown | None = None) -> Contexts:
         """One decision as the model's contexts; what does not fit raises `ValueError`."""
-        return Contexts(self._features(context))
+        model = self.model
+        shared = encoded(context, model.kind, model.shape, model.encoder, model.bags)
+        if shown is None:
+            return Contexts(shared)
+        bounds, features = np.array([0, len(shown.names)]), shown.features(model.catalogue)
+        return Contexts(shared, Candidates(bounds, shown.numbers, features))
 
-    def _features(self, context: object) -> Features:
-        model, encoder = self.model, self.model.encoder
-        if encoder is not None and isinstance(context, Mapping):
-            return columns(context, encoder, model.word_index)
-        if encoder is not None and not isinstance(context, tuple) and model.kind == "sparse":
-            raise ValueError(f"context: expected its columns by name, got {type(context).__name__}")
-        if model.kind == "sparse":
-            return text(context, model.word_index, model.shape[0])
-        return dense(context, model.shape)
+    def shown(self, candidates: Sequence[Any] | None) -> Shown | None:
+        """An app's candidates: names or numbers of the catalogue, features, or (name, features)."""
+        items = self.model.items
+        if items is None:
+            if candidates is not None:
+                raise ValueError("candidates: this model has fixed actions; use available")
+            return None
+        if candidates is None or len(candidates) < 1:
+            raise ValueError("candidates: this model chooses among candidates; give at least one")
+        names, numbers, own = [], [], []
+        for place, one in enumerate(candidates):
+            number, name = self._number_of(one), str(place)
+            if number is not None:
+                assert self.model.catalogue is not None
+                name = self.model.catalogue.names[number]
+            else:
+                if isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str):
+                    name, one = one
+                own.append(encoded(one, items.kind, items.shape, self.model.item_encoder, None))
+                number = -len(own)
+            names.append(name)
+            numbers.append(number)
+        made = stacked(own) if own else None
+        return Shown(tuple(names), np.array(numbers, np.int64), made)
+
+    def _number_of(self, one: object) -> int | None:
+        """The number of an item that an app named; None where it gave features."""
+        carried = self.model.catalogue
+        if isinstance(one, str):
+            number = None if carried is None else carried.number(one)
+            if number is None:
+                raise ValueError(f"candidates: no item {one[:50]!r} here; give (name, features)")
+            return number
+        if not isinstance(one, int | np.integer):
+            return None
+        if carried is None or not 0 <= one < len(carried):
+            raise ValueError(f"candidates: no item {one} in the catalogue; give its features")
+        return int(one)
 
     def available(self, chosen: Any) -> np.ndarray | None:
         """Actions by number or by name, or True and False for each, as a mask bool [K]."""
@@ -144,22 +213,17 @@ def open_model(model: DeviceModel, policy: Policy | None, trusted: Collection[st
     """
     if policy is None:
         policy = make_rule(model.policy, trusted, f"model {model.version}")
-    predictor, layout = _predictor(model, trusted)
+    require_trust([model.model["name"]], f"model {model.version}", trusted, _TRUSTED)
+    network, layout = model.build()
     weights = dict(model.weights)
     flat = layout.flatten(weights, next(iter(weights.values())).dtype)
-    actor = Actor(predictor, flat, policy, plain_loops)
-    blank: list[Features]
-    if model.kind == "sparse":
-        blank = [_row(np.arange(n, dtype=np.int32), np.ones(n, np.float32)) for n in (0, 1)]
-    else:
-        blank = [np.full((1, *model.shape), value, np.float32) for value in (0, 1)]
+    actor = Actor(make_predictor(network, layout, light=True), flat, policy, compiles=False)
+    shape = (1, model.num_actions) if model.items is None else (2,)
     try:
-        for features in blank:
-            prediction, _ = actor.distribution(Contexts(features))
-            if prediction.mean.shape != (1, model.num_actions):
-                raise ValueError(
-                    f"scores of shape {prediction.mean.shape[1:]} for {model.num_actions} actions"
-                )
+        for contexts in _probes(model.data):
+            prediction, _ = actor.distribution(contexts)
+            if (found := prediction.mean.shape) != shape:
+                raise ValueError(f"scores of shape {found[1:]} for {model.num_actions} actions")
     except Exception as error:  # whatever a model or a rule of the user's does
         raise DataError(
             f"model {model.version}: cannot act: {type(error).__name__}: {error}"[:300]
@@ -167,51 +231,34 @@ def open_model(model: DeviceModel, policy: Policy | None, trusted: Collection[st
     return ModelInUse(model, actor)
 
 
+def _probes(data: DataSpec) -> list[Contexts]:
+    """Decisions to try a model on before it is in use: of zeros, and of ones."""
+
+    def rows(kind: str, shape: tuple[int, ...], value: int) -> Features:
+        if kind == "dense":
+            return np.full((1, *shape), value, np.float32)
+        return _row(np.arange(value, dtype=np.int32), np.ones(value, np.float32))
+
+    shared = [rows(data.kind, data.shape, value) for value in (0, 1)]
+    if data.items is None:
+        return [Contexts(one) for one in shared]
+    both = stacked([rows(data.items.kind, data.items.shape, value) for value in (0, 1)])
+    return [Contexts(one, Candidates(np.array([0, 2]), np.arange(2), both)) for one in shared]
+
+
 def make_rule(described: Mapping[str, Any], trusted: Collection[str], where: str) -> Policy:
-    """A rule from its name and parameters; what is not built in must be trusted."""
-    _refuse_strangers(described["name"], policies.BUILT_IN, trusted, where)
+    """A rule from its name and parameters; what is not built in must be trusted.
+
+    A schedule is made by its own name, and asked for the rule of the progress beside it.
+    """
+    require_trust([described["name"]], where, trusted, _TRUSTED)
+    parameters = {key: value for key, value in described.items() if key not in ("name", "progress")}
     try:
-        return make_policy(
-            described["name"], {key: value for key, value in described.items() if key != "name"}
-        )
+        policy = make_policy(described["name"], parameters)
+        if "progress" not in described:
+            return policy
+        return rule_at(policy, Progress(**described["progress"]))
+    except (TypeError, AttributeError) as error:
+        raise DataError(f"{where}: {described['name']} gives no rule: {error}") from None
     except FedbanditError as error:
         raise DataError(f"{where}: {error}") from None
-
-
-def _refuse_strangers(
-    name: str, built_in: Mapping[str, Any], trusted: Collection[str], where: str
-) -> None:
-    if name not in built_in and name not in trusted:
-        raise DataError(
-            f"{where}: names {name!r}, which is not built in and which this app does not trust"
-        )
-
-
-def _predictor(model: DeviceModel, trusted: Collection[str]) -> tuple[Predictor, Layout]:
-    """Scores with the model that the file names, and how its weights lie one after the other."""
-    name = model.model["name"]
-    _refuse_strangers(name, BUILT_IN, trusted, f"model {model.version}")
-    parameters = {key: value for key, value in model.model.items() if key != "name"}
-    # Shapes of built-in models are known before anything of that size is made.
-    expected = shapes_of(model.model, model.shape, model.num_actions)
-    try:
-        network = build_model(
-            name, DataSpec(model.kind, model.shape, model.num_actions), parameters
-        )
-        if network.kernel not in ("sparse-linear", "dense-linear") and network.predict is None:
-            with needing(f"the model {name}"):
-                import_module("torch")
-        if expected is None:
-            expected = {key: tuple(array.shape) for key, array in network.init(0).items()}
-    except MissingExtra:
-        raise
-    except FedbanditError as error:
-        raise DataError(f"model {model.version}: {error}") from None
-    except Exception as error:  # a user's model may do anything with what a file names
-        raise DataError(
-            f"model {model.version}: {name} cannot be made: {type(error).__name__}: {error}"
-        ) from None
-    if expected != {key: tuple(array.shape) for key, array in model.weights.items()}:
-        raise DataError(f"model {model.version}: the weights do not fit {name}")
-    layout = Layout(tuple(expected.items()))
-    return make_predictor(network, layout, light=True), layout

@@ -17,10 +17,18 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.deploy.device.instructions import Instructions, Limits, read_instructions
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement, Roster, Signer, signer_of
-from fedbandit.deploy.masking.common_task import STATEMENT, CommonTask, task_digest
-from fedbandit.deploy.masking.device import (
+from fedbandit.deploy.masking.announcements import (
+    STATEMENT,
+    Announcement,
+    CommonTask,
+    Roster,
+    Signer,
+    signer_of,
+    task_digest,
+)
+from fedbandit.deploy.masking.masked_sum import (
     Announced,
     Held,
     Shared,
@@ -45,7 +53,7 @@ class Contributor(Protocol):
     """The device behind the protocol: its log, and its account of what it has released."""
 
     def contribute(
-        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], cohort: int
     ) -> np.ndarray: ...
 
     def release(self, token: str) -> None: ...
@@ -154,7 +162,10 @@ class SecureRounds:
         held = accept(shared, packets, signed)
         if task_digest(facts, arrays) != shared.task:
             raise DataError("the task is not the one that the devices of this sum have signed")
-        vector = masked(shared, held, device.contribute(facts, arrays))
+        vector = masked(shared, held, device.contribute(facts, arrays, shared.cohort))
+        tolerance = read_instructions(Instructions, facts, Limits()).tolerance
+        if tolerance is not None:
+            held = held.model_copy(update={"least": tolerance.survivors(shared.cohort)})
         self._keep(token, held)
         return {wire.MASKED: vector}
 

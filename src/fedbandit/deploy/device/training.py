@@ -1,25 +1,176 @@
-"""Training on a device in plain numpy: the built-in linear model, on dense features or text, with built-in objectives.
+"""Training on a device: the parts that a server names, and the linear model in plain numpy.
 
-Agrees with the simulator's learners, which need numba and torch. Works on what one device has logged, a few hundred
-events, and touches only the weights that its words and actions reach.
+The numpy learner agrees with the simulator's, which need numba or torch. It works on what one
+device has logged, a few hundred events.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from importlib import import_module
-from typing import ClassVar, Protocol
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
+from fedbandit import algorithms, objectives
+from fedbandit.acting import Actor, Predictor
 from fedbandit.acting.predictors import unit_features
 from fedbandit.core.errors import DataError, needing
+from fedbandit.core.files import pack, unpack, write_bytes
+from fedbandit.core.parts import construct, require_trust, resolve
 from fedbandit.core.ragged import Ragged
+from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.private_files import make_private
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift, Learner
+from fedbandit.federated.algorithm import Algorithm
+from fedbandit.federated.clients import personal_weights
+from fedbandit.federated.learners.base import (
+    ClientSettings,
+    GradientOffset,
+    Learner,
+    logged_of,
+    offset_of,
+)
 from fedbandit.federated.learners.make_learner import Trainable
-from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
-from fedbandit.models import Freezing, Layout
+from fedbandit.federated.pipeline import Memories, Pipeline, UpdateSum
+from fedbandit.federated.server import NoOpOptimizer
+from fedbandit.models import DataSpec, Freezing, Layout
 from fedbandit.objectives import Objective, Pointwise
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a device makes of what its model file and a server name.
+
+    `whole` and `received` are examples of the vectors that fit: one like what is deployed, one like
+    what a server sends to train from.
+    """
+
+    trainable: Trainable
+    acting: Trainable
+    predictor: Predictor
+    learner: Learner
+    objective: Objective
+    algorithm: Algorithm
+    freezing: Freezing | None
+    whole: np.ndarray
+    received: np.ndarray
+
+    def events(self, logged: Events) -> Events:
+        """The events as they are trained on: over candidates, of the chosen one alone."""
+        reduction = self.trainable.reduction(self.objective)
+        return logged if reduction is None else reduction(logged)
+
+
+@lru_cache(maxsize=4)
+def build_training(what: str, trusted: frozenset[str]) -> Training:
+    """From the JSON of [data, the model that acts, how to train]; what is not built in must be
+    trusted.
+    """
+    data, described, learning = json.loads(what)
+    named = learning.get("algorithm", {"name": "fedavg"})
+    to_train = learning.get("model", described)
+    asked = [described["name"], to_train["name"], learning["objective"], named["name"]]
+    require_trust(asked, "the server", trusted, "it to `trusted`:")
+    data = DataSpec.from_json(data)
+    trainable = acting = Trainable.of(to_train, data)
+    if described != to_train:
+        acting = Trainable.of(described, data)
+    make = resolve("objective.name", learning["objective"], objectives.BUILT_IN)
+    objective = construct("objective", make, learning["objective_parameters"])
+    parameters = {key: value for key, value in named.items() if key != "name"}
+    make = resolve("algorithm.name", named["name"], algorithms.BUILT_IN)
+    freeze = learning.get("freeze", ())
+    freezing = Freezing.of(trainable.layout, freeze) if freeze else None
+    layout = trainable.layout if freezing is None else freezing.trainable
+    told = {"data": data, "layout": layout, "objective": objective}
+    optimizer = NoOpOptimizer()  # steps are the server's
+    algorithm = construct("algorithm", make, parameters, optimizer, told=told)
+    settings = construct("client", ClientSettings, learning["client"])
+    dtype = np.dtype(learning["dtype"])
+    trained = trainable.initial(0, dtype)
+    trained = trained if freezing is None else freezing.pick(trained)
+    return Training(
+        trainable,
+        acting,
+        acting.predictor(light=True),
+        device_learner(to_train["name"], trainable, objective, settings, freezing),
+        objective,
+        algorithm,
+        freezing,
+        whole=acting.initial(0, dtype),
+        received=algorithm.broadcast(algorithm.init(trained))["weights"],
+    )
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """What an algorithm has this device remember: a file beside the log, which is never sent.
+
+    It holds the last two memories, each with the mark of the log up to which its events are
+    counted. A server that asks again from the earlier mark finds the earlier memory, so that no
+    event is remembered twice. A killed device has the file from before or after a change.
+    """
+
+    path: Path
+
+    def at(self, mark: int) -> Memories:
+        """The newest memory of nothing that was settled after the mark; empty at first."""
+        _, kept = self._read()
+        return kept[max(known)] if (known := [own for own in kept if own <= mark]) else {}
+
+    def keep(self, before: int, after: int, memory: Memories, told: Any) -> None:
+        """Remember this from the mark `after` on, made from what was remembered at `before`.
+
+        `told` is of plain values: what the memory means, and to whom.
+        """
+        kept = {before: self.at(before), after: memory}
+        arrays = {
+            f"{m}/{name}": np.asarray(a) for m, own in kept.items() for name, a in own.items()
+        }
+        write_bytes(self.path, pack(arrays, {"told": json.dumps(told)}))
+        make_private(self.path)
+
+    def latest(self) -> tuple[Any, Memories]:
+        """What was told with the newest memory, and the memory."""
+        told, kept = self._read()
+        return told, kept[max(kept)] if kept else {}
+
+    def _read(self) -> tuple[Any, dict[int, dict[str, np.ndarray]]]:
+        try:
+            arrays, texts = unpack(self.path.read_bytes())
+            kept: dict[int, dict[str, np.ndarray]] = {}
+            for key, array in arrays.items():
+                mark, _, name = key.partition("/")
+                kept.setdefault(int(mark), {})[name] = array
+            return json.loads(texts["told"]), kept
+        except FileNotFoundError:
+            return None, {}
+        except (ValueError, KeyError, RecursionError) as error:
+            said = f"damaged ({str(error)[:100]}); move it away, and the device learns it again"
+            raise DataError(f"{self.path}: {said}") from None
+
+
+def personal_actor(actor: Actor, model: DeviceModel, path: Path, trusted: frozenset[str]) -> Actor:
+    """The actor with the weights that this device remembers as its own, if it has any."""
+    told, memory = DeviceMemory(path).latest()
+    if not memory or told["space"] != model.space:
+        return actor
+    training = build_training(described(model, told["learning"]), trusted)
+    this_one = np.zeros(1, np.int64)
+    own = personal_weights(training.algorithm, actor.weights, this_one, {0: memory})
+    if own is None or not len(own.vectors):
+        return actor
+    if not np.isfinite(own.vectors[0]).all():
+        raise DataError("they are not finite")
+    return replace(actor, weights=own.vectors[0])
+
+
+def described(model: DeviceModel, learning: Mapping[str, Any]) -> str:
+    """What `build_training` takes: the data and the model of a file, and how to train."""
+    return json.dumps([asdict(model.data), model.model, learning])
 
 
 def device_learner(
@@ -43,7 +194,7 @@ def device_learner(
 
 @dataclass(frozen=True)
 class LinearLearner:
-    """Trains `weight [features, K]` and `bias [K]`."""
+    """Trains `weight [features, K]` and `bias [K]`, on dense features or text."""
 
     layout: Layout
     objective: Pointwise
@@ -51,192 +202,63 @@ class LinearLearner:
     chunk_events: ClassVar[int] = 2048
 
     def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+        self, weights: np.ndarray, events: Events, clip_norm: float, proximal: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
-        total, norms = np.zeros_like(weights), np.zeros(events.num_clients)
-        for client, moved in enumerate(self._moves(weights, events, pull)):
-            if moved is None:
-                continue
-            norms[client] = moved.norm
-            if np.isfinite(moved.norm):
-                moved.add_to(self.layout.split(total), clip_factor(moved.norm, clip_norm))
-        return DenseSum(total), norms
+        updates = self.updates(weights, events, proximal)
+        sent = (None if update is None else {"weights": update} for update in updates)
+        clients = np.arange(events.num_clients)
+        found = Pipeline(clip_norm).collect(sent, clients, {"weights": 1.0})
+        return found.sums["weights"], found.norms
 
     def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+        self,
+        weights: np.ndarray,
+        events: Events,
+        proximal: float = 0.0,
+        gradient_offset: GradientOffset | None = None,
     ) -> Iterator[np.ndarray | None]:
-        if drift is not None:
-            raise DataError("devices do not add a drift to their gradients yet")
-        for moved in self._moves(weights, events, pull):
-            if moved is None:
-                yield None
-                continue
-            update = np.zeros_like(weights)
-            moved.add_to(self.layout.split(update), 1.0)
-            yield update
+        for client in range(events.num_clients):
+            own, offset = events.of_client(client), offset_of(gradient_offset, client)
+            yield self._update(weights, own, proximal, offset) if len(own) else None
 
-    def _moves(
-        self, weights: np.ndarray, events: Events, pull: float
-    ) -> Iterator["LinearUpdate | None"]:
-        for first, last in zip(events.bounds[:-1], events.bounds[1:], strict=True):
-            rows = slice(int(first), int(last))
-            parts = (self.layout, weights, events, rows, self.objective, self.settings)
-            yield client_moves(*parts, pull) if first < last else None
-
-
-@dataclass(frozen=True)
-class LinearUpdate:
-    """By how much one client's training has moved the weights that it reaches, and the bias."""
-
-    reached: "_Reached"
-    values: np.ndarray  # like `reached.work`
-    bias: np.ndarray  # [K]
-
-    @property
-    def norm(self) -> float:
-        """The L2 norm of the update, summed in float64."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return float(
-                np.sqrt(
-                    sum(
-                        np.square(part, dtype=np.float64).sum() for part in (self.values, self.bias)
-                    )
-                )
-            )
-
-    def add_to(self, total: dict[str, np.ndarray], factor: float) -> None:
-        """Add the update times the factor to weight [features, K] and bias [K]."""
-        scale = self.bias.dtype.type(factor)
-        self.reached.add_to(total["weight"], scale * self.values)
-        total["bias"] += scale * self.bias
-
-
-def client_moves(
-    layout: Layout,
-    received: np.ndarray,
-    events: Events,
-    rows: slice,
-    objective: Pointwise,
-    settings: ClientSettings,
-    pull: float = 0.0,
-) -> LinearUpdate:
-    """One client's epochs over its events (`rows`): each step follows gradient + pull · (w - received)."""
-    params, dtype = layout.split(received), received.dtype
-    chosen, rewards = events.actions[rows], np.asarray(events.rewards[rows], dtype)
-    counts = None if events.weights is None else events.weights[rows]
-    importance = objective.weights(np.asarray(events.propensities[rows], dtype), counts)
-    reached: _Reached
-    shared = events.contexts.shared
-    if isinstance(shared, Ragged):
-        reached = _words(params["weight"], shared.slice(rows.start, rows.stop), chosen)
-    else:
-        reached = _features(params["weight"], shared[rows], chosen)
-    base, bias = reached.work.copy(), params["bias"].copy()
-    size, rate = settings.batch_size, settings.learning_rate
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # the caller sees by the norm that training has diverged
-        for _ in range(settings.epochs):
-            for begin in range(0, len(chosen), size):
-                batch = slice(begin, min(begin + size, len(chosen)))
-                actions = chosen[batch]
-                scores = reached.scores(batch, bias[actions])
+    def _update(
+        self, received: np.ndarray, events: Events, proximal: float, offset: np.ndarray | None
+    ) -> np.ndarray:
+        """Epochs over one client's events: gradient + proximal · (w - received) + offset."""
+        local, dtype = received.copy(), received.dtype
+        params, objective = self.layout.split(local), self.objective
+        weight, bias = params["weight"].reshape(-1), params["bias"]
+        actions, rewards, importance = logged_of(events, objective, dtype)
+        rows = _rows_of(events.contexts.shared, dtype)
+        owners = rows.row_of_entry()
+        entries = rows.ids.astype(np.int64) * len(bias) + actions[owners]  # of the weight
+        values = np.asarray(rows.values, dtype)
+        size, rate = self.settings.batch_size, self.settings.learning_rate
+        with np.errstate(over="ignore", invalid="ignore"):  # the norm tells what has diverged
+            for begin in list(range(0, len(events), size)) * self.settings.epochs:
+                batch = slice(begin, min(begin + size, len(events)))
+                among = slice(rows.offsets[batch.start], rows.offsets[batch.stop])
+                at, x, row = entries[among], values[among], owners[among] - begin
+                scores = bias[actions[batch]]
+                np.add.at(scores, row, x * weight[at])  # in the order of the simulator's kernel
                 if objective.logistic:
                     scores = 1 / (1 + np.exp(-scores))
-                step = dtype.type(rate * objective.factor(len(actions), len(bias)))
+                step = dtype.type(rate * objective.factor(len(scores), len(bias)))
                 moves = step * importance[batch] * (scores - rewards[batch])
-                if pull:
-                    reached.work -= dtype.type(rate * pull) * (reached.work - base)
-                    bias -= dtype.type(rate * pull) * (bias - params["bias"])
-                np.subtract.at(bias, actions, moves)
-                reached.step(batch, moves)
-        return LinearUpdate(reached, reached.work - base, bias - params["bias"])
+                if proximal:
+                    local -= dtype.type(rate * proximal) * (local - received)
+                if offset is not None:
+                    local -= dtype.type(rate) * offset
+                np.subtract.at(bias, actions[batch], moves)
+                np.subtract.at(weight, at, moves[row] * x)
+            update: np.ndarray = local - received
+        return update
 
 
-class _Reached(Protocol):
-    """A working copy of the weights that one client's events reach: `work`."""
-
-    work: np.ndarray
-
-    def scores(self, batch: slice, bias: np.ndarray) -> np.ndarray:
-        """The scores of the chosen actions, from their `bias` [b] on: [b]."""
-        ...
-
-    def step(self, batch: slice, moves: np.ndarray) -> None:
-        """Move the weights behind each score by -move times their context."""
-        ...
-
-    def add_to(self, weight: np.ndarray, values: np.ndarray) -> None:
-        """Add values like `work` to where they belong in `weight` [features, K]."""
-        ...
-
-
-@dataclass
-class _Words:
-    """Text: an entry of the weights for each pair of a word and the action chosen for it."""
-
-    work: np.ndarray  # [entries]
-    entries: np.ndarray  # int64 [entries]: word · K + action
-    slots: np.ndarray  # int64 [words of all texts]: where each stands in `work`
-    texts: Ragged
-    values: np.ndarray  # of the texts, in the weights' dtype
-
-    def scores(self, batch: slice, bias: np.ndarray) -> np.ndarray:
-        words, rows = self._of(batch)
-        # Adds in the order of the words, as the simulator's kernel does.
-        np.add.at(bias, rows, self.values[words] * self.work[self.slots[words]])
-        return bias
-
-    def step(self, batch: slice, moves: np.ndarray) -> None:
-        words, rows = self._of(batch)
-        np.subtract.at(self.work, self.slots[words], moves[rows] * self.values[words])
-
-    def add_to(self, weight: np.ndarray, values: np.ndarray) -> None:
-        weight.reshape(-1)[self.entries] += values  # each entry stands there once
-
-    def _of(self, batch: slice) -> tuple[slice, np.ndarray]:
-        """The words of these texts, and for each the text it stands in, counted from the first."""
-        offsets = self.texts.offsets[batch.start : batch.stop + 1]
-        return slice(offsets[0], offsets[-1]), np.repeat(
-            np.arange(len(offsets) - 1), np.diff(offsets)
-        )
-
-
-def _words(weight: np.ndarray, texts: Ragged, chosen: np.ndarray) -> _Words:
-    k = weight.shape[1]
-    entries, slots = np.unique(
-        texts.ids.astype(np.int64) * k + chosen[texts.row_of_entry()], return_inverse=True
-    )
-    return _Words(
-        weight.reshape(-1)[entries], entries, slots, texts, np.asarray(texts.values, weight.dtype)
-    )
-
-
-@dataclass
-class _Features:
-    """Dense features: a column of the weights for each action that was chosen."""
-
-    work: np.ndarray  # [features, columns]
-    columns: np.ndarray  # int64 [columns]: their actions
-    of_event: np.ndarray  # int64 [n]: the column of each event
-    x: np.ndarray  # [n, features], L2-normalised
-
-    def scores(self, batch: slice, bias: np.ndarray) -> np.ndarray:
-        every = self.x[batch] @ self.work
-        return np.asarray(
-            bias + np.take_along_axis(every, self.of_event[batch, None], axis=1)[:, 0]
-        )
-
-    def step(self, batch: slice, moves: np.ndarray) -> None:
-        by_column = np.zeros((len(moves), len(self.columns)), self.work.dtype)
-        by_column[np.arange(len(moves)), self.of_event[batch]] = moves
-        self.work -= self.x[batch].T @ by_column
-
-    def add_to(self, weight: np.ndarray, values: np.ndarray) -> None:
-        weight[:, self.columns] += values
-
-
-def _features(weight: np.ndarray, contexts: np.ndarray, chosen: np.ndarray) -> _Features:
-    columns, of_event = np.unique(chosen, return_inverse=True)
-    x = unit_features(contexts, weight.dtype)
-    return _Features(weight[:, columns], columns, of_event, x)
+def _rows_of(contexts: np.ndarray | Ragged, dtype: np.dtype) -> Ragged:
+    """Contexts as rows of features; a dense one, scaled to length one, is a row of all of them."""
+    if isinstance(contexts, Ragged):
+        return contexts
+    x = unit_features(contexts, dtype)
+    n, width = x.shape
+    return Ragged(np.arange(n + 1) * width, np.tile(np.arange(width), n), x.reshape(-1))

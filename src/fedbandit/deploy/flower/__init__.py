@@ -1,1 +1,3 @@
-"""Flower as transport: apps, messages, processes, and the exchanges of secure sums. Nothing else imports it."""
+"""Flower as transport: apps, messages, processes, and the exchanges of secure sums. Nothing else
+imports it.
+"""

@@ -1,8 +1,10 @@
-"""The client app that Flower runs on a device: opens the agent's folder, answers one request, and closes it.
+"""The client app that Flower runs on a device: opens the agent's folder, answers one request, and
+closes it.
 
-The folder is `agent-dir` of the node's configuration. The app on the device uses the same folder at the same time.
-With `secure-aggregation=true` there, or in `make_client_app`, what a log says leaves the device in secure sums only.
-Whom it believes in them stands there too (`roster`, `node-key`), and nowhere in an app, which comes from the server.
+The folder is `agent-dir` of the node's configuration. The app on the device uses the same folder at
+the same time. With `secure-aggregation=true` there, or in `make_client_app`, what a log says leaves
+the device in secure sums only. Whom it believes in them stands there too (`roster`, `node-key`),
+and nowhere in an app, which comes from the server.
 """
 
 from collections.abc import Callable, Collection
@@ -16,7 +18,13 @@ from fedbandit.deploy.device.agent import Agent
 from fedbandit.deploy.device.instructions import Limits
 from fedbandit.deploy.device.participant import Participant
 from fedbandit.deploy.device.secure_round import Identity
-from fedbandit.deploy.flower.transport import TYPES, from_records, sealed_in, to_records
+from fedbandit.deploy.flower.transport import (
+    TYPES,
+    accepts_compressed,
+    from_records,
+    sealed_in,
+    to_records,
+)
 from fedbandit.deploy.messages import Kind, Request
 from fedbandit.deploy.secure_sums import SecureMinimum
 
@@ -56,7 +64,9 @@ def make_client_app(
                 secure_only=secure_aggregation or bool(own.get("secure-aggregation", False)),
                 identity=identity_of(context),
             ).reply(request)
-        return Message(to_records(reply.facts, reply.arrays, reply.sealed), reply_to=message)
+        compress = accepts_compressed(message.content)
+        content = to_records(reply.facts, reply.arrays, reply.sealed, compress=compress)
+        return Message(content, reply_to=message)
 
     app = ClientApp()
     for kind, name in TYPES.items():

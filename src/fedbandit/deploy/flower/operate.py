@@ -1,4 +1,6 @@
-"""Running a deployment from the command line: the app bundle, the server, a device, registering a node."""
+"""Running a deployment from the command line: the app bundle, the server, a device, registering a
+node.
+"""
 
 import json
 import subprocess
@@ -14,9 +16,9 @@ from fedbandit.deploy.flower.processes import (
     CONNECTION,
     Security,
     alone,
+    ask_flwr,
     end_leftovers,
     ended_by_signals,
-    manage_node,
     parse_address,
     reason_in,
     run_status,
@@ -89,10 +91,13 @@ def serve(
     say: Callable[[str], None] = print,
     metrics_port: int | None = None,
 ) -> None:
-    """Run a SuperLink and the rounds of a deployment; both are restarted when they die, and rounds are resumed."""
+    """Run a SuperLink and the rounds of a deployment; both are restarted when they die, and rounds
+    are resumed.
+    """
     from fedbandit.deploy.server.deployment import (
         read_deployment,  # a device's node needs none of it
     )
+    from fedbandit.deploy.server.operator import OPEN, is_open
     from fedbandit.deploy.server.server_status import noting_the_end
     from fedbandit.deploy.server.status import monitoring_page
     from fedbandit.deploy.server.store import Store
@@ -118,6 +123,8 @@ def serve(
             raise ConfigError(
                 f"--port: {port}: another program listens there; end it or choose another port"
             )
+        if is_open(deployment):
+            say(f"warning: {OPEN}")
         say("starting a SuperLink")
         bundle, seen = write_bundle(folder / "app"), Seen(folder, say)
         seen.skip()
@@ -135,13 +142,10 @@ def serve(
                 while (ended := _end_of_run(link, home, run, seen)) is not None:
                     if ended == "finished:completed":
                         return
-                    pause = (
-                        1.0
-                        if time.monotonic() - since > 2 * _PATIENCE
-                        else min(2 * pause, _PATIENCE)
-                    )
-                    why = f"the server app has ended ({ended}): {reason_in(folder / 'server.log')}"
-                    say(f"{why}; again in {pause:.0f} s")
+                    lived = time.monotonic() - since > 2 * _PATIENCE
+                    pause = 1.0 if lived else min(2 * pause, _PATIENCE)
+                    said = reason_in(folder / "server.log")
+                    say(f"the server app has ended ({ended}): {said}; again in {pause:.0f} s")
                     time.sleep(pause)
                     seen.forget()
                     run, since = submit(bundle, home, toml), time.monotonic()
@@ -162,7 +166,9 @@ def serve(
 
 
 def _end_of_run(link: subprocess.Popen[bytes], home: Path, run: int, seen: "Seen") -> str | None:
-    """Say what happens until a run of the server app ends; its status, or None if the SuperLink has ended before."""
+    """Say what happens until a run of the server app ends; its status, or None if the SuperLink has
+    ended before.
+    """
     asked, unanswered = time.monotonic(), 0
     while link.poll() is None:
         time.sleep(_WATCH)
@@ -183,7 +189,9 @@ def _end_of_run(link: subprocess.Popen[bytes], home: Path, run: int, seen: "Seen
 
 
 class Seen:
-    """What the console has said of a deployment: each round once, and what it waits for whenever that changes."""
+    """What the console has said of a deployment: each round once, and what it waits for whenever
+    that changes.
+    """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
@@ -247,12 +255,13 @@ def take_part(
     user: str | None = None,
     min_cohort: int | None = None,
 ) -> None:
-    """Keep a node running for a device; after a crash it may be refused for a minute, so it tries again and again.
+    """Keep a node running for a device; after a crash it may be refused for a minute, so it tries
+    again and again.
 
-    With `sums_only` the device's updates leave it only inside secure sums, whatever the server
-    asks for. In these it has to do with nodes on the `roster` alone (with `unsigned`, with those
-    that the server names), and with at least `min_cohort` devices, itself included. `user` names
-    whose device it is, where several belong to one person.
+    With `sums_only` the device's updates leave it only inside secure sums, whatever the server asks
+    for. In these it has to do with nodes on the `roster` alone (with `unsigned`, with those that
+    the server names), and with at least `min_cohort` devices, itself included. `user` names whose
+    device it is, where several belong to one person.
     """
     host, port = parse_address(superlink)
     own = _secure_settings(security, sums_only, roster, unsigned)
@@ -340,29 +349,30 @@ def _stay(
 
 
 def register_node(state: Path, public_key: Path, name: str) -> None:
-    """Let the node with that key take part, on a SuperLink that asks nodes for theirs, and put it on the roster."""
-    from fedbandit.deploy.server.roster import (  # a device's node needs none of it
+    """Let the node with that key take part, on a SuperLink that asks nodes for theirs, and put it
+    on the roster.
+    """
+    from fedbandit.deploy.server.operator import (  # a device's node needs none of it
         add_node,
-        check_key,
+        key_line,
     )
 
-    check_key(public_key)
+    key_line(public_key)  # what is no key is refused before anybody is asked
     problem = f"{public_key}: not registered"
-    options = (CONNECTION, "--name", name, "--format", "json")
-    said = manage_node(state / "flower", problem, "register", str(public_key), *options)
-    try:
-        node = str(json.loads(said[said.index("{") :])["node-id"])
-    except (ValueError, KeyError):
-        raise FedbanditError(f"{problem}: {' '.join(said.split())[-300:]}") from None
-    add_node(state, public_key, name, node)
+    command = ("supernode", "register", str(public_key), CONNECTION, "--name", name)
+    said = ask_flwr(state / "flower", problem, *command, "--format", "json")
+    if "node-id" not in said:
+        raise FedbanditError(f"{problem}: {str(said)[:300]}")
+    add_node(state, key_line(public_key, f"{name} node={said['node-id']}"))
 
 
 def unregister_node(state: Path, node: str) -> bool:
-    """Take the key of a node from a SuperLink that asks nodes for theirs; whether there was one to take.
+    """Take the key of a node from a SuperLink that asks nodes for theirs; whether there was one to
+    take.
 
     Without keys there is nothing to take: anybody may connect, under a new number each time.
     """
-    from fedbandit.deploy.server.roster import remove_node
+    from fedbandit.deploy.server.operator import remove_node
 
     home, config = state / "flower", state / "flower" / "config.toml"
     if (
@@ -371,8 +381,7 @@ def unregister_node(state: Path, node: str) -> bool:
         or "root-certificates" not in config.read_text(encoding="utf-8")
     ):
         return False
-    manage_node(
-        home, f"{node}: is not asked any more, but not unregistered", "unregister", node, CONNECTION
-    )
+    problem = f"{node}: is not asked any more, but not unregistered"
+    ask_flwr(home, problem, "supernode", "unregister", node, CONNECTION)
     remove_node(state, node)
     return True

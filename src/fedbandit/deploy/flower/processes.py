@@ -1,10 +1,14 @@
-"""Flower's programs as processes of ours: started under a guard, reached, asked and ended. Knows no deployment.
+"""Flower's programs as processes of ours: started under a guard, reached, asked and ended. Knows no
+deployment.
 
 Whatever is started here ends with the command that started it, or is found and ended by the next.
+Run as a script, this file is the guard: a small process that is still there when the one that
+started it is killed. All that a program starts carries a mark in its environment, so that nothing
+else is ever ended.
 """
 
-import fcntl
 import json
+import logging
 import os
 import re
 import signal
@@ -14,33 +18,44 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from fedbandit.core.errors import ConfigError, FedbanditError, MissingExtra, needing
 from fedbandit.core.files import last_lines, object_in
+from fedbandit.core.logs import rotating
+from fedbandit.deploy.private_files import held_alone
 
 with needing("a deployment over Flower"):
-    from fedbandit.deploy.flower.guard import MARK, PATIENCE, end_all, kill_all
+    import psutil
 
-_GUARD = str(Path(__file__).with_name("guard.py"))
-
+CONNECTION = "fedbandit"
+MARK = "FEDBANDIT_PROCESSES_OF"  # in the environment of all that works for a folder: that folder
+PATIENCE = 8.0  # seconds that a program has to end by itself
+_LOOK = 0.2  # seconds between two looks at program and parent
+_HELPER = "flower-superexec"  # runs the apps of a SuperLink or a SuperNode
+_LOOK_FOR_HELPER = 2.0  # seconds between two looks for it, which see every process there is
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
-
-
-CONNECTION = "fedbandit"
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"^(?:\d\S*Z )?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)\b[ :]*")
+_ROUTINE = re.compile(r'uvicorn\.access\].*" 200$')  # a line for every poll of every node
 
 
 @dataclass(frozen=True)
 class Security:
-    """Certificates of a SuperLink and keys of its nodes; none of them for plain connections on loopback."""
+    """Certificates of a SuperLink and keys of its nodes; none of them for plain connections on
+    loopback.
+
+    With certificates the SuperLink asks each node for its key, so a node keeps its number over
+    restarts. Without, a node that starts again is a new one.
+    """
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -48,6 +63,7 @@ class Security:
     node_key: Path | None = None  # of a node, in OpenSSH's format
 
     def superlink_options(self) -> list[str]:
+        """Options of `flower-superlink`."""
         if self.ca is None:
             return ["--insecure"]
         return [
@@ -56,6 +72,7 @@ class Security:
         ]
 
     def node_options(self) -> list[str]:
+        """Options of `flower-supernode`."""
         if self.ca is None:
             return ["--insecure"]
         own = [] if self.node_key is None else ["--auth-supernode-private-key", str(self.node_key)]
@@ -70,19 +87,13 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start one of Flower's programs for the folder `home`, under a guard that ends it when this process ends."""
+    """Start one of Flower's programs for the folder `home`, under a guard that ends it when this
+    process ends.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    guard = [
-        sys.executable,
-        "-P",
-        _GUARD,
-        str(os.getpid()),
-        str(log),
-        _program(command[0]),
-        *command[1:],
-    ]
+    guard = [sys.executable, "-P", __file__, str(os.getpid()), str(log)]
     return subprocess.Popen(
-        guard,
+        [*guard, _program(command[0]), *command[1:]],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -92,7 +103,9 @@ def start(command: Sequence[str], home: Path, log: Path) -> subprocess.Popen[byt
 
 
 def stop(process: subprocess.Popen[bytes], home: Path, patience: float = PATIENCE + 4.0) -> None:
-    """Ask a program that was started for `home` to end, and after a while end it and everything it has started."""
+    """Ask a program that was started for `home` to end, and after a while end it and everything it
+    has started.
+    """
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -103,62 +116,147 @@ def stop(process: subprocess.Popen[bytes], home: Path, patience: float = PATIENC
 
 @contextmanager
 def alone(home: Path, what: str) -> Iterator[None]:
-    """For the only process of its kind in a folder; the system lets go of the folder when it ends, however it ends."""
+    """For the only process of its kind in a folder; the system lets go of the folder when it ends,
+    however it ends.
+    """
     home.mkdir(parents=True, exist_ok=True)
-    held = os.open(home / "running.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    running = f"{home.parent}: another `{what}` is running for this folder"
+    held = held_alone(home / "running.lock", running)
     try:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{home.parent}: another `{what}` is running for this folder"
-            ) from None
         yield
     finally:
         os.close(held)
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the block as Ctrl-C does: what was started is ended in order.
-
-    While that goes on, no further signal interrupts it.
-    """
+def ended_by_signals() -> AbstractContextManager[None]:
+    """SIGTERM and a closed terminal end the block as Ctrl-C does: what was started is ended."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return _signals_go_to(end, signal.SIGTERM, signal.SIGHUP)
+
+
+def uninterrupted() -> AbstractContextManager[None]:
+    """A block that signals do not interrupt; for ending what was started."""
+    return _signals_go_to(signal.SIG_IGN, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A block that signals do not interrupt; for ending what was started."""
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+def _signals_go_to(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals so while the block runs; only a main thread can."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, own in before.items():
+            signal.signal(number, own)
 
 
 def end_leftovers(home: Path, say: Callable[[str], None], patience: float = 5.0) -> None:
-    """End what a process that was killed has left running for this folder."""
-    if left := end_all(home.resolve(), patience):
-        say(f"ended what an earlier start had left behind: {', '.join(left)}")
+    """End what a process that was killed has left running for this folder, gently at first."""
+    there, names = marked(home.resolve()), []
+    for process in there:
+        with suppress(psutil.Error):
+            names.append(f"{process.name()} ({process.pid})")
+            process.terminate()
+    psutil.wait_procs(there, timeout=patience)
+    kill_all(home.resolve())
+    if there:
+        say(f"ended what an earlier start had left behind: {', '.join(names)}")
+
+
+def marked(folder: Path) -> list[psutil.Process]:
+    """All processes that work for the folder, other than this one."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is somebody else's
+            if process.pid != os.getpid() and process.environ().get(MARK) == str(folder):
+                found.append(process)
+    return found
+
+
+def kill_all(folder: Path) -> None:
+    """End whatever works for the folder, and what that starts meanwhile."""
+    for _ in range(20):
+        there = marked(folder)
+        if not there:
+            return
+        for process in there:
+            with suppress(psutil.Error):
+                process.kill()  # works on frozen processes, too
+        psutil.wait_procs(there, timeout=1.0)
+
+
+def guard(parent: int, log: Path, command: list[str]) -> int:
+    """Run the command until it ends, it is to end, or the parent is gone; its exit code.
+
+    A SuperLink or SuperNode starts its helper once. Without it the program stays in reach and never
+    runs an app again, so it is ended, and whoever started it starts it again.
+    """
+    folder, over = Path(os.environ[MARK]), threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        over.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, end)
+    program = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert program.stdout is not None
+    writing = threading.Thread(target=_write_log, args=(program.stdout, log), daemon=True)
+    writing.start()
+    helper, looked = None, time.monotonic()
+    while program.poll() is None and os.getppid() == parent and not over.wait(_LOOK):
+        if helper is None and time.monotonic() - looked > _LOOK_FOR_HELPER:
+            helper, looked = _helper_of(program.pid), time.monotonic()
+        elif helper is not None and not _is_alive(helper):
+            what = f"{_HELPER} has ended, and without it no app would run: ending the program"
+            logging.getLogger("fedbandit.program").error(what)
+            break
+    if program.poll() is None:
+        program.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            program.wait(PATIENCE)
+    kill_all(folder)
+    code = program.wait()
+    writing.join(1.0)
+    return code if code >= 0 else 128 - code
+
+
+def _helper_of(program: int) -> psutil.Process | None:
+    """The helper that a program has started; None before that."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(program).children():
+            if any(word.endswith(_HELPER) for word in child.cmdline()):
+                return child
+    return None
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _write_log(lines: IO[bytes], path: Path) -> None:
+    logger = logging.getLogger("fedbandit.program")
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(rotating(path))
+    for line in lines:
+        text = _COLOURS.sub("", line.decode(errors="replace")).rstrip()
+        level = _LEVEL.match(text)
+        text = text[level.end() :] if level else text
+        if text and not _ROUTINE.search(text):
+            logger.log(
+                logging.getLevelNamesMapping()[level[1]] if level else logging.INFO, "%s", text
+            )
 
 
 def start_superlink(
@@ -228,29 +326,38 @@ def write_connection(home: Path, address: str, security: Security) -> None:
 def submit(bundle: Path, home: Path, deployment: Path) -> int:
     """Start a run of the apps; its id."""
     settings = f"deployment={json.dumps(str(deployment.resolve()))}"
-    return int(
-        _flwr(home, "run", str(bundle), CONNECTION, "-c", settings, "--format", "json")["run-id"]
-    )
+    options = (CONNECTION, "-c", settings, "--format", "json")
+    return int(ask_flwr(home, "flwr run", "run", str(bundle), *options)["run-id"])
 
 
 def run_status(home: Path, run_id: int) -> str:
     """`running`, `finished:completed`, `finished:failed`, ..."""
-    runs = _flwr(home, "list", CONNECTION, "--run-id", str(run_id), "--format", "json").get(
-        "runs", []
-    )
+    options = (CONNECTION, "--run-id", str(run_id), "--format", "json")
+    runs = ask_flwr(home, "flwr list", "list", *options).get("runs", [])
     return str(runs[0]["status"]) if runs else "unknown"
 
 
-def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
-    done = _ask_flwr(home, f"flwr {arguments[0]}", *arguments)
-    start = done.stdout.find("{")
+def ask_flwr(home: Path, problem: str, *arguments: str) -> dict[str, Any]:
+    """What `flwr` answers in JSON, if it does; an error is in its own words, behind `problem`."""
     try:
-        found: dict[str, Any] = json.loads(done.stdout[start:])
-    except ValueError:
-        found = {}
-    if done.returncode or found.get("success") is False or not found:
+        done = subprocess.run(
+            [_program("flwr"), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=_environment(home),
+            check=False,
+            timeout=120,
+        )
+    except subprocess.TimeoutExpired:
+        raise FedbanditError(f"{problem}: the SuperLink does not answer") from None
+    found: dict[str, Any] = {}
+    with suppress(ValueError):
+        found = json.loads(done.stdout[done.stdout.find("{") :])
+    unanswered = "json" in arguments and not found
+    if done.returncode or unanswered or found.get("success") is False:
         said = found.get("error-message") or done.stderr or done.stdout
-        raise FedbanditError(f"flwr {arguments[0]}: {said.strip()[-500:]}")
+        raise FedbanditError(f"{problem}: {' '.join(said.split())[-500:]}")
     return found
 
 
@@ -300,25 +407,5 @@ def reason_in(log: Path) -> str:
     return f"{said[-1][:200]} (see {log})" if said else f"see {log}"
 
 
-def manage_node(home: Path, problem: str, *arguments: str) -> str:
-    """Have the SuperLink register or unregister a node, and what it says to that; an error starts with `problem`."""
-    done = _ask_flwr(home, problem, "supernode", *arguments)
-    if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise FedbanditError(f"{problem}: {said[-300:]}")
-    return done.stdout
-
-
-def _ask_flwr(home: Path, problem: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            [_program("flwr"), *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=_environment(home),
-            check=False,
-            timeout=120,
-        )
-    except subprocess.TimeoutExpired:
-        raise FedbanditError(f"{problem}: the SuperLink does not answer") from None
+if __name__ == "__main__":
+    sys.exit(guard(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

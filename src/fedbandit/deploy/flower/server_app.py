@@ -1,4 +1,5 @@
-"""The server app that Flower runs: runs the rounds of the TOML file that the run's `deployment` names.
+"""The server app that Flower runs: runs the rounds of the TOML file that the run's `deployment`
+names.
 
 It can be restarted at any time and resumes after the last saved round.
 """
@@ -22,6 +23,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Run the remaining rounds; whatever ends them early is in `server.log`."""
     deployment = read_deployment(Path(str(context.run_config["deployment"])))
     store = Store(deployment.folder)
     handler = rotating(deployment.folder / "server.log")

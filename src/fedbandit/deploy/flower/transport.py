@@ -1,11 +1,16 @@
-"""Messages as Flower's records, and Flower's grid as a non-blocking transport."""
+"""Messages as Flower's records, and Flower's grid as a non-blocking transport.
+
+The only module that knows how arrays travel: updates are compressed here and nowhere else.
+"""
 
 import copy
 import json
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -19,6 +24,8 @@ from fedbandit.core.errors import DataError
 from fedbandit.deploy.messages import Kind, Reply, Request
 
 SEALED = "sealed"
+_ZLIB = "zlib"
+_LIKE = " like"  # behind the name of a compressed array: its type and shape
 GRACE = 600.0  # seconds by which devices' clocks may be wrong: Flower drops messages by wall clock
 
 
@@ -26,31 +33,67 @@ def to_records(
     facts: Mapping[str, Any],
     arrays: Mapping[str, np.ndarray],
     sealed: Mapping[str, Any] | None = None,
+    *,
+    compress: bool = False,
+    made: dict[int, Array] | None = None,
 ) -> RecordDict:
-    """One text, some arrays and perhaps a step of a secure sum, ready to be sent."""
+    """One text, some arrays and perhaps a step of a secure sum, ready to be sent.
+
+    With `compress`, arrays travel as zlib leaves them, where that is less. Arrays that several
+    messages share are `made` once.
+    """
+    made = {} if made is None else made
+    whole, packed = dict(arrays), dict[str, Any]()
+    for name, array in arrays.items() if compress else ():
+        small = zlib.compress(np.ascontiguousarray(array).data, 6) if array.size else b""
+        if 0 < len(small) < array.nbytes:
+            packed |= {name: small, f"{name}{_LIKE}": json.dumps([array.dtype.str, array.shape])}
+            del whole[name]
+    for array in whole.values():
+        if id(array) not in made:
+            made[id(array)] = Array(np.ascontiguousarray(array))
     content = RecordDict(
         {
-            "facts": ConfigRecord({"json": json.dumps(dict(facts))}),
-            "arrays": ArrayRecord(
-                {name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()}
-            ),
+            "facts": ConfigRecord({"json": json.dumps(dict(facts)), "accepts": _ZLIB}),
+            "arrays": ArrayRecord({name: made[id(array)] for name, array in whole.items()}),
         }
     )
+    if packed:
+        content.config_records[_ZLIB] = ConfigRecord(packed)
     if sealed:
         content.config_records[SEALED] = ConfigRecord(dict(sealed))
     return content
 
 
-def from_records(content: RecordDict) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The facts and arrays that `to_records` was given."""
+def accepts_compressed(content: RecordDict) -> bool:
+    """Whether the sender of a message reads compressed arrays."""
+    return bool(content["facts"].get("accepts") == _ZLIB)
+
+
+def from_records(
+    content: RecordDict, most: int = 1 << 16
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The facts and arrays that `to_records` was given; a compressed one has at most `most` bytes."""
     try:
         facts = json.loads(str(content["facts"]["json"]))
         arrays = {name: array.numpy() for name, array in content.array_records["arrays"].items()}
+        packed: dict[str, Any] = dict(content.config_records.get(_ZLIB, {}))
+        for name in [name for name in packed if not name.endswith(_LIKE)]:
+            arrays[name] = _unpacked(packed[name], json.loads(packed[f"{name}{_LIKE}"]), most)
     except Exception as error:  # whatever a stranger's bytes make a parser do
         raise DataError(f"unreadable: {error!r}"[:300]) from None
     if not isinstance(facts, dict):
         raise DataError(f"unreadable: a {type(facts).__name__} where facts were expected")
     return facts, arrays
+
+
+def _unpacked(payload: Any, like: Any, most: int) -> np.ndarray:
+    """A compressed array; what would become larger than expected is never made."""
+    reader = zlib.decompressobj()
+    plain = reader.decompress(payload, most + 1)
+    if len(plain) > most or not reader.eof:
+        raise ValueError(f"a compressed array of more than {most} bytes, or cut off")
+    return np.frombuffer(plain, np.dtype(like[0])).reshape(like[1])
 
 
 def sealed_in(content: RecordDict) -> dict[str, Any]:
@@ -68,63 +111,81 @@ TYPES: dict[Kind, str] = {
 
 
 class GridTransport:
-    """Sends to and receives from the nodes of a SuperLink."""
+    """Sends to and receives from the nodes of a SuperLink; never waits for one.
+
+    Arrays that several requests of one call share travel as one object. A message that the
+    SuperLink does not take, because its node has left, comes back as a failed reply.
+    """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pulling = (
-            Pulling(grid) if isinstance(grid, HttpGrid) else None
-        )  # no other grid has uploads to wait for
+        # No other grid has uploads to wait for.
+        self._fetcher = ReplyFetcher(grid) if isinstance(grid, HttpGrid) else None
+        self._largest = 0  # bytes of an array that was sent: no reply holds a larger one
         self._numbers = count()
         self._undeliverable: list[Reply] = []
 
     def close(self) -> None:
         """Give up what is still being fetched."""
-        if self._pulling is not None:
-            self._pulling.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
 
     def nodes(self) -> list[int]:
+        """The nodes in reach now, by number."""
         return sorted(self._grid.get_node_ids())
 
     def send(self, requests: Sequence[Request]) -> list[str]:
+        """Hand requests to the SuperLink; a ticket for each."""
+        made: dict[int, Array] = {}
+        sizes = (array.nbytes for request in requests for array in request.arrays.values())
+        self._largest = max([self._largest, *sizes])
         messages = [
             Message(
-                to_records(request.facts, request.arrays, request.sealed),
+                to_records(request.facts, request.arrays, request.sealed, made=made),
                 dst_node_id=request.node,
                 message_type=TYPES[request.kind],
                 ttl=request.seconds + GRACE,
             )
             for request in requests
         ]
-        tickets = list(
-            self._grid.push_messages(messages)
-        )  # a list: a generator is answered with an error
+        tickets = list(self._grid.push_messages(messages))  # Flower refuses a generator
         return [ticket or self._never_sent() for ticket in tickets]
 
     def receive(self, tickets: Collection[str]) -> list[Reply]:
+        """The replies that are whole by now; each is given once."""
         failed, self._undeliverable = self._undeliverable, []
         asked = [ticket for ticket in tickets if not ticket.startswith("-")]
         if not asked:
             return failed
-        if self._pulling is not None:
-            return failed + self._pulling.replies(asked)
-        return failed + [_reply(message) for message in self._grid.pull_messages(asked)]
+        if self._fetcher is not None:
+            return failed + self._fetcher.replies(asked, self._largest)
+        found = self._grid.pull_messages(asked)
+        return failed + [_reply(message, self._largest) for message in found]
 
     def _never_sent(self) -> str:
-        """A ticket for a message that the SuperLink did not take; its failure is there to be received."""
+        """A ticket for a message that the SuperLink did not take; its failure is there to be
+        received.
+        """
         ticket = f"-{next(self._numbers)}"
         self._undeliverable.append(Reply(ticket, error="the node has left"))
         return ticket
 
 
-def _reply(message: Message) -> Reply:
+def _reply(message: Message, most: int) -> Reply:
+    """A message as a reply; arrays of more than `most` bytes are not unpacked."""
     ticket = message.metadata.reply_to_message_id
     if message.has_error():
         return Reply(
             ticket, error=f"Flower's error {message.error.code}: {message.error.reason}"[:300]
         )
+    content = message.content
     try:
-        return Reply(ticket, *from_records(message.content), sealed=sealed_in(message.content))
+        facts, arrays = from_records(content, most)
+        reply = Reply(ticket, facts, arrays, sealed=sealed_in(content))
+        packed = [v for v in content.config_records.get(_ZLIB, {}).values() if isinstance(v, bytes)]
+        if packed:
+            reply = replace(reply, travelled=sum(map(len, packed)))
+        return reply
     except DataError as problem:
         return Reply(ticket, error=str(problem))
 
@@ -132,16 +193,19 @@ def _reply(message: Message) -> Reply:
 _LONGEST_UPLOAD = (
     180.0  # seconds that one reply may take to come in; the SuperLink gives it up then, too
 )
-_SLOW = 5.0  # seconds after which a fetch counts as waiting for its device, and no longer as work that is done
+# seconds after which a fetch counts as waiting for its device, and no longer as work that is done
+_SLOW = 5.0
 _AT_ONCE = 8  # replies that are fetched at the same time, beside those that are slow
 _MOST_THREADS = 500
 
 
-class Pulling:
-    """Fetches replies beside the round: a reply whose upload has not ended is there, but cannot be read yet.
+class ReplyFetcher:
+    """Fetches replies beside the round: a reply whose upload has not ended is there, but cannot be
+    read yet.
 
-    Flower's own pulling waits for such an upload, one reply after the other, for as long as it takes. Here one thread
-    asks which replies have come, each of them is fetched by another, and whoever asks gets those that are whole.
+    Flower's own pulling waits for such an upload, one reply after the other, for as long as it
+    takes. Here one thread asks which replies have come, each of them is fetched by another, and
+    a caller gets those that are whole.
     """
 
     def __init__(
@@ -154,6 +218,7 @@ class Pulling:
         self._lock = threading.Lock()
         self._looks = threading.Event()
         self._wanted: set[str] = set()
+        self._most = 0  # bytes of a compressed array
         self._arrived: deque[tuple[str, PullAppMessagesResponse]] = deque()  # not fetched yet
         self._fetching: dict[str, float] = {}  # ticket -> since when
         self._whole: list[Reply] = []
@@ -161,8 +226,9 @@ class Pulling:
         self._closed = False
         self._looking: threading.Thread | None = None
 
-    def replies(self, tickets: Collection[str]) -> list[Reply]:
+    def replies(self, tickets: Collection[str], most: int) -> list[Reply]:
         """Those of the replies that are whole by now; each is given once."""
+        self._most = most
         if self._looking is None:
             self._looking = threading.Thread(target=self._look, name="replies", daemon=True)
             self._looking.start()
@@ -219,7 +285,7 @@ class Pulling:
             self._grid._runtime_client, one, lambda: self._closed or self._clock() >= until
         )
         try:
-            replies = [_reply(message) for message in grid.pull_messages([ticket])]
+            replies = [_reply(message, self._most) for message in grid.pull_messages([ticket])]
         except Exception as error:  # whatever is wrong with one device's reply concerns no other
             replies = [Reply(ticket, error=f"its reply could not be fetched: {error!r}"[:300])]
         with self._lock:
@@ -236,7 +302,9 @@ def _one_by_one(found: PullAppMessagesResponse) -> Iterable[tuple[str, PullAppMe
 
 
 class _OneReply:
-    """The client of a grid, for one reply that the SuperLink has named already; stops asking for it when it is over."""
+    """The client of a grid, for one reply that the SuperLink has named already; stops asking for it
+    when it is over.
+    """
 
     def __init__(self, client: Any, one: PullAppMessagesResponse, over: Callable[[], bool]) -> None:
         self._client, self._one, self._over = client, one, over

@@ -1,12 +1,20 @@
-"""A device's public keys for one round, signed with its node's key, and the roster of nodes whose word counts.
+"""What devices of a secure sum sign: their keys for one attempt, the common task, and who is in the
+sum.
 
-The roster is installed on devices: if servers relayed it, they could invent neighbours. No I/O here.
+Keys are signed with the node's own key, which stands on a roster. The roster is installed on
+devices: if servers relayed it, they could invent neighbours. A server that gives devices different
+tasks could read one of them out of the sum (Pasquini et al. 2022): a digest of all that must be
+alike goes into every mask, and devices sign it for each other. No I/O here.
 """
 
+import json
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import (
     ECDSA,
@@ -29,8 +37,22 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedbandit.core.errors import DataError
-from fedbandit.deploy.masking.primitives import PROTOCOL, SECRET, agreed, framed, new_key
+from fedbandit.deploy.masking.primitives import (
+    PROTOCOL,
+    SECRET,
+    SIGNATURE,
+    agreed,
+    digest_of,
+    framed,
+    is_signed,
+    new_key,
+    signature_of,
+)
 
+NODE = 8  # bytes of a node's number
+STATEMENT = SECRET + SIGNATURE  # bytes of a signed digest
+TASK, SURVIVORS = b"common task", b"survivors"  # what statements are about
+_MEMBER = NODE + SECRET  # bytes of a node in the list of a cohort
 _HALF = 48  # bytes of one of a signature's two numbers
 _LONGEST = 8192  # bytes of an announcement; with a certificate it has about 1500
 _KIND = "ecdsa-sha2-nistp384"
@@ -40,7 +62,9 @@ _PROBE = new_key()
 
 @dataclass(frozen=True)
 class Signer:
-    """A node's key, and what shows whose it is: the public key, or an operator's certificate for it, as text."""
+    """A node's key, and what shows whose it is: the public key, or an operator's certificate for
+    it, as text.
+    """
 
     key: EllipticCurvePrivateKey
     identity: bytes
@@ -48,7 +72,11 @@ class Signer:
 
 @dataclass(frozen=True)
 class Announcement:
-    """A device's public keys for one attempt at a round, and who it is."""
+    """A device's public keys for one attempt at a round, and who it is.
+
+    Keys are new for each attempt: a drop-out's key for masks is recovered by the others, and must
+    open nothing else. The commitment holds the device to the seed of its own mask.
+    """
 
     mask: bytes  # X25519: for masks between two devices, ...
     seal: bytes  # ... and for shares that travel by way of the server
@@ -64,6 +92,7 @@ class Announcement:
         return [*own, _line_of(_identity(self.signer)[0]).encode()] if self.signer else own
 
     def to_bytes(self) -> bytes:
+        """As it travels, and as `of` reads it."""
         return self.mask + self.seal + self.sign + self.commitment + self.signature + self.signer
 
     @classmethod
@@ -125,14 +154,18 @@ def reused(announcements: Collection[Announcement]) -> bool:
 
 @dataclass(frozen=True)
 class Roster:
-    """Whose word counts: public keys of nodes, and of operators who certify nodes. As OpenSSH writes them."""
+    """Whose word counts: public keys of nodes, and of operators who certify nodes. As OpenSSH
+    writes them.
+    """
 
     keys: frozenset[str]
     authorities: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, text: str, where: str) -> "Roster":
-        """From lines as in `node.pub`, or `cert-authority` and a line as in `operator.pub`; errors name `where`."""
+        """From lines as in `node.pub`, or `cert-authority` and a line as in `operator.pub`; errors
+        name `where`.
+        """
         keys, authorities = set(), set()
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -191,7 +224,9 @@ def roster_line(public_key: bytes, comment: str, where: str) -> str:
 
 
 def signer_of(private_key: bytes, where: str, certificate: bytes | None = None) -> Signer:
-    """What a node signs with, from the contents of its key's file and of the certificate's, if it has one."""
+    """What a node signs with, from the contents of its key's file and of the certificate's, if it
+    has one.
+    """
     try:
         key = load_ssh_private_key(private_key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -228,3 +263,85 @@ def _identity(text: bytes) -> tuple[EllipticCurvePublicKey, SSHCertificate | Non
 
 def _line_of(key: EllipticCurvePublicKey) -> str:
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+def task_digest(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """The digest of a request to train: every fact in it, and every array with its type and shape."""
+    parts = [json.dumps(dict(facts), sort_keys=True).encode()]
+    for name, array in sorted(arrays.items()):
+        described = json.dumps([name, array.dtype.str, array.shape]).encode()
+        parts += [described, np.ascontiguousarray(array).tobytes()]
+    return digest_of(b"task", *parts)
+
+
+@dataclass(frozen=True)
+class CommonTask:
+    """All that the devices of one attempt must have been told alike."""
+
+    token: str
+    task: bytes  # the digest of the request to train
+    threshold: int  # shares that recover a secret
+    cohort: bytes  # who takes part, and with which keys: see `cohort_of`
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that differ wherever any of it does."""
+        threshold = self.threshold.to_bytes(NODE, "big")
+        return digest_of(TASK, self.token.encode(), self.task, threshold, self.cohort)
+
+    @property
+    def size(self) -> int:
+        """The devices of the cohort."""
+        return len(self.cohort) // _MEMBER
+
+    def check_holds(self, announced: Mapping[int, Announcement]) -> None:
+        """Refuse a cohort in which these nodes are not, each with the keys that it announced."""
+        entries = [
+            self.cohort[start : start + _MEMBER] for start in range(0, len(self.cohort), _MEMBER)
+        ]
+        nodes = [entry[:NODE] for entry in entries]
+        if len(self.cohort) % _MEMBER or any(a >= b for a, b in pairwise(nodes)):
+            raise DataError("cohort: not a list of nodes in their order")
+        own = cohort_of(announced)
+        if not {own[at : at + _MEMBER] for at in range(0, len(own), _MEMBER)} <= set(entries):
+            raise DataError("cohort: not with the keys that this device and its neighbours have")
+
+
+def cohort_of(announced: Mapping[int, Announcement]) -> bytes:
+    """Each node's number and the digest of its announcement, in the order of the numbers."""
+    return b"".join(
+        node.to_bytes(NODE, "big") + digest_of(b"announcement", announced[node].to_bytes())
+        for node in sorted(announced)
+    )
+
+
+def survivors_of(nodes: bytes) -> set[int]:
+    """The nodes in a list as `in_order` writes it; refuses any other."""
+    found = [int.from_bytes(nodes[at : at + NODE], "big") for at in range(0, len(nodes), NODE)]
+    if in_order(found) != nodes:
+        raise DataError("survivors: not a list of nodes in their order")
+    return set(found)
+
+
+def in_order(nodes: Iterable[int]) -> bytes:
+    """Nodes as bytes, each once, in the order of their numbers."""
+    return b"".join(node.to_bytes(NODE, "big") for node in sorted(set(nodes)))
+
+
+def statement(key: bytes, purpose: bytes, digest: bytes) -> bytes:
+    """A digest under the signature of a device's key for this attempt."""
+    return digest + signature_of(key, framed(PROTOCOL, purpose, digest))
+
+
+def check_alike(
+    said: Mapping[int, bytes], signers: Mapping[int, bytes], purpose: bytes, own: bytes, what: str
+) -> None:
+    """Refuse unless each of these nodes has signed the very digest that this device has."""
+    for node, signed in said.items():
+        if node not in signers:
+            raise DataError(f"a statement of node {node}, which is no neighbour")
+        found = signed[:SECRET]
+        if not is_signed(signers[node], signed[SECRET:], framed(PROTOCOL, purpose, found)):
+            raise DataError(f"node {node} has not signed what the server relays in its name")
+        if found != own:
+            raise DataError(f"the server has told node {node} of {what} than this device")

@@ -1,6 +1,8 @@
-"""What masks are made of: agreed keys, keystreams, sealed packets, signatures and shares of a secret.
+"""What masks are made of: agreed keys, keystreams, sealed packets, signatures and shares of a
+secret.
 
-All of it comes from the library `cryptography` except the sharing, which it has not. Knows no round.
+All of it comes from the library `cryptography` except the sharing, which it has not. Knows no
+round.
 """
 
 import secrets
@@ -98,7 +100,8 @@ def agreed(private: bytes, public: bytes) -> bytes:
 
 
 def add_mask(total: np.ndarray, seed: bytes, sign: int) -> None:
-    """Add the mask of a seed to uint64 entries in place, or take it away; entries count modulo 2**64.
+    """Add the mask of a seed to uint64 entries in place, or take it away; entries count modulo
+    2**64.
 
     The nonce is zero because no seed makes more than one keystream.
     """
@@ -128,7 +131,9 @@ def unpacked(payload: bytes) -> np.ndarray:
 
 
 def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
-    """What only somebody with the key can read, and nobody can change; the nonce is zero: a key seals one packet."""
+    """What only somebody with the key can read, and nobody can change; the nonce is zero: a key
+    seals one packet.
+    """
     return ChaCha20Poly1305(key).encrypt(bytes(12), content, context)
 
 
@@ -143,7 +148,9 @@ def opened(key: bytes, packet: bytes, context: bytes) -> bytes:
 
 
 def shares_of(secret: bytes, number: int, threshold: int) -> list[bytes]:
-    """Shares 1 to `number` of a secret of 32 bytes (Shamir): `threshold` of them recover it, fewer tell nothing."""
+    """Shares 1 to `number` of a secret of 32 bytes (Shamir): `threshold` of them recover it, fewer
+    tell nothing.
+    """
     assert len(secret) == SECRET
     assert 0 < threshold <= number
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)] + [
@@ -159,7 +166,9 @@ def shares_of(secret: bytes, number: int, threshold: int) -> list[bytes]:
 
 
 def recovered(shares: Mapping[int, bytes]) -> bytes | None:
-    """The secret of which these are `threshold` shares, by their places from 1; of wrong ones, another or None."""
+    """The secret of which these are `threshold` shares, by their places from 1; of wrong ones,
+    another or None.
+    """
     values = {place: int.from_bytes(share, "big") for place, share in shares.items()}
     secret = 0
     for place, value in values.items():

@@ -1,13 +1,15 @@
-"""From one TOML file to the parts of a deployment: the sections of a simulation, and `[deployment]` for the rest.
+"""From one TOML file to the parts of a deployment: the sections of a simulation, and `[deployment]`
+for the rest.
 
-Whatever does not fit together, or has no meaning on real devices, is refused here with the path of its key.
+Whatever does not fit together, or has no meaning on real devices, is refused here with the path of
+its key.
 """
 
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,18 +18,22 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedbandit.assembly.parts import (
+    acting_model,
     build_aggregation,
     build_algorithm,
     build_clipping,
     build_objective,
     build_optimizer,
     build_policy,
+    check_personal,
+    try_policy,
 )
 from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.model_files import DeviceModel
+from fedbandit.deploy.messages import first_problem
 from fedbandit.deploy.secure_sums import (
     LEAST,
     LEVELS,
@@ -41,22 +47,24 @@ from fedbandit.deploy.secure_sums import (
     clip_share,
 )
 from fedbandit.evaluation.gate import why_impossible
-from fedbandit.federated.algorithm import Algorithm, remembers
+from fedbandit.federated.algorithm import Algorithm
 from fedbandit.federated.learners.make_learner import Trainable
-from fedbandit.federated.pipeline import Vectors
-from fedbandit.federated.server import PlainMean, Server
+from fedbandit.federated.pipeline import Vectors, zeros_to_send
+from fedbandit.federated.server import PlainMean, Server, join_sent
 from fedbandit.federated.state import State, Version
-from fedbandit.models import DataSpec, Freezing, Model
-from fedbandit.policies import Progress, describe, importance_scale, rule_at
+from fedbandit.models import DataSpec, Freezing
+from fedbandit.policies import Progress, described_at, importance_scale
 from fedbandit.privacy.accounting import Ledger, Redraws, finite
 from fedbandit.privacy.noise import (
     RELEASE,
+    SECURE,
     Grid,
     GridMean,
     GridNoise,
+    NoiseInSum,
     room_needed,
 )
-from fedbandit.privacy.reporting import summary
+from fedbandit.privacy.reporting import summary, towards_server
 from fedbandit.privacy.strategies import Memory, with_coefficients
 
 _MEANINGLESS = (
@@ -69,8 +77,8 @@ _MEANINGLESS = (
     "training",
     "evaluate_every",
 )
-_CALIBRATION = 2e-3  # noise for a budget is computed to four digits, and may be a step apart on another machine
-GRID = Grid(STEP / RANGE, MODULUS)  # of secure sums
+# noise for a budget is computed to four digits, and may be a step apart on another machine
+_CALIBRATION = 2e-3
 LEAST_JUDGES = 3  # devices that judge a candidate: without any one of them two must be left
 
 
@@ -162,15 +170,14 @@ class Deployment:
     def device_model(self, deployed: Version, version: int) -> DeviceModel:
         """A deployed version, weights and rule, as the model that devices act with."""
         policy = build_policy(self.config)
-        rule = rule_at(policy, deployed.progress)
         return DeviceModel(
             version=version,
-            weights=self.trainable.layout.split(deployed.weights),
+            weights=self.acting.layout.split(deployed.weights),
             actions=self.actions,
             kind=self.data.kind,
             shape=self.data.shape,
-            policy=self.config.policy.model_dump() if rule is policy else describe(rule),
-            model=self.config.model.described,
+            policy=described_at(self.config.policy.model_dump(), policy, deployed.progress),
+            model=self.acting.described,
             vocabulary=self.vocabulary,
             encoder=self.encoder,
         )
@@ -182,7 +189,15 @@ class Deployment:
         optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
         layout = self.trainable.layout if freezing is None else freezing.trainable
         objective, _ = build_objective(self.config, lambda: 1.0)
-        return build_algorithm(self.config, optimizer, self.data, layout, objective)
+        plan = None if self.ledger is None else self.ledger.plan
+        return build_algorithm(self.config, optimizer, self.data, layout, objective, plan)
+
+    @cached_property
+    def acting(self) -> Trainable:
+        """The model that devices act with; the trained one unless the algorithm deploys another."""
+        return acting_model(
+            self.algorithm, self.trainable, self.data, freezes=self.freezing is not None
+        )
 
     @cached_property
     def aggregation(self) -> PlainMean:
@@ -192,13 +207,14 @@ class Deployment:
     @property
     def grid(self) -> Grid:
         """What private sums are counted in."""
-        return GRID if self.rules.secure_aggregation else RELEASE
+        return SECURE if self.rules.secure_aggregation else RELEASE
 
     def noise(self, done: int, memory: Memory) -> GridNoise:
         """The noise of a private deployment after `done` rounds, on the grid of its sums."""
         assert self.ledger is not None
         plan = self.ledger.plan
-        return GridNoise(plan.strategy, plan.update_multiplier / self.grid.step, done, memory)
+        kind = GridNoise if self.ledger.tolerance is None else NoiseInSum
+        return kind(plan.strategy, plan.update_multiplier / self.grid.step, done, memory)
 
     def server(self, noise: GridNoise | None) -> Server:
         """The server's step, with the noise of a private deployment."""
@@ -207,16 +223,25 @@ class Deployment:
             return Server(self.algorithm, clipping, self.aggregation)
         assert noise is not None
         dtype = np.dtype(self.config.dtype)
-        mean = GridMean(self.ledger.plan, noise, self.ledger, grid=self.grid, dtype=dtype)
+        mean = GridMean(
+            self.ledger.plan, noise, self.ledger, grid=self.grid, dtype=dtype, excess=self._excess
+        )
         return Server(self.algorithm, clipping, mean)
+
+    @property
+    def _excess(self) -> float:
+        tolerance = None if self.ledger is None else self.ledger.tolerance
+        return 1.0 if tolerance is None else tolerance.excess(self.config.clients_per_round)
 
     def start(self) -> State:
         """The state before the first round: the initial model is version 0."""
+        kept = self.kept(self.initial)
+        first = self._first(kept)
         return State(
             round=0,
-            weights=self.initial,
-            deployed={0: Version(self.initial, Progress(actions=len(self.actions)))},
-            kept=self.kept(self.initial),
+            weights=first.weights,
+            deployed={0: first},
+            server_state=kept,
             clip_norm=build_clipping(self.config, self.algorithm).initial,
             extra={
                 "promises": self.promises(),
@@ -226,7 +251,9 @@ class Deployment:
         )
 
     def spent(self, rounds: int, tight: bool) -> dict[str, Any]:
-        """What so many rounds have cost, with all that it means; nothing of a deployment that is not private."""
+        """The cost of this many rounds, with all that it means; nothing of a deployment that is
+        not private.
+        """
         return (
             {}
             if self.ledger is None
@@ -241,15 +268,43 @@ class Deployment:
             weights if self.freezing is None else self.freezing.pick(weights)
         )
 
+    def received(self, state: State) -> np.ndarray:
+        """The weights that the devices of the next round train from."""
+        return self.algorithm.broadcast(state.server_state)["weights"]
+
+    def sent_by_one(self, state: State) -> np.ndarray:
+        """Zeros like the vector that a device sends: all parts of the algorithm's message, joined."""
+        sends = self.algorithm.sends
+        return join_sent(zeros_to_send(sends, self.received(state)), sends)
+
+    def kept_from(self, version: Version) -> Vectors:
+        """What the algorithm keeps when training starts again from a deployed version."""
+        if self.acting is self.trainable:
+            return self.kept(version.weights)
+        if hasattr(self.algorithm, "restore"):
+            restored: Vectors = self.algorithm.restore(version.weights)
+            return restored
+        arrays = self.acting.layout.split(version.weights)
+        return self.kept(self.trainable.layout.flatten(arrays, version.weights.dtype))
+
+    def _first(self, kept: Vectors) -> Version:
+        """Version 0, given what the algorithm keeps at the start."""
+        weights = self.initial if self.freezing is not None else self.algorithm.model(kept)
+        return Version(weights, Progress(actions=len(self.actions)))
+
     def progress(self, version: int, number: int, events: int) -> Progress:
-        """How far the deployment has come when a version goes out after a round; under privacy as planned."""
+        """How far the deployment has come when a version goes out after a round; under privacy as
+        planned.
+        """
         if self.ledger is not None:
             events = number * self.config.clients_per_round * self.rules.max_events
         return Progress(version, number, events, len(self.actions))
 
     @cached_property
     def terms(self) -> dict[str, Any]:
-        """What every request of a private deployment tells devices to hold it to; nothing of one that is not."""
+        """What every request of a private deployment tells devices to hold it to; nothing of one
+        that is not.
+        """
         if self.ledger is None:
             return {}
         plan, rounds = self.ledger.plan, self.rounds
@@ -260,6 +315,9 @@ class Deployment:
             "epsilon": finite(self.ledger.epsilon(rounds)),
             "delta": plan.delta,
         }
+        if (tolerance := self.ledger.tolerance) is not None:
+            terms |= {"noise": plan.noise_multiplier, **asdict(tolerance)}
+            terms["epsilon"] = towards_server(self.ledger, rounds)["epsilon_rdp"]
         return {"privacy": terms}
 
     @cached_property
@@ -269,17 +327,22 @@ class Deployment:
 
     @cached_property
     def _first_model(self) -> DeviceModel:
-        return self.device_model(Version(self.initial, Progress(actions=len(self.actions))), 0)
+        return self.device_model(self._first(self.kept(self.initial)), 0)
 
     def promises(self) -> dict[str, Any]:
-        """What must not change while a deployment lives: what weights mean, and what its devices were promised."""
+        """What must not change while a deployment lives: what weights mean, and what its devices
+        were promised.
+        """
         return {
             "actions and features": self.space,
-            "model": self.config.model.described,
+            "model": dict(self.acting.described),
             "dtype": self.config.dtype,
             "privacy": None if self.ledger is None else split_plan(repr(self.ledger.plan)),
             "secure aggregation": self.rules.secure_aggregation or None,
             "private figures": self._shares or None,
+            "noise from devices": None
+            if self.ledger is None or self.ledger.tolerance is None
+            else asdict(self.ledger.tolerance),
         }
 
     @property
@@ -298,7 +361,8 @@ class Deployment:
     def resumed(self, state: State) -> "Deployment":
         """The deployment as the state was started with it; refuses a state with other promises.
 
-        What was computed for its noise comes from the state: another machine would come to slightly different numbers.
+        What was computed for its noise comes from the state: another machine would come to slightly
+        different numbers.
         """
         kept = state.extra["promises"]
         own = (
@@ -308,11 +372,11 @@ class Deployment:
         )
         for name, value in own.promises().items():
             if kept.get(name) != value:
-                forgets = (
-                    ", which forgets what was spent on these devices" if name == "privacy" else ""
+                forgets = name == "privacy" and ", which forgets what was spent on these devices"
+                raise ConfigError(
+                    f"deployment.state: {self.folder}: was started with different {name};"
+                    f" use a new folder{forgets or ''}"
                 )
-                problem = f"was started with different {name}; use a new folder{forgets}"
-                raise ConfigError(f"deployment.state: {self.folder}: {problem}")
         return own
 
     def _with_noise_of(self, kept: Mapping[str, Any]) -> "Deployment":
@@ -351,60 +415,54 @@ def read_deployment(path: Path) -> Deployment:
     return build_deployment(read_toml(path), path.resolve().parent, f"{path}: ")
 
 
+def _refuse(where: str, *checks: tuple[object, str]) -> None:
+    """Refuse a configuration for the first of (whether it is wrong, key and reason) that holds."""
+    for wrong, problem in checks:
+        if wrong:
+            raise ConfigError(f"{where}{problem}")
+
+
 def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> Deployment:
     """The deployment of nested values as TOML gives them; its paths are relative to `base`."""
-    for key in _MEANINGLESS:
-        if key in values:
-            raise ConfigError(
-                f"{where}{key}: is for simulations; it has no meaning on real devices"
-            )
+    simulated = "is for simulations; it has no meaning on real devices"
+    _refuse(where, *((key in values, f"{key}: {simulated}") for key in _MEANINGLESS))
     rest = {key: value for key, value in values.items() if key != "deployment"}
     config = Config.build({"scenario": "scratch", **rest}, where)
-    rules = _rules(values.get("deployment", {}), where)
-    if not config.clipping.enabled:
-        raise ConfigError(
-            f"{where}clipping.enabled: without a clip norm one device could move the model at will"
-        )
-    actions = (
-        _lines("deployment.actions", rules.actions, base)
-        if isinstance(rules.actions, str)
-        else rules.actions
+    try:
+        rules = Rules.model_validate(values.get("deployment", {}))
+    except ValidationError as error:
+        raise ConfigError(f"{where}deployment.{first_problem(error)}") from None
+    _refuse(
+        where,
+        (
+            not config.clipping.enabled,
+            "clipping.enabled: without a clip norm one device could move the model at will",
+        ),
     )
-    vocabulary = (
-        None
-        if rules.vocabulary is None
-        else _lines("deployment.vocabulary", rules.vocabulary, base)
-    )
+    actions, vocabulary = rules.actions, None
+    if isinstance(actions, str):
+        actions = _lines("deployment.actions", actions, base)
+    if rules.vocabulary is not None:
+        vocabulary = _lines("deployment.vocabulary", rules.vocabulary, base)
     encoder = None if rules.encoder is None else _encoder(rules.encoder, base, where)
-    if encoder is not None:
-        if rules.shape is not None or (vocabulary is None) == (encoder.words > 0):
-            raise ConfigError(
-                f"{where}deployment.encoder: goes with a vocabulary where it has words, and never a shape"
-            )
-    elif (vocabulary is None) == (rules.shape is None):
-        raise ConfigError(
-            f"{where}deployment.shape: give it for dense contexts, or deployment.vocabulary for texts"
-        )
-    if encoder is not None:
-        data = DataSpec("dense" if encoder.dense else "sparse", (encoder.width,), len(actions))
-    elif vocabulary is not None:
-        data = DataSpec("sparse", (len(vocabulary),), len(actions))
-    else:
-        assert rules.shape is not None
-        data = DataSpec("dense", rules.shape, len(actions))
+    data = _data(rules, len(actions), vocabulary, encoder, where)
     trainable = Trainable.of(config.model.described, data)
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     ledger = _ledger(config, rules, where)
     if rules.secure_aggregation:
         _check_secure(config, rules, ledger, where)
-    if "max_dropout" in rules.model_fields_set and (ledger is None or ledger.redraws is None):
-        raise ConfigError(
-            f"{where}deployment.max_dropout: is for private secure sums with Poisson sampling"
-        )
-    if config.gate.confidence is not None:
+    dropout = "max_dropout" in rules.model_fields_set and (ledger is None or ledger.redraws is None)
+    gated = config.gate.confidence is not None
+    _refuse(
+        where,
+        (dropout, "deployment.max_dropout: is for private secure sums with Poisson sampling"),
+        (
+            not gated and config.privacy.gate_share is not None,
+            "privacy.gate_share: set, but there is no gate (gate.confidence)",
+        ),
+    )
+    if gated:
         _check_gate(config, rules, where)
-    elif config.privacy.gate_share is not None:
-        raise ConfigError(f"{where}privacy.gate_share: set, but there is no gate (gate.confidence)")
     deployment = Deployment(
         config=config,
         rules=rules,
@@ -414,20 +472,45 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         data=data,
         vocabulary=vocabulary,
         encoder=encoder,
-        learning=_learning(config, data, trainable.model),
+        learning=_learning(config, data),
         ledger=ledger,
         initial=_initial(rules, base, trainable, config),
         freezing=freezing,
     )
+    if deployment.acting is not trainable:  # the model in their files does not tell what to train
+        learning = {**deployment.learning, "model": config.model.described}
+        deployment = replace(deployment, learning=learning)
+    try_policy(config, build_policy(config), data, deployment.acting)
     _check_algorithm(deployment, where)
     _ = deployment.aggregation  # refused now and not in round 1
     if rules.secure_aggregation:
         try:
-            clip_share(deployment.kept(deployment.initial)["weights"].size)
+            clip_share(deployment.sent_by_one(deployment.start()).size)
         except ValueError as problem:
             raise ConfigError(f"{where}deployment.secure_aggregation: {problem}") from None
     assert deployment.space  # makes a model for devices, which checks names, shapes and weights
     return deployment
+
+
+def _data(
+    rules: Rules,
+    actions: int,
+    vocabulary: tuple[str, ...] | None,
+    encoder: Encoder | None,
+    where: str,
+) -> DataSpec:
+    """What contexts are: columns by an encoder, texts by a vocabulary, or dense features."""
+    if encoder is not None:
+        fits = rules.shape is None and (vocabulary is None) != (encoder.words > 0)
+        goes = "deployment.encoder: goes with a vocabulary where it has words, and never a shape"
+        _refuse(where, (not fits, goes))
+        return DataSpec("dense" if encoder.dense else "sparse", (encoder.width,), actions)
+    give = "deployment.shape: give it for dense contexts, or deployment.vocabulary for texts"
+    _refuse(where, ((vocabulary is None) == (rules.shape is None), give))
+    if vocabulary is not None:
+        return DataSpec("sparse", (len(vocabulary),), actions)
+    assert rules.shape is not None
+    return DataSpec("dense", rules.shape, actions)
 
 
 def _encoder(name: str, base: Path, where: str) -> Encoder:
@@ -444,15 +527,6 @@ def _encoder(name: str, base: Path, where: str) -> Encoder:
         ) from None
 
 
-def _rules(values: Mapping[str, Any], where: str) -> Rules:
-    try:
-        return Rules.model_validate(values)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        path = ".".join(["deployment", *(str(part) for part in problem["loc"])])
-        raise ConfigError(f"{where}{path}: {problem['msg'].lower()}") from None
-
-
 def _lines(key: str, name: str, base: Path) -> tuple[str, ...]:
     try:
         return tuple(
@@ -463,29 +537,30 @@ def _lines(key: str, name: str, base: Path) -> tuple[str, ...]:
 
 
 def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
+    """The accounting of a private deployment; None of one that is not."""
+    asked, goal, name = config.clients_per_round, rules.report_goal, "deployment.report_goal"
     if config.privacy.mechanism == "none":
-        if rules.report_goal is not None and rules.report_goal > config.clients_per_round:
-            raise ConfigError(
-                f"{where}deployment.report_goal: more than the {config.clients_per_round} that are asked"
-            )
-        if "min_reach" in rules.model_fields_set:
-            raise ConfigError(
-                f"{where}deployment.min_reach: is for private deployments; use deployment.min_reports"
-            )
-        return build_ledger(config, max(config.clients_per_round, rules.population or 1), False)
-    if rules.population is None:
-        raise ConfigError(
-            f"{where}deployment.population: missing; the privacy accounting of a deployment needs the number of devices"
+        private = "is for private deployments; use deployment.min_reports"
+        _refuse(
+            where,
+            (goal is not None and goal > asked, f"{name}: more than the {asked} that are asked"),
+            ("min_reach" in rules.model_fields_set, f"deployment.min_reach: {private}"),
         )
-    if rules.report_goal is not None:
-        raise ConfigError(
-            f"{where}deployment.report_goal: in a private deployment it would let one device push another out of the"
-            " round, which the noise does not cover"
-        )
-    if config.privacy.unit == "user" and rules.secure_aggregation:
-        raise ConfigError(
-            f"{where}privacy.unit: user is not kept by deployment.secure_aggregation yet"
-        )
+        return build_ledger(config, max(asked, rules.population or 1), False)
+    _refuse(
+        where,
+        (
+            rules.population is None,
+            "deployment.population: missing; the privacy accounting of a deployment needs the number"
+            " of devices",
+        ),
+        (
+            goal is not None,
+            f"{name}: in a private deployment it would let one device push another out of the round,"
+            " which the noise does not cover",
+        ),
+    )
+    assert rules.population is not None
     redraws = None
     if rules.secure_aggregation:
         connected = math.floor(rules.least_reach(rules.population) * (1 - rules.max_dropout))
@@ -494,63 +569,70 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
 
 
 def _check_secure(config: Config, rules: Rules, ledger: Ledger | None, where: str) -> None:
-    if config.aggregation.name != "mean":
-        raise ConfigError(
-            f"{where}aggregation.name: {config.aggregation.name} needs single updates, and with"
-            " deployment.secure_aggregation the server sees sums only"
-        )
-    if ledger is not None and room_needed(ledger.plan) * LEVELS > MODULUS:
-        raise ConfigError(
-            f"{where}privacy.noise_multiplier: {config.clients_per_round} updates with noise of"
-            f" {ledger.plan.noise_multiplier:g} clip norms do not fit into one secure sum"
-        )
-    if config.clients_per_round > MOST:
-        raise ConfigError(
-            f"{where}clients_per_round: at most {MOST} devices fit into one secure sum"
-        )
-    if rules.min_reports < LEAST:
-        raise ConfigError(
-            f"{where}deployment.min_reports: a secure sum needs at least {LEAST} devices to hide one"
-        )
-    if (
-        rules.report_goal is not None
-        and rules.report_goal < rules.secure_threshold * config.clients_per_round
-    ):
-        raise ConfigError(
-            f"{where}deployment.report_goal: {rules.secure_threshold:g} of the devices (deployment.secure_threshold)"
-            " have to stay until the end, so a round cannot end at fewer"
-        )
+    """Refuse what secure sums cannot do, or would not hide."""
+    assert Grid(STEP / RANGE, MODULUS) == SECURE
+    asked, goal = config.clients_per_round, rules.report_goal
+    if ledger is not None:
+        tolerance, noise = ledger.tolerance, ledger.plan.noise_multiplier
+        excess = 1.0 if tolerance is None else tolerance.excess(asked)
+        what = f"{asked} updates with noise of {noise:g} clip norms do not fit into one secure sum"
+        full = room_needed(ledger.plan, excess) * LEVELS > MODULUS
+        _refuse(where, (full, f"privacy.noise_multiplier: {what}"))
+    _refuse(
+        where,
+        (
+            config.aggregation.name != "mean",
+            f"aggregation.name: {config.aggregation.name} needs single updates, and with"
+            " deployment.secure_aggregation the server sees sums only",
+        ),
+        (asked > MOST, f"clients_per_round: at most {MOST} devices fit into one secure sum"),
+        (
+            rules.min_reports < LEAST,
+            f"deployment.min_reports: a secure sum needs at least {LEAST} devices to hide one",
+        ),
+        (
+            goal is not None and goal < rules.secure_threshold * asked,
+            f"deployment.report_goal: {rules.secure_threshold:g} of the devices"
+            " (deployment.secure_threshold) have to stay until the end, so a round cannot end at"
+            " fewer",
+        ),
+    )
 
 
 def _check_gate(config: Config, rules: Rules, where: str) -> None:
-    private = config.privacy.mechanism != "none"
-    if private and config.privacy.gate_share is None:
-        raise ConfigError(
-            f"{where}privacy.gate_share: missing; the gate of a private deployment decides by sums with noise, and a"
-            " part of the budget has to pay for them, such as 0.1"
-        )
-    if reason := why_impossible(build_policy(config), private=False):
-        raise ConfigError(f"{where}gate: {reason}")
-    if private and "clients" in config.gate.model_fields_set:
-        raise ConfigError(
-            f"{where}gate.clients: under privacy the round's own devices judge, in their own turn"
-        )
-    if rules.secure_aggregation:
-        raise ConfigError(
-            f"{where}gate: not with deployment.secure_aggregation: it asks for sums of single devices"
-        )
-    if config.gate.limit is None:
-        raise ConfigError(
-            f"{where}gate.limit: missing; without it one device could claim a gain of any size"
-        )
-    if not private and config.gate.clients < (least := max(LEAST_JUDGES, rules.min_reports)):
-        raise ConfigError(
-            f"{where}gate.clients: at least {least} devices have to judge, or no model would ever pass"
-        )
+    """Refuse a gate that could not decide, or that one device could own."""
+    private, gate = config.privacy.mechanism != "none", config.gate
+    reason = why_impossible(build_policy(config), private=False)
+    least = max(LEAST_JUDGES, rules.min_reports)
+    _refuse(
+        where,
+        (
+            private and config.privacy.gate_share is None,
+            "privacy.gate_share: missing; the gate of a private deployment decides by sums with"
+            " noise, and a part of the budget has to pay for them, such as 0.1",
+        ),
+        (reason, f"gate: {reason}"),
+        (
+            private and "clients" in gate.model_fields_set,
+            "gate.clients: under privacy the round's own devices judge, in their own turn",
+        ),
+        (
+            rules.secure_aggregation,
+            "gate: not with deployment.secure_aggregation: it asks for sums of single devices",
+        ),
+        (
+            gate.limit is None,
+            "gate.limit: missing; without it one device could claim a gain of any size",
+        ),
+        (
+            not private and gate.clients < least,
+            f"gate.clients: at least {least} devices have to judge, or no model would ever pass",
+        ),
+    )
 
 
-def _learning(config: Config, data: DataSpec, model: Model) -> dict[str, Any]:
-    policy = build_policy(config, data, model)
+def _learning(config: Config, data: DataSpec) -> dict[str, Any]:
+    policy = build_policy(config)
     if (
         hasattr(policy, "at")
         and config.objective.name.startswith("weighted")
@@ -579,14 +661,25 @@ def _learning(config: Config, data: DataSpec, model: Model) -> dict[str, Any]:
 
 def _check_algorithm(deployment: Deployment, where: str) -> None:
     """What a deployment cannot do yet is refused by name, before any device is asked."""
-    config, sends = deployment.config, deployment.algorithm.sends
-    if list(sends) != ["weights"] or remembers(deployment.algorithm):
-        raise ConfigError(
-            f"{where}algorithm.name: {config.algorithm.name} sends or remembers more than a change of the weights,"
-            " which devices do not do yet"
-        )
-    if config.compression.name != "none":
-        raise ConfigError(f"{where}compression.name: devices do not compress their updates yet")
+    config, algorithm = deployment.config, deployment.algorithm
+    check_personal(config, algorithm)
+    broadcast = algorithm.broadcast(deployment.kept(deployment.initial))
+    _refuse(
+        where,
+        (
+            list(broadcast) != ["weights"],
+            f"algorithm.name: {config.algorithm.name} broadcasts more than the weights, which"
+            " devices do not take yet",
+        ),
+        (
+            not math.isfinite(build_clipping(config, algorithm).initial),
+            "clipping.norm: missing; it bounds what one device can claim",
+        ),
+        (
+            config.compression.name != "none",
+            "compression.name: devices do not compress their updates yet",
+        ),
+    )
 
 
 def _initial(rules: Rules, base: Path, trainable: Trainable, config: Config) -> np.ndarray:
@@ -598,8 +691,8 @@ def _initial(rules: Rules, base: Path, trainable: Trainable, config: Config) -> 
         given = DeviceModel.from_bytes(path.read_bytes(), str(path)).weights
     except OSError as error:
         raise ConfigError(f"deployment.initial: {path}: {error.strerror}") from None
-    expected = dict(layout.shapes)
-    if {name: tuple(array.shape) for name, array in given.items()} != expected:
+    expected = dict(layout.shapes)  # a deployed model may have more arrays than these
+    if {name: tuple(array.shape) for name, array in given.items() if name in expected} != expected:
         parameters = sum(math.prod(shape) for shape in expected.values())
         raise ConfigError(
             f"deployment.initial: {path}: its weights do not fit a model of {parameters} parameters"

@@ -1,28 +1,39 @@
-"""The server's side of the gate: asks devices about a candidate, screens what they say, and comes to a verdict.
+"""The server's side of the gate: asks devices about a candidate, screens what they say, and comes
+to a verdict.
 
-No device decides alone: a candidate passes only if it does whichever one of them is left out. Touches no state.
+No device decides alone: a candidate passes only if it does whichever one of them is left out.
+Touches no state.
 """
 
 import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import accumulate
+from math import isnan
 from operator import add
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import BaseModel, ValidationError
 
-from fedbandit.deploy.device.participant import GainSums
-from fedbandit.deploy.messages import Courier, Reply, Request
+from fedbandit.deploy.messages import (
+    Count,
+    Number,
+    Reply,
+    Request,
+    RequestPoller,
+    checked,
+    first_problem,
+    is_name,
+)
 from fedbandit.deploy.secure_sums import TOLERANCE
 from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
-from fedbandit.deploy.server.gathering import name_refused, select_judges
+from fedbandit.deploy.server.gathering import Refusal, by_kind, name_refused, refusal, select_judges
 from fedbandit.deploy.server.private_metrics import RoundNoise, private_verdict
-from fedbandit.deploy.server.reports import by_kind, is_count, is_name, is_number, refusal
+from fedbandit.evaluation.estimators import Sums
 from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
-from fedbandit.evaluation.ope.sums import Sums, value_of
 from fedbandit.federated.state import Version
 
 _logger = logging.getLogger("fedbandit.deploy.server")
@@ -41,10 +52,16 @@ UNJUDGED: dict[str, Any] = {
 
 
 class Gatekeeper:
-    """Judges candidates by the logs of devices that hold the deployed model."""
+    """Judges candidates by the logs of devices that hold the deployed model.
 
-    def __init__(self, deployment: Deployment, courier: Courier) -> None:
-        self._deployment, self._courier = deployment, courier
+    Each device estimates off-policy, on its own log, what the candidate would have gained over the
+    version in use, and sends sums. Without privacy the judges are other devices than those that
+    trained, as far as there are any; under privacy they are the round's own, and the verdict is
+    made of sums with noise.
+    """
+
+    def __init__(self, deployment: Deployment, poller: RequestPoller) -> None:
+        self._deployment, self._poller = deployment, poller
         gate, rules = deployment.config.gate, deployment.rules
         assert gate.confidence is not None
         self._confidence, self._margin = gate.confidence, gate.margin
@@ -60,26 +77,26 @@ class Gatekeeper:
     ) -> dict[str, Any]:
         """The verdict on a candidate for the place of that version, as the round's metrics show it.
 
-        `trained` are the nodes that were asked to train in this round. Under privacy (`noise`) they are those who
-        judge: it is their turn, and what they say is part of what they release in it.
+        `trained` are the nodes that were asked to train in this round. Under privacy (`noise`) they
+        are those who judge: it is their turn, and what they say is part of what they release in it.
         """
         rules, token = self._deployment.rules, secrets.token_hex(8)
         if noise is None:
             nodes = select_judges(
-                self._courier.nodes(), trained, self._deployment.config.gate.clients
+                self._poller.nodes(), trained, self._deployment.config.gate.clients
             )
         else:
-            nodes = sorted(set(self._courier.nodes()) & set(trained))
+            nodes = sorted(set(self._poller.nodes()) & set(trained))
         question, seconds = self._question(number, version, candidate, token), rules.round_seconds
         requests = [
             Request("judge", node, question, {"weights": candidate.weights}, seconds)
             for node in nodes
         ]
-        answers = self._courier.ask(requests, seconds, f"round {number}, judging")
+        answers = self._poller.ask(requests, seconds, f"round {number}, judging")
         found = screen(answers, token, version, self._estimator, rules.max_events)
         name_refused(number, found.refused)
         if noise is not None:
-            gains = np.array([value_of(sums) for sums in found.sums])
+            gains = np.array([sums.value for sums in found.sums])
             verdict, devices = private_verdict(
                 gains, noise, rules.bounds, self._confidence, self._margin
             )
@@ -158,42 +175,36 @@ def screen(
     estimator: GainEstimator,
     max_events: int,
 ) -> ScreenedGains:
-    """Check (node, reply) pairs, one for each device; whatever a device sends may be wrong in any way."""
+    """Check (node, reply) pairs, one for each device; whatever a device sends may be wrong in any
+    way.
+    """
     found = ScreenedGains()
     seen: set[str] = set()
     for node, reply in answers:
-        refuse = refusal(reply, token, unable="could not judge") or _unreadable(reply)
-        facts = reply.facts
-        if refuse is None and facts["version"] != version:
+        said = _read(reply, token)
+        if isinstance(said, tuple):
+            found.refused.append((node, *said))
+        elif said.version != version:
             found.behind += 1
-            continue
-        if refuse is None and facts["events"] == 0:
+        elif said.events == 0:
             found.idle += 1
-            continue
-        refuse = refuse or _unsound(facts, estimator, max_events)
-        if refuse is None and facts["device"] in seen:
-            refuse = ("twice", f"device {facts['device']} has already judged in this round")
-        if refuse is None:
-            seen.add(facts["device"])
-            found.sums.append(
-                _sums(
-                    GainSums(
-                        facts["events"],
-                        facts["gain"],
-                        facts["importance"],
-                        facts["importance_squares"],
-                    )
-                )
-            )
-        else:
+        elif refuse := _unsound(said, estimator, max_events):
             found.refused.append((node, *refuse))
+        elif said.device in seen:
+            what = f"device {said.device} has already judged in this round"
+            found.refused.append((node, "twice", what))
+        else:
+            seen.add(said.device)
+            found.sums.append(_sums(said))
     return found
 
 
 def without_any_one(devices: Sequence[Sums], confidence: float, margin: float) -> Verdict:
-    """The verdict on all devices' sums, with the lowest bound that there is when any one of them is left out.
+    """The verdict on all devices' sums, with the lowest bound that there is when any one of them is
+    left out.
 
-    A device with many events could otherwise outweigh all others, and its own sums would make the estimate look sure.
+    A device with many events could otherwise outweigh all others, and its own sums would make the
+    estimate look sure.
     """
     if len(devices) < LEAST_JUDGES:
         found = verdict_of(reduce(add, devices) if devices else None, confidence, margin)
@@ -207,43 +218,45 @@ def without_any_one(devices: Sequence[Sums], confidence: float, margin: float) -
     )
 
 
-def _unreadable(reply: Reply) -> tuple[str, str] | None:
-    facts = reply.facts
-    if not is_name(facts.get("device")):
-        return "garbage", "no device named"
-    for name in ("version", "events"):
-        if not is_count(facts.get(name)):
-            return "garbage", f"{name}: not a count"
+class _Gains(BaseModel):
+    """A device's sums, as it says them; of one without events the rest is missing."""
+
+    device: Annotated[str, checked(is_name, "no device named")]
+    version: Count
+    events: Count
+    gain: Number = np.nan
+    importance: Number = np.nan
+    importance_squares: Number = np.nan
+
+
+def _read(reply: Reply, token: str) -> _Gains | Refusal:
+    if refuse := refusal(reply, token, unable="could not judge"):
+        return refuse
+    try:
+        said = _Gains.model_validate(reply.facts)
+    except ValidationError as error:
+        return "garbage", first_problem(error)
     if reply.arrays:
         return "garbage", f"arrays {sorted(reply.arrays)[:5]} where sums were expected"
-    return None
+    return said
 
 
-def _unsound(
-    facts: Mapping[str, Any], estimator: GainEstimator, max_events: int
-) -> tuple[str, str] | None:
+def _unsound(said: _Gains, estimator: GainEstimator, max_events: int) -> Refusal | None:
     """Why honest devices could not have come to these sums."""
+    assert estimator.limit is not None
+    events, gain, slack, limit = said.events, said.gain, 1 + TOLERANCE, estimator.limit
+    importance, squares = said.importance, said.importance_squares
     for name in ("gain", "importance", "importance_squares"):
-        if not is_number(facts.get(name)):
+        if isnan(getattr(said, name)):
             return "garbage", f"{name}: not a finite number"
-    events, gain, importance, squares = (
-        facts[k] for k in ("events", "gain", "importance", "importance_squares")
-    )
     if events > max_events:
         return "too many events", f"more than the {max_events} that devices look at"
-    if abs(gain) > events * estimator.largest * (1 + TOLERANCE):
-        return (
-            "gain too large",
-            f"{gain:.4g} over {events} events of at most {estimator.largest:.4g} each",
-        )
-    assert estimator.limit is not None
-    slack = 1 + TOLERANCE
-    if not 0 <= importance <= events * estimator.limit * slack:
+    if abs(gain) > events * estimator.largest * slack:
+        each = f"{events} events of at most {estimator.largest:.4g} each"
+        return "gain too large", f"{gain:.4g} over {each}"
+    if not 0 <= importance <= events * limit * slack:
         return "garbage", f"importance of {importance:.4g} over {events} events"
-    if (
-        not importance**2 <= events * squares * slack
-        or not squares <= estimator.limit * importance * slack
-    ):
+    if importance**2 > events * squares * slack or squares > limit * importance * slack:
         return "garbage", "its figures contradict each other"
     return None
 
@@ -253,7 +266,7 @@ def _shown(verdict: Verdict) -> dict[str, Any]:
     return {name: value for name, value in verdict.to_json().items() if name in UNJUDGED}
 
 
-def _sums(own: GainSums) -> Sums:
+def _sums(own: _Gains) -> Sums:
     """One device's part in an estimate of the gain per event; what no verdict looks at is NaN."""
     events, gain = float(own.events), float(own.gain)
     return Sums(

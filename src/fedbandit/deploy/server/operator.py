@@ -1,109 +1,195 @@
-"""What the operator has told a server: kept in its folder, obeyed at the next round, until it is taken back.
+"""What the operator has told a server: kept in its folder, obeyed at the next round.
 
-Every change is made under a lock, so that two commands at once both count.
+Pause, pin, rollback and revoke, and the roster of registered nodes, which an operator carries to
+the devices. Every change is made under a lock, so that two commands at once both count.
 """
 
-import fcntl
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from pydantic import StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import read_object, write_json
-from fedbandit.deploy.messages import Reply, Request, Transport
+from fedbandit.core.files import open_regular, read_json, read_object, write_json, write_text
+from fedbandit.core.process import alone_in
+from fedbandit.deploy.server.database import NAME, Database
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.store import ask_rollback, read_status
+from fedbandit.deploy.server.store import read_facts, read_rollback
 
-_REMEMBERED = 20_000  # requests of which it is known whom they went to
+if TYPE_CHECKING:  # what needs `cryptography` is imported where keys are
+    from fedbandit.deploy.masking.announcements import Roster
+
+ROSTER = "roster.pub"
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """The operator's standing instructions."""
+class OperatorRequests:
+    """The operator's standing instructions; nodes are revoked by number, devices by name."""
 
-    paused: bool = False  # no round begins
-    pinned: int | None = None  # no new model is deployed while the devices are to keep this one
-    revoked: tuple[
-        str, ...
-    ] = ()  # nodes by number, devices by name: not asked, and not listened to
+    paused: StrictBool = False  # no round begins
+    pinned: StrictInt | None = None  # no new model is deployed: devices keep this one
+    revoked: tuple[StrictStr, ...] = ()  # not asked, and not listened to
 
     def to_json(self) -> dict[str, Any]:
+        """As it is kept in `operator.json` and shown by `status --json`."""
         return {**asdict(self), "revoked": list(self.revoked)}
 
+    def in_lines(self) -> list[str]:
+        """Lines for a terminal; none where nothing is asked for."""
+        pinned = f"to model {self.pinned}: nothing newer is deployed until `fedbandit deploy unpin`"
+        lines = ["paused         no round begins until `fedbandit deploy resume`"] * self.paused
+        lines += [f"pinned         {pinned}"] * (self.pinned is not None)
+        return lines + [f"revoked        {', '.join(self.revoked)}"] * bool(self.revoked)
 
-def read_wishes(folder: Path) -> Wishes:
-    """What the operator of that folder wants; a damaged file is an error, since it may have said `pause`."""
-    path = folder / "operator.json"
+
+_REQUESTS: TypeAdapter[OperatorRequests] = TypeAdapter(OperatorRequests)
+_NEEDED: dict[str, None] = dict.fromkeys(("paused", "revoked"))
+
+
+def read_requests(folder: Path) -> OperatorRequests:
+    """What the operator wants; a damaged file is an error, since it may have said `pause`."""
+    path, what = folder / "operator.json", "damaged"
     try:
-        found = read_object(path)
+        return _REQUESTS.validate_python({**_NEEDED, **read_object(path)})
     except FileNotFoundError:
-        return Wishes()
+        return OperatorRequests()
+    except ValidationError:
+        pass
     except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); remove it, then pause, pin or revoke again"
-        ) from None
-    paused, pinned, revoked = found.get("paused"), found.get("pinned"), found.get("revoked")
-    right = isinstance(paused, bool) and (pinned is None or type(pinned) is int)
-    if (
-        not right
-        or not isinstance(revoked, list)
-        or not all(isinstance(name, str) for name in revoked)
-    ):
-        raise DataError(f"{path}: damaged; remove it, then pause, pin or revoke again")
-    return Wishes(bool(paused), pinned, tuple(revoked))
+        what = f"cannot be read ({error})"
+    raise DataError(f"{path}: {what}; remove it, then pause, pin or revoke again")
 
 
-def change_wishes(folder: Path, change: Callable[[Wishes], Wishes]) -> Wishes:
+def change_requests(
+    folder: Path, change: Callable[[OperatorRequests], OperatorRequests]
+) -> OperatorRequests:
     """Change what the operator wants; what holds from now on."""
-    known_versions(folder)  # a mistyped folder is refused
-    with open(folder / "operator.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        wishes = change(read_wishes(folder))
-        write_json(folder / "operator.json", wishes.to_json())
-    return wishes
-
-
-def known_versions(folder: Path) -> list[int]:
-    """The versions that a deployment keeps; an error where the folder is not one of a deployment."""
-    versions: list[int] = read_status(folder)["kept_versions"]
-    return versions
+    read_facts(folder)  # a mistyped folder is refused
+    with alone_in(folder):
+        requests = change(read_requests(folder))
+        write_json(folder / "operator.json", requests.to_json())
+    return requests
 
 
 def pause(folder: Path, paused: bool = True) -> None:
     """Have no new round begin; or, with False, have rounds begin again."""
-    change_wishes(folder, lambda wishes: replace(wishes, paused=paused))
-
-
-def unpin(folder: Path) -> None:
-    """Have new models deployed again."""
-    change_wishes(folder, lambda wishes: replace(wishes, pinned=None))
+    change_requests(folder, lambda requests: replace(requests, paused=paused))
 
 
 def pin(folder: Path, version: int) -> bool:
-    """Have the devices keep that version: nothing newer is deployed. Whether the server has to go back to it first."""
-    found = read_status(folder)
-    if version not in found["kept_versions"]:
-        raise DataError(
-            f"{folder}: version {version} is not kept; there are {found['kept_versions']}"
-        )
-    change_wishes(folder, lambda wishes: replace(wishes, pinned=version))
-    in_use = found["model_version"]
-    restored = any(
+    """Have the devices keep that version; whether the server has to go back to it first.
+
+    A rollback to another version that is still pending is given up.
+    """
+    facts = _with_version(folder, version)
+    change_requests(folder, lambda requests: replace(requests, pinned=version))
+    in_use = max(facts["deployed"])
+    back = version != in_use and not any(
         entry["version"] == in_use and entry["why"] == f"went back to model {version}"
-        for entry in found["versions"]
+        for entry in facts["extra"].get("versions", [])
     )
-    back = version != in_use and not restored
+    (folder / "rollback.json").unlink(missing_ok=True)
     if back:
-        ask_rollback(folder, version)
+        write_json(folder / "rollback.json", {"version": version, "for": "pin"})
     return back
+
+
+def unpin(folder: Path) -> int | None:
+    """Have new models deployed again. A rollback that the pin still waits for is given up: its
+    version.
+    """
+    change_requests(folder, lambda requests: replace(requests, pinned=None))
+    asked = read_json(folder / "rollback.json") or {}
+    if asked.get("for") != "pin":
+        return None
+    version = read_rollback(folder)
+    (folder / "rollback.json").unlink(missing_ok=True)
+    return version
+
+
+def ask_rollback(folder: Path, version: int) -> None:
+    """Have the server go back to a version, at its next round or when it starts."""
+    _with_version(folder, version)
+    pinned = read_requests(folder).pinned
+    if pinned not in (None, version):
+        raise DataError(
+            f"{folder}: model {pinned} is pinned; unpin it first, or pin {version} instead"
+        )
+    write_json(folder / "rollback.json", {"version": version})
+
+
+def pending(folder: Path) -> list[str]:
+    """The decisions that no round has obeyed yet, as phrases."""
+    version = read_rollback(folder)
+    return [] if version is None else [f"going back to model {version}, at the next round"]
+
+
+def _with_version(folder: Path, version: int) -> dict[str, Any]:
+    """The facts of a state that keeps that version."""
+    facts = read_facts(folder)
+    if version not in facts["deployed"]:
+        raise DataError(f"{folder}: version {version} is not kept; there are {facts['deployed']}")
+    return facts
+
+
+def revoke(folder: Path, name: str, undo: bool = False) -> None:
+    """Exclude a node, by its number, or a device, by its name, from the next round on.
+
+    Who was never seen and is not registered is refused: it may be a slip of the pen.
+    """
+    revoked = read_requests(folder).revoked
+    if undo and name not in revoked:
+        raise DataError(f"{folder}: {name} is not revoked; revoked are {', '.join(revoked) or '-'}")
+    if not undo and name not in revoked and not _is_known(folder, name):
+        raise DataError(
+            f"{folder}: no node or device {name} is known; `fedbandit deploy nodes` lists those"
+            " that are"
+        )
+
+    def change(requests: OperatorRequests) -> OperatorRequests:
+        others = tuple(known for known in requests.revoked if known != name)
+        return replace(requests, revoked=others if undo else (*others, name))
+
+    change_requests(folder, change)
+
+
+def _is_known(folder: Path, name: str) -> bool:
+    read_facts(folder)
+    seen = (read_json(folder / "live.json") or {}).get("nodes", {})
+    database, number = Database(folder / NAME), [int(name)] if name.isdigit() else []
+    return (
+        name in seen
+        or any(isinstance(about, dict) and about.get("device") == name for about in seen.values())
+        or bool(database.marks([name]) or database.devices(number) or database.held(number))
+        or bool(registered_nodes(folder) & set(number))
+    )
+
+
+OPEN = (
+    "anybody may join, and nothing bounds single updates: one device in a hundred can plant a"
+    " backdoor; register nodes, or choose an aggregation.name (docs/deployment.md)"
+)
+
+
+def is_open(deployment: Deployment) -> bool:
+    """Whether strangers could plant a backdoor, and nobody has decided that they may.
+
+    Where devices are not registered and privacy does not forbid rules over single updates, the mean
+    has to be chosen by name.
+    """
+    config, rules = deployment.config, deployment.rules
+    chosen = "name" in config.aggregation.model_fields_set or rules.secure_aggregation
+    return not (chosen or deployment.ledger is not None or registered_nodes(deployment.folder))
 
 
 def least_reach(deployment: Deployment) -> int:
     """The nodes that have to be in reach before a round begins.
 
-    A private round is paid for whoever takes part, so it has to be worth its price before anybody is drawn. Looking
-    at who was drawn would be too late: that depends on the draw, which the accounting counts on.
+    A private round is paid for whoever takes part, so it has to be worth its price before anybody
+    is drawn. Looking at who was drawn would be too late: the accounting counts on the draw.
     """
     rules = deployment.rules
     if deployment.ledger is None:
@@ -111,69 +197,78 @@ def least_reach(deployment: Deployment) -> int:
     return rules.least_reach(deployment.ledger.plan.population)
 
 
-def why_not_now(deployment: Deployment, wishes: Wishes, in_reach: int) -> str | None:
+def why_not_now(deployment: Deployment, requests: OperatorRequests, in_reach: int) -> str | None:
     """What a round has to wait for; None if nothing."""
-    if wishes.paused:
+    if requests.paused:
         return "paused by the operator, until `fedbandit deploy resume`"
-    needed = least_reach(deployment)
+    needed, rules = least_reach(deployment), deployment.rules
     if in_reach >= needed:
         return None
     why = f"waiting for nodes: {in_reach} in reach, {needed} needed"
-    if needed > deployment.rules.min_reports:
-        why += f" (deployment.min_reach of a population of {deployment.rules.population}; nothing is spent meanwhile)"
+    if needed > rules.min_reports:
+        why += (
+            f" (deployment.min_reach of a population of {rules.population};"
+            " nothing is spent meanwhile)"
+        )
     return why
 
 
-class Admission:
-    """A transport without the nodes and devices that are revoked: they are not asked, and answers of theirs fail."""
+def read_roster(state: Path) -> "Roster | None":
+    """The registered nodes' keys; None where nodes have none.
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.revoked: frozenset[str] = frozenset()
-        self._open: dict[str, int] = {}  # ticket -> node
-        self._turned_away: set[int] = set()  # nodes that have said to be a revoked device
+    The server leaves out early whom devices would not believe. Devices read copies of their own.
+    """
+    from fedbandit.deploy.masking.announcements import Roster
 
-    def nodes(self) -> list[int]:
-        self._turned_away = self._turned_away if self.revoked else set()
-        found = self._transport.nodes()
-        return [
-            node
-            for node in found
-            if str(node) not in self.revoked and node not in self._turned_away
-        ]
-
-    def send(self, requests: Sequence[Request]) -> list[str]:
-        tickets = self._transport.send(requests)
-        self._open |= {
-            ticket: request.node for ticket, request in zip(tickets, requests, strict=True)
-        }
-        while len(self._open) > _REMEMBERED:
-            del self._open[next(iter(self._open))]
-        return tickets
-
-    def receive(self, tickets: Collection[str]) -> list[Reply]:
-        return [self._judged(reply) for reply in self._transport.receive(tickets)]
-
-    def _judged(self, reply: Reply) -> Reply:
-        node, device = self._open.pop(reply.ticket, None), reply.facts.get("device")
-        if str(node) not in self.revoked and not (
-            isinstance(device, str) and device in self.revoked
-        ):
-            return reply
-        if node is not None:
-            self._turned_away.add(node)
-        return Reply(reply.ticket, error=f"revoked by the operator: device {str(device)[:64]}")
+    text = _roster_text(state)
+    return None if text is None else Roster.of(text, str(state / ROSTER))
 
 
-def shown_wishes(wishes: Wishes) -> list[str]:
-    """The same as lines for a terminal; none where nothing is asked for."""
-    lines = []
-    if wishes.paused:
-        lines.append("paused         no round begins until `fedbandit deploy resume`")
-    if wishes.pinned is not None:
-        lines.append(
-            f"pinned         to model {wishes.pinned}: nothing newer is deployed until `fedbandit deploy unpin`"
-        )
-    if wishes.revoked:
-        lines.append(f"revoked        {', '.join(wishes.revoked)}")
-    return lines
+def registered_nodes(state: Path) -> set[int]:
+    """The numbers of the nodes on the roster: each of them is bound to a key."""
+    numbers = (line.split()[-1].removeprefix("node=") for line in _roster_lines(state))
+    return {int(number) for number in numbers if number.isdigit()}
+
+
+def key_line(public_key: Path, comment: str = "") -> str:
+    """A node's public key as a line of the roster; refuses a file that is none."""
+    from fedbandit.deploy.masking.announcements import roster_line
+
+    try:
+        return roster_line(public_key.read_bytes(), comment, str(public_key))
+    except OSError as error:
+        raise DataError(f"{public_key}: {error.strerror}") from None
+
+
+def add_node(state: Path, line: str) -> None:
+    """Put a node's line on the roster, in place of the one that its key had."""
+    key = " ".join(line.split()[:2])
+    others = [known for known in _roster_lines(state) if not known.startswith(f"{key} ")]
+    write_text(state / ROSTER, "\n".join([*others, line]) + "\n")
+
+
+def remove_node(state: Path, node: str) -> bool:
+    """Take the key of a node from the roster; whether it was on it."""
+    lines = _roster_lines(state)
+    left = [line for line in lines if line.split()[-1] != f"node={node}"]
+    if len(left) == len(lines):
+        return False
+    # a roster without any key is an error, which one with a comment alone stays
+    write_text(state / ROSTER, "\n".join(left or ["# registered nodes, one a line"]) + "\n")
+    return True
+
+
+def _roster_lines(state: Path) -> list[str]:
+    lines = (_roster_text(state) or "").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _roster_text(state: Path) -> str | None:
+    path = state / ROSTER
+    try:
+        with open_regular(path) as file:
+            return file.read().decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: {error}") from None

@@ -1,7 +1,9 @@
-"""What a round says of rewards and of candidates: exact sums, or those of a private deployment, which carry noise.
+"""What a round says of rewards and of candidates: exact sums, or those of a private deployment,
+which carry noise.
 
-Private figures are further entries of the vector whose noisy sum a round releases: bounded by 1 for each device, and
-given noise by the same mechanism as the model, so that all of it together costs what the plan says.
+Private figures are further entries of the vector whose noisy sum a round releases: bounded by 1 for
+each device, and given noise by the same mechanism as the model, so that all of it together costs
+what the plan says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +160,8 @@ def published(metrics: Mapping[str, Any], private: bool) -> dict[str, Any]:
 def reported_with_noise(
     found: RoundContribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What the metrics say of a private round's rewards, and the noised totals so far; nothing without a share.
+    """What the metrics say of a private round's rewards, and the noised totals so far; nothing
+    without a share.
 
     `before` are the totals up to the round before. A reward is left out where the noise could have
     made the events.
@@ -191,11 +194,13 @@ def reported_with_noise(
 def private_verdict(
     gains: np.ndarray, noise: RoundNoise, bounds: ReportBounds, confidence: float, margin: float
 ) -> tuple[Verdict, int]:
-    """Whether a candidate passes, by noised sums over devices' gains per event: [n]; and about how many devices.
+    """Whether a candidate passes, by noised sums over devices' gains per event: [n]; and about how
+    many devices.
 
-    Each device is worth the same: its gain, above what may be lost, cut at what means can differ by. A model passes if
-    the sum of that is above 0 with the confidence asked for. The sum's deviation is that of the devices, for which
-    their squares stand, and that of the noise, which is known.
+    Each device is worth the same: its gain, above what may be lost, cut at what means can differ
+    by. A model passes if the sum of that is above 0 with the confidence asked for. The sum's
+    deviation is that of the devices, for which their squares stand, and that of the noise, which is
+    known.
     """
     widest = 2 * bounds.reward
     terms = np.clip(gains + margin, -widest, widest) / widest

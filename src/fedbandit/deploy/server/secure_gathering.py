@@ -1,7 +1,8 @@
-"""A round of which the server sees only the sum: the exchanges with devices, each with its deadline.
+"""A round of which the server sees only the sum: the exchanges with devices, each with its
+deadline.
 
-Devices that drop out are left behind as long as the protocol allows it; otherwise the attempt is given up and nothing
-counts. Knows no transport.
+Devices that drop out are left behind as long as the protocol allows it; otherwise the attempt is
+given up and nothing counts. Knows no transport.
 """
 
 import logging
@@ -14,17 +15,18 @@ import numpy as np
 
 from fedbandit.core.errors import DataError
 from fedbandit.deploy.masking import wire
-from fedbandit.deploy.masking.announcements import Announcement, reused
-from fedbandit.deploy.masking.common_task import (
+from fedbandit.deploy.masking.announcements import (
     STATEMENT,
+    Announcement,
     CommonTask,
     cohort_of,
     in_order,
+    reused,
     task_digest,
 )
+from fedbandit.deploy.masking.masked_sum import MaskedSum, Sharing
 from fedbandit.deploy.masking.primitives import SHARE, TAG
-from fedbandit.deploy.masking.server import MaskedSum, Sharing
-from fedbandit.deploy.messages import Answers, Courier, Reply, Request, with_protocol
+from fedbandit.deploy.messages import Answers, Reply, Request, RequestPoller, is_name, with_protocol
 from fedbandit.deploy.secure_sums import (
     Figures,
     decode,
@@ -38,13 +40,16 @@ from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import (
     RoundContribution,
+    by_kind,
     check_not_older,
     name_refused,
-    rests,
+    not_now,
+    refusal,
     seen_by,
+    takes_users,
+    versions_held,
 )
-from fedbandit.deploy.server.reports import by_kind, is_name, refusal, versions_held
-from fedbandit.deploy.server.roster import read_roster
+from fedbandit.deploy.server.operator import read_roster
 from fedbandit.federated.state import State
 
 _logger = logging.getLogger("fedbandit.deploy.server")
@@ -65,7 +70,7 @@ class _Spent(Exception):
 
 @dataclass
 class _Attempt:
-    """One attempt at a round, and what has come of it so far."""
+    """One attempt at a round, and what has come of it so far: who can train, who was refused."""
 
     state: State
     number: int
@@ -82,15 +87,23 @@ class _Attempt:
 
 
 class SecureSums:
-    """Devices mask what they send; only the sum over all of them can be read."""
+    """Devices mask what they send; only the sum over all of them can be read.
 
-    def __init__(self, deployment: Deployment, courier: Courier) -> None:
-        self._deployment, self._courier = deployment, courier
+    Five exchanges, each with its deadline: who is ready, with which keys; shares of the secrets
+    behind the masks; training and masked vectors; who is in the sum, signed by all; shares that
+    take the masks off. `masking/wire.py` has the messages.
+    """
+
+    def __init__(self, deployment: Deployment, poller: RequestPoller) -> None:
+        self._deployment, self._poller = deployment, poller
         self.devices: dict[int, str] = {}
-        self.users: dict[int, str] | None = None
+        self.users: dict[int, str] | None = {} if takes_users(deployment) else None
         self._private = deployment.ledger is not None
         # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
         self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
+        self._tolerance = None if deployment.ledger is None else deployment.ledger.tolerance
+        if self._tolerance is not None:
+            self._said = {"zeros": True, "required": ["zeros", "privacy.noise"]}
 
     def gather(
         self, state: State, number: int, asked: Sequence[int], marks: MarksOf
@@ -105,7 +118,7 @@ class SecureSums:
                 " of a round, so it ends without any",
                 number,
             )
-            found, summed = nothing(state.kept["weights"].size), []
+            found, summed = nothing(self._deployment.sent_by_one(state).size), []
         except _GivenUp as reason:
             name_refused(number, attempt.refused)
             if self._private and 0 < len(reason.left) < len(asked):
@@ -120,10 +133,16 @@ class SecureSums:
         devices = [attempt.devices[node] for node in summed]
         if self._private:
             attempt.idle = len(devices) - found.devices
+        marks_now = {
+            device: replace(attempt.marks.get(device, Mark()), settled=attempt.token, turn=number)
+            for device in devices
+        }
+        if self.users is not None:
+            marks_now |= {self.users[node]: Mark(turn=number) for node in summed}
         return RoundContribution(
             total=found.update
             if self._private
-            else found.update.astype(state.kept["weights"].dtype),
+            else found.update.astype(self._deployment.sent_by_one(state).dtype),
             accepted=found.devices,
             below=found.unclipped,
             events=found.events,
@@ -133,12 +152,7 @@ class SecureSums:
             refused=by_kind(attempt.refused),
             versions=versions_held(attempt.versions[node] for node in summed),
             known_modulo=figures_modulo(self._deployment.rules.bounds) if self._private else None,
-            marks={
-                device: replace(
-                    attempt.marks.get(device, Mark()), settled=attempt.token, turn=number
-                )
-                for device in devices
-            },
+            marks=marks_now,
         )
 
     def _sum(self, attempt: _Attempt, asked: Sequence[int]) -> tuple[Figures, list[int]]:
@@ -148,7 +162,7 @@ class SecureSums:
         terms = Sharing.of(len(ready), rules.secure_shares, rules.secure_threshold)
         neighbours = terms.neighbours(ready)
         announced = {node: attempt.announced[node] for node in ready}
-        task, arrays = self._task(attempt), {"weights": attempt.state.kept["weights"]}
+        task, arrays = self._task(attempt), {"weights": self._deployment.received(attempt.state)}
         digest = task_digest(with_protocol(task), arrays)
         common = CommonTask(attempt.token, digest, terms.threshold, cohort_of(announced))
         said = {
@@ -176,9 +190,17 @@ class SecureSums:
         self._enough(sealed, "have sent shares")
         self._recoverable(sealed, neighbours, sealed, terms)
 
-        total = MaskedSum(common, length(attempt.state.kept["weights"].size))
+        total = MaskedSum(common, length(self._deployment.sent_by_one(attempt.state).size))
         self._vectors(attempt, task, arrays, sealed, neighbours, total)
         self._enough(total.nodes, "have sent what is to be summed")
+        if self._tolerance is not None:
+            needed = self._tolerance.survivors(len(ready))
+            if len(total.nodes) < needed:
+                raise _GivenUp(
+                    f"{len(total.nodes)} of {len(ready)} devices are left, and it takes the noise"
+                    f" of {needed} (privacy.dropout)",
+                    total.nodes,
+                )
         self._recoverable(sealed, neighbours, total.nodes, terms)
 
         survivors = {wire.STEP: wire.SURVIVORS, wire.SURVIVORS: in_order(total.nodes)}
@@ -230,7 +252,7 @@ class SecureSums:
         }
         seconds = self._deployment.rules.secure_seconds
         requests = [Request("ready", node, facts, {}, seconds) for node in asked]
-        answers = self._courier.ask(requests, seconds, f"round {attempt.number}")
+        answers = self._poller.ask(requests, seconds, f"round {attempt.number}")
         spent = seen_by(answers, attempt.number)
         seen: set[str] = set()
         keys: set[bytes] = set()
@@ -244,12 +266,15 @@ class SecureSums:
                 is_name(device) and type(version) is int and isinstance(ready, bool)
             ):
                 refuse = ("garbage", "no device, version or readiness named")
-            elif refuse is None and device in seen:
-                refuse = ("twice", f"device {device} takes part in this round under another node")
+            elif refuse is None and (owner := self._owner(node, str(device))) is None:
+                refuse = ("no user", f"device {device} has not said whose it is")
+            elif refuse is None and not seen.isdisjoint({device, owner}):
+                whose = "it" if device in seen else "another device of its user"
+                refuse = ("twice", f"device {device}: {whose} takes part under another node")
             if refuse is not None:
                 attempt.refused.append((node, *refuse))
                 continue
-            seen.add(str(device))
+            seen |= {str(device), str(owner)}
             self.devices[node] = str(device)
             if not ready:
                 attempt.idle += 1
@@ -265,17 +290,13 @@ class SecureSums:
             keys.update(said.keys)
             attempt.announced[node] = said
             attempt.devices[node], attempt.versions[node] = str(device), int(str(version))
-        attempt.marks = attempt.marks_of(attempt.devices.values())
+        owners = {node: self._owner(node, name) or name for node, name in attempt.devices.items()}
+        attempt.marks = attempt.marks_of([*attempt.devices.values(), *owners.values()])
         for node, device in list(attempt.devices.items()):
-            mark = attempt.marks.get(device, Mark())
-            if mark.damaged:
-                refuse = ("damaged mark", f"what is remembered of device {device} is damaged")
-            elif rests(self._deployment, mark, attempt.number):
-                refuse = ("not its turn", f"device {device} took part in round {mark.turn}")
-            else:
-                continue
-            del attempt.devices[node]
-            attempt.refused.append((node, *refuse))
+            both = attempt.marks.get(device), attempt.marks.get(owners[node])
+            if refuse := not_now(self._deployment, attempt.number, device, *both):
+                del attempt.devices[node]
+                attempt.refused.append((node, *refuse))
         if spent and len(attempt.devices) < self._deployment.rules.min_reports:
             raise _Spent
         self._enough(
@@ -283,6 +304,10 @@ class SecureSums:
             "are there whose turn it is" if self._private else "have something to train on",
         )
         return list(attempt.devices)
+
+    def _owner(self, node: int, device: str) -> str | None:
+        """Whose turns a node has: its device's own, or its user's, where one has said so."""
+        return device if self.users is None else self.users.get(node)
 
     def _task(self, attempt: _Attempt) -> dict[str, Any]:
         """The request to train, the same for all devices: none can be singled out by it."""
@@ -346,7 +371,8 @@ class SecureSums:
         seconds: float | None = None,
         enough: Callable[[Answers], bool] = lambda _: False,
     ) -> dict[int, T]:
-        """Send each node its message; by node, what could be read from the answers that came in time.
+        """Send each node its message; by node, what could be read from the answers that came in
+        time.
 
         Answers are read as they come, and what has been read is let go of.
         """
@@ -369,7 +395,7 @@ class SecureSums:
             return replace(reply, arrays={}, sealed={})
 
         requests = [request(node) for node in said]
-        answers = self._courier.ask(
+        answers = self._poller.ask(
             requests, seconds, f"round {attempt.number}, {what}", enough, take
         )
         check_not_older(answers, attempt.number)
@@ -398,7 +424,9 @@ class SecureSums:
                 )
 
     def _read(self, attempt: _Attempt, levels: np.ndarray, devices: int) -> Figures:
-        """The figures in a sum; all that can be refused is the whole of it, and of a private one not even that."""
+        """The figures in a sum; all that can be refused is the whole of it, and of a private one
+        not even that.
+        """
         clip_norm, bounds = attempt.state.clip_norm, self._deployment.rules.bounds
         if self._private:
             return decode_private(levels, devices, bounds)

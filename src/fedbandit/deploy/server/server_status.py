@@ -1,28 +1,33 @@
-"""What a running server is doing, who is in reach, and what is wrong with it: one small file for operators.
+"""What a running server is doing, who is in reach, and what is wrong: one small file for operators.
 
-`live.json` is rewritten every second or so and holds nothing that has to survive. Rounds do not depend on it.
+`live.json` is rewritten every second or so and holds nothing that has to survive. Rounds do not
+depend on it.
 """
 
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedbandit.core.files import last_lines, object_in, read_json
-from fedbandit.deploy.messages import Reply, Request, Transport
+from fedbandit.core.files import read_json, read_lines
+from fedbandit.deploy.messages import Observer, Reply, Request
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.operator import least_reach
+from fedbandit.deploy.server.operator import is_open, least_reach
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _RECENT = 20  # rounds whose times are kept at hand
 _MOST_NODES = 10_000  # that are listed; the longest gone are forgotten first
 _SILENT = 30.0  # seconds without a word from the server app after which it counts as gone
 _LOW = 0.5  # of the devices that rounds are made for
-_KEPT = ("round", "time", "seconds", "asked", "clients", "in_reach", "epsilon", "model_version")
+_MUCH = 0.2  # of a round's events, by one device
+_KEPT = (
+    *("round", "time", "seconds", "asked", "clients", "in_reach", "epsilon", "model_version"),
+    *("largest_share", "events", "reward", "running_reward", "reward_median"),
+)
 _DOING = {
     "install": "bringing model {version} to {nodes}",
     "ready": "asking {nodes} whether they are ready",
@@ -48,11 +53,58 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
         "needed": least_reach(deployment),
         "wanted": deployment.config.clients_per_round if ledger is None else ledger.plan.population,
         "private": ledger is not None,
+        "open": is_open(deployment),
     }
 
 
-class Watch:
-    """Told by the server what goes on; without a folder it only listens."""
+def sums_of(line: Mapping[str, Any]) -> tuple[float, float]:
+    """Events and rewards of a round; of a private one as they were released, with noise."""
+    events = line.get("events") or 0
+    return events, line.get("reward_sum", (line.get("reward") or 0.0) * events)
+
+
+class RewardTotals:
+    """Events and rewards of all rounds, in total and by the version that chose the actions.
+
+    Where devices hide which version that was, it is the one in use while they reported.
+    """
+
+    def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.events, self.rewards = 0.0, 0.0
+        self.by_version: dict[int, list[float]] = {}
+        for line in lines:
+            self.add(line)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Count one more round's metrics."""
+        events, rewards = sums_of(line)
+        self.events, self.rewards = self.events + events, self.rewards + rewards
+        version = line["model_version"]
+        self.by_version.setdefault(version, [0, 0.0])
+        whole = {str(version): (events, rewards)}
+        for key, row in (line.get("rewards_by_version") or whole).items():
+            sums = self.by_version.setdefault(int(key), [0, 0.0])
+            sums[0], sums[1] = sums[0] + row[0], sums[1] + row[1]
+
+    def means(self) -> dict[int, float | None]:
+        """The mean reward of each version; None where it has no events."""
+        rows = self.by_version.items()
+        return {version: row[1] / row[0] if row[0] > 0 else None for version, row in rows}
+
+    def to_json(self) -> dict[str, Any]:
+        """As `live.json` and `status --json` have it."""
+        rows = {str(version): row for version, row in sorted(self.by_version.items())}
+        return {"events": self.events, "rewards": self.rewards, "by_version": rows}
+
+
+class Watch(Observer):
+    """Told by the server what goes on, which it keeps in `live.json`; without a folder it only
+    listens.
+
+    The view has what the server does (`phase`, `doing`, `since`), nodes with when they were seen
+    and answered, the recent rounds, rewards by version, and totals since the server started.
+    Warnings go to the log when they begin and when they end.
+    """
 
     def __init__(
         self,
@@ -64,17 +116,14 @@ class Watch:
         before = read_live(folder) if folder is not None else None
         self._nodes: dict[int, dict[str, Any]] = {} if before is None else _nodes_in(before)
         self._reach: set[int] = set()
-        self._recent = [] if folder is None else _recent_in(folder / "metrics.jsonl")
+        lines = [] if folder is None else _lines_in(folder / "metrics.jsonl")
+        self._recent = [{key: line.get(key) for key in _KEPT} for line in lines[-_RECENT:]]
+        self._rewards = RewardTotals(lines)
         self._facts = dict(facts or {})
         self._started = self._since = now()
         self._doing, self._phase, self._round = "starting", "starting", 0
-        self._totals: dict[str, Any] = {
-            "asked": 0,
-            "clients": 0,
-            "events": 0,
-            "empty": 0,
-            "refused": {},
-        }
+        self._totals: dict[str, Any] = dict.fromkeys(("asked", "clients", "events", "empty"), 0)
+        self._totals |= {"refused": {}, "bytes_sent": 0, "bytes_received": 0}
         self._written = 0.0
         self._warned: Warnings = {}
 
@@ -88,29 +137,31 @@ class Watch:
         self._does("paused" if why.startswith("paused") else "waiting", why)
 
     def reach(self, nodes: Collection[int]) -> None:
-        """These nodes are in reach now."""
+        """These nodes are in reach now; of others only devices that have answered are kept."""
         self._reach = set(nodes)
         for node in nodes:
             self._nodes.setdefault(node, {})["seen"] = self.now()
-        if len(self._nodes) > _MOST_NODES:
-            newest = sorted(
-                self._nodes, key=lambda node: self._nodes[node].get("seen", 0.0), reverse=True
-            )
-            self._nodes = {node: self._nodes[node] for node in newest[:_MOST_NODES]}
+        kept = {n: a for n, a in self._nodes.items() if n in self._reach or "device" in a}
+        newest = sorted(kept, key=lambda node: kept[node].get("seen", 0.0), reverse=True)
+        self._nodes = {node: kept[node] for node in newest[:_MOST_NODES]}
         self.alive()
 
-    def asked(self, requests: Sequence[Request]) -> None:
-        """These requests have gone out."""
-        if requests:
-            facts = requests[0].facts
-            self._round = facts.get("round", self._round)
-            kind, private = requests[0].kind, self._facts.get("private", False)
-            nodes = "nodes" if private and kind != "install" else f"{len(requests)} nodes"
-            named = {"version": facts.get("version"), "round": self._round, "nodes": nodes}
-            self._does("round", _DOING[kind].format(**named))
+    def asked(self, request: Request, number: int) -> None:
+        """Requests like this one have gone out to this many nodes."""
+        facts, kind = request.facts, request.kind
+        self._round = facts.get("round", self._round)
+        private = self._facts.get("private", False)
+        nodes = "nodes" if private and kind != "install" else f"{number} nodes"
+        named = {"version": facts.get("version"), "round": self._round, "nodes": nodes}
+        self._does("round", _DOING[kind].format(**named))
+
+    def sent(self, size: int) -> None:
+        """This many bytes have gone out."""
+        self._totals["bytes_sent"] += size
 
     def heard(self, node: int, reply: Reply) -> None:
-        """A node has answered."""
+        """A node has answered. A device that comes from a new node leaves its old one behind."""
+        self._totals["bytes_received"] += reply.size
         about = self._nodes.setdefault(node, {})
         about["answered"] = self.now()
         device, version = reply.facts.get("device"), reply.facts.get("version")
@@ -118,12 +169,18 @@ class Watch:
         about["problem"] = None if problem is None else str(problem)[:200]
         if isinstance(device, str):
             about["device"] = device[:64]
+            self._nodes = {
+                n: a
+                for n, a in self._nodes.items()
+                if n in self._reach or n == node or a.get("device") != about["device"]
+            }
         if type(version) is int:
             about["version"] = version
 
     def finished(self, metrics: Mapping[str, Any]) -> None:
         """A round has ended with these metrics."""
         self._recent = [*self._recent, {key: metrics.get(key) for key in _KEPT}][-_RECENT:]
+        self._rewards.add(metrics)
         for key in ("asked", "clients", "events"):
             self._totals[key] += metrics[key] or 0
         self._totals["empty"] += metrics["clients"] == 0
@@ -151,6 +208,7 @@ class Watch:
             "since": self._since,
             "in_reach": len(self._reach),
             "totals": self._totals,
+            "rewards": self._rewards.to_json(),
             "recent": self._recent,
             "nodes": {
                 str(node): {**about, "in_reach": node in self._reach}
@@ -182,38 +240,6 @@ class Watch:
         _show(self._path, view)
 
 
-class Watched:
-    """A transport that tells the watch what passes through it."""
-
-    def __init__(self, transport: Transport, watch: Watch) -> None:
-        self._transport, self._watch = transport, watch
-        self._open: dict[str, int] = {}  # ticket -> node
-
-    def nodes(self) -> list[int]:
-        found = self._transport.nodes()
-        self._watch.reach(found)
-        return found
-
-    def send(self, requests: Sequence[Request]) -> list[str]:
-        self._watch.asked(requests)
-        tickets = self._transport.send(requests)
-        self._open |= {
-            ticket: request.node for ticket, request in zip(tickets, requests, strict=True)
-        }
-        while len(self._open) > _MOST_NODES:
-            del self._open[next(iter(self._open))]
-        return tickets
-
-    def receive(self, tickets: Collection[str]) -> list[Reply]:
-        replies = self._transport.receive(tickets)
-        for reply in replies:
-            node = self._open.pop(reply.ticket, None)
-            if node is not None:
-                self._watch.heard(node, reply)
-        self._watch.alive()
-        return replies
-
-
 def read_live(folder: Path) -> dict[str, Any] | None:
     """What the server last said of itself; None if it never ran, or if that cannot be read."""
     found = read_json(folder / "live.json")
@@ -231,7 +257,9 @@ def read_live(folder: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def noting_the_end(folder: Path) -> Iterator[None]:
-    """Say in the view that the server has been stopped when the block ends, unless its rounds are done."""
+    """Say in the view that the server has been stopped when the block ends, unless its rounds are
+    done.
+    """
     try:
         yield
     finally:
@@ -268,6 +296,13 @@ def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
     if view["phase"] != "starting" and view["in_reach"] < _LOW * wanted:
         made_for = f"the population of {wanted}" if private else f"the {wanted} that a round asks"
         found["low reach"] = f"{view['in_reach']} nodes in reach, far fewer than {made_for}"
+    last = recent[-1] if recent else {}
+    share, devices = last.get("largest_share"), last.get("clients") or 0
+    if share is not None and devices and share > max(_MUCH, 1.5 / devices):
+        found["one device"] = (
+            f"one device has reported {share:.0%} of the {last['events']} events of round"
+            f" {last['round']}"
+        )
     return found
 
 
@@ -290,9 +325,9 @@ def _nodes_in(view: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     }
 
 
-def _recent_in(metrics: Path) -> list[dict[str, Any]]:
+def _lines_in(metrics: Path) -> list[dict[str, Any]]:
+    """The metrics of all rounds; none where they cannot be read, which the server itself says."""
     try:
-        lines = [object_in(line) for line in last_lines(metrics)][-_RECENT:]
+        return [line for line in read_lines(metrics) if type(line.get("model_version")) is int]
     except (OSError, ValueError):
         return []
-    return [{key: line.get(key) for key in _KEPT} for line in lines]

@@ -1,1 +1,3 @@
-"""Learners: how a chunk of clients scores and trains. Kernels for the built-in models, autograd for any other."""
+"""Learners: how a chunk of clients scores and trains. Kernels for the built-in models, autograd for
+any other.
+"""

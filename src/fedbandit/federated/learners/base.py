@@ -1,24 +1,26 @@
-"""How one client trains: by automatic differentiation for any model, by a kernel where there is one.
+"""How one client trains: by automatic differentiation for any model, by a kernel where there is
+one.
 
-A learner works on flat weight vectors and a chunk of clients at a time. It knows nothing of rounds, policies or the
-server.
+A learner works on flat weight vectors and a chunk of clients at a time. It knows nothing of rounds,
+policies or the server.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
 from fedbandit.acting.predictors import model_input, single_threaded_torch
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.prediction import Prediction
-from fedbandit.core.ragged import Ragged
-from fedbandit.core.sparse import SparseVector
+from fedbandit.core.ragged import Ragged, SparseVector
 from fedbandit.events import Events
-from fedbandit.federated.pipeline import DenseSum, EmptySum, UpdateSum, clip_factor
+from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models import Freezing, Layout, Model
-from fedbandit.objectives import Batch, Objective
+from fedbandit.objectives import Batch, Objective, Pointwise
 
 
 @dataclass(frozen=True)
@@ -30,30 +32,31 @@ class ClientSettings:
     epochs: int = 1
 
     def steps(self, events: int) -> int:
-        """How many steps a client with so many events takes."""
+        """Steps that a client with this many events takes."""
         return self.epochs * -(-events // self.batch_size)
 
-    def drifted(self, events: int, pull: float) -> float:
-        """How far all steps move a weight whose gradient is 1 and nothing else but the pull."""
+    def moved_by_offset(self, events: int, proximal: float) -> float:
+        """How far all steps move a weight whose gradient is 1 and nothing else but the proximal."""
         rate, steps = self.learning_rate, self.steps(events)
-        kept = 1 - rate * pull
-        return -rate * (steps if pull == 0 else (1 - kept**steps) / (rate * pull))
+        kept = 1 - rate * proximal
+        return -rate * (steps if proximal == 0 else (1 - kept**steps) / (rate * proximal))
 
 
-Drift = Callable[[int], np.ndarray | SparseVector | None]
+GradientOffset = Callable[[int], np.ndarray | SparseVector | None]
 """For the client at a place in the chunk: what is added to each of its gradients, [P]; None: nothing."""
 
 
-def drift_of(drift: Drift | None, client: int) -> np.ndarray | None:
-    """The drift of the client at a place in the chunk, as an array."""
-    added = None if drift is None else drift(client)
+def offset_of(gradient_offset: GradientOffset | None, client: int) -> np.ndarray | None:
+    """The gradient_offset of the client at a place in the chunk, as an array."""
+    added = None if gradient_offset is None else gradient_offset(client)
     return None if added is None else np.asarray(added)
 
 
 class Learner(Protocol):
     """Trains a chunk of clients.
 
-    Every learner takes one affine correction per client: gradient + pull · (w - received) + drift.
+    Every learner takes one affine correction per client: gradient + proximal · (w - received) +
+    gradient_offset.
     """
 
     @property
@@ -65,30 +68,88 @@ class Learner(Protocol):
     def settings(self) -> ClientSettings: ...
 
     def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+        self, weights: np.ndarray, events: Events, clip_norm: float, proximal: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
         """The sum of the clients' clipped updates, and each client's norm before clipping.
 
-        A client whose norm is not finite is left out of the sum; a client without events has norm 0.
+        A client whose norm is not finite is left out of the sum; a client without events has norm
+        0.
         """
         ...
 
     def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+        self,
+        weights: np.ndarray,
+        events: Events,
+        proximal: float = 0.0,
+        gradient_offset: GradientOffset | None = None,
     ) -> Iterator[np.ndarray | SparseVector | None]:
         """Each client's change of the weights [P], not clipped; None for a client without events.
 
-        With a sparse drift a learner of sparse contexts may give a `SparseVector`.
+        With a sparse gradient_offset a learner of sparse contexts may give a `SparseVector`.
         """
         ...
 
 
+Batches = list[tuple[int, int]]
+"""A client's mini-batches in the order of its steps, each first:last of the chunk's events."""
+Local = Callable[[Batches, float, np.ndarray | None], np.ndarray]
+"""From a client's mini-batches, proximal and gradient_offset [P] to its change of the weights [P]."""
+
+
+class ClientByClient:
+    """What learners share that train one client after the other, each from the received weights.
+
+    A learner says in `local` how one client trains; the order of clients, epochs and mini-batches
+    is the same for all.
+    """
+
+    settings: ClientSettings
+
+    def local(self, weights: np.ndarray, events: Events) -> Local:
+        """The training of any client of a chunk, from these weights."""
+        raise NotImplementedError
+
+    def train(
+        self, weights: np.ndarray, events: Events, clip_norm: float, proximal: float = 0.0
+    ) -> tuple[UpdateSum, np.ndarray]:
+        updates = self.updates(weights, events, proximal)
+        return clipped_sum_of(updates, np.zeros_like(weights), events, clip_norm)
+
+    def updates(
+        self,
+        weights: np.ndarray,
+        events: Events,
+        proximal: float = 0.0,
+        gradient_offset: GradientOffset | None = None,
+    ) -> Iterator[Any]:
+        """Each client's update; it may lie in a working copy, gone when the next is asked for."""
+        train, size = self.local(weights, events), self.settings.batch_size
+        for client, (first, last) in enumerate(pairwise(events.bounds.tolist())):
+            if first == last:
+                yield None
+                continue
+            epoch = [(begin, min(begin + size, last)) for begin in range(first, last, size)]
+            added = offset_of(gradient_offset, client)
+            yield train(self.settings.epochs * epoch, proximal, added)
+
+
 @dataclass(frozen=True)
-class AutogradLearner:
+class KernelLearner(ClientByClient):
+    """A learner with kernels for one built-in model, and for losses of the built-in form."""
+
+    layout: Layout
+    objective: Pointwise
+    settings: ClientSettings
+    chunk_events: ClassVar[int] = 256
+
+
+@dataclass(frozen=True)
+class AutogradLearner(ClientByClient):
     """Any model and any objective, by torch's automatic differentiation; one thread per chunk.
 
-    With frozen parameters only the others are trained: weights and updates are then theirs alone, and `base` holds the
-    whole model.
+    With frozen parameters only the others are trained: weights and updates are then theirs alone,
+    and `base` holds the whole model.
     """
 
     model: Model
@@ -99,80 +160,45 @@ class AutogradLearner:
     base: np.ndarray | None = field(default=None, repr=False, compare=False)
     chunk_events: ClassVar[int] = 256
 
-    def over(self, base: np.ndarray) -> "AutogradLearner":
+    def over(self, base: np.ndarray) -> Self:
         """The same learner for the trainable part of a whole model."""
         return replace(self, base=base)
 
-    def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
-    ) -> tuple[UpdateSum, np.ndarray]:
-        return clipped_sum_of(
-            self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm
-        )
+    def whole(self, weights: np.ndarray) -> np.ndarray:
+        """The whole model with these weights for its trainable part."""
+        return weights if self.freezing is None else self.freezing.join(weights, self.base)
 
-    def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
+    @cached_property
+    def trained(self) -> Layout:
+        """How the parameters that are trained lie in their vector."""
+        return self.layout if self.freezing is None else self.freezing.trainable
+
+    def local(self, weights: np.ndarray, events: Events) -> Local:
         torch = single_threaded_torch()
-        start = torch.from_numpy(
-            weights if self.freezing is None else self.freezing.join(weights, self.base)
-        )
-        for client in range(events.num_clients):
-            first, last = int(events.bounds[client]), int(events.bounds[client + 1])
-            if first == last:
-                yield None
-                continue
-            added = drift_of(drift, client)
-            delta = (
-                self._local_training(start, events, first, last, pull, added).sub_(start).numpy()
-            )
-            yield delta if self.freezing is None else self.freezing.pick(delta)
+        start, rate = torch.from_numpy(self.whole(weights)), self.settings.learning_rate
+        names = [name for name, _ in self.trained.shapes]
 
-    def _local_training(
-        self,
-        start: Any,
-        events: Events,
-        first: int,
-        last: int,
-        pull: float,
-        drift: np.ndarray | None,
-    ) -> Any:
-        """The client's weights after its epochs, as one flat vector."""
-        import torch
-
-        local, dtype = start.clone(), start.numpy().dtype
-        frozen = () if self.freezing is None else self.freezing.frozen
-        params = {
-            name: view if name in frozen else view.requires_grad_()
-            for name, view in self.layout.split(local).items()
-        }
-        names = [name for name in params if name not in frozen]
-        views = [params[name] for name in names]
-        size, rate = self.settings.batch_size, self.settings.learning_rate
-        received = [self.layout.split(start)[name] for name in names] if pull else []
-        drifts = (
-            []
-            if drift is None
-            else [self._trainable_views(torch.from_numpy(drift))[name] for name in names]
-        )
-        for _ in range(self.settings.epochs):
-            for begin in range(first, last, size):
-                end = min(begin + size, last)
-                x = model_input(events.contexts.slice(begin, end), dtype)
-                gradients = torch.autograd.grad(
-                    self._loss(self.model.scores(params, x), events, begin, end), views
-                )
+        def train(batches: Batches, proximal: float, added: np.ndarray | None) -> np.ndarray:
+            end = start.clone()
+            params = self.layout.split(end)
+            views = [params[name].requires_grad_() for name in names]
+            received = [self.layout.split(start)[name] for name in names] if proximal else []
+            offsets = [] if added is None else self.trained.split(torch.from_numpy(added)).values()
+            for batch in batches:
+                x = model_input(events.contexts.slice(*batch), weights.dtype)
+                loss = self._loss(self.model.scores(params, x), events, *batch)
+                gradients = torch.autograd.grad(loss, views)
                 with torch.no_grad():
-                    if pull:
+                    if proximal:
                         moved = torch._foreach_sub(views, received)
-                        gradients = torch._foreach_add(gradients, moved, alpha=pull)
-                    if drifts:
-                        gradients = torch._foreach_add(gradients, drifts)
+                        gradients = torch._foreach_add(gradients, moved, alpha=proximal)
+                    if offsets:
+                        gradients = torch._foreach_add(gradients, list(offsets))
                     torch._foreach_add_(views, gradients, alpha=-rate)
-        return local
+            delta: np.ndarray = end.sub_(start).numpy()
+            return delta if self.freezing is None else self.freezing.pick(delta)
 
-    def _trainable_views(self, vector: Any) -> dict[str, Any]:
-        return (self.layout if self.freezing is None else self.freezing.trainable).split(vector)
+        return train
 
     def _loss(self, scores: Any, events: Events, begin: int, end: int) -> Any:
         batch = _batch(events, begin, end, scores.dtype)
@@ -212,7 +238,8 @@ class AutogradLearner:
 
 
 def chosen_candidates(events: Events, rows: Callable[[Contexts], Ragged] | None) -> Events:
-    """The events with the chosen candidate of each decision alone: a loss on one action needs no other.
+    """The events with the chosen candidate of each decision alone: a loss on one action needs no
+    other.
 
     `rows` makes them rows of a linear model with one action.
     """
@@ -259,30 +286,20 @@ def _batch(events: Events, begin: int, end: int, dtype: Any) -> Batch:
     )
 
 
-@dataclass(frozen=True)
-class Untrained:
-    """Stands in for another learner and never trains: the baseline of an initial model."""
+def logged_of(
+    events: Events, objective: Pointwise, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Actions, rewards, and how much each event counts: what the kernels read of a log."""
+    importance = objective.weights(np.asarray(events.propensities, dtype), events.weights)
+    return events.actions, np.asarray(events.rewards, dtype), importance
 
-    learner: Learner
 
-    def over(self, base: np.ndarray) -> "Untrained":
-        """The same for a part of a whole model: there is nothing to train in either."""
-        return self
-
-    @property
-    def chunk_events(self) -> int:
-        return self.learner.chunk_events
-
-    @property
-    def settings(self) -> ClientSettings:
-        return self.learner.settings
-
-    def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
-    ) -> tuple[UpdateSum, np.ndarray]:
-        return EmptySum(), np.zeros(events.num_clients)
-
-    def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
-        return iter([None] * events.num_clients)
+@lru_cache(maxsize=64)
+def how_of(
+    objective: Pointwise, settings: ClientSettings, num_actions: int, dtype: np.dtype
+) -> tuple[bool, np.ndarray, int, int]:
+    """Whether the loss is logistic, the step by number of events in a batch, batch size and epochs."""
+    size = settings.batch_size
+    factors = [objective.factor(events, num_actions) for events in range(1, size + 1)]
+    steps = settings.learning_rate * np.array([0.0, *factors])
+    return objective.logistic, steps.astype(dtype), size, settings.epochs

@@ -1,8 +1,10 @@
-"""The FedAvg CNN trained by hand: the same updates as automatic differentiation up to rounding, in less time.
+"""The FedAvg CNN trained by hand: the same updates as automatic differentiation up to rounding, in
+less time.
 
-The second convolution goes through Winograd tiles, what is left is matrix products. Clients of a chunk train abreast:
-the large dense layer stays as received, is multiplied with all their mini-batches at once, and of what a client adds to
-it only the factors are kept. Knows nothing of rounds, policies or the server.
+The second convolution goes through Winograd tiles, what is left is matrix products. Clients of a
+chunk train abreast: the large dense layer stays as received, is multiplied with all their
+mini-batches at once, and of what a client adds to it only the factors are kept. Knows nothing of
+rounds, policies or the server.
 """
 
 from collections.abc import Iterator
@@ -16,47 +18,52 @@ from torch import Tensor
 
 from fedbandit.acting.predictors import single_threaded_torch
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import (
-    ClientSettings,
-    Drift,
-    clipped_sum_of,
-)
-from fedbandit.federated.learners.dense import Errors, trained_by_hand
+from fedbandit.federated.learners.base import ClientSettings
+from fedbandit.federated.learners.mlp import Errors, NetworkLearner
 from fedbandit.federated.pipeline import DenseSum, UpdateSum, clip_factor
 from fedbandit.models.base import Layout
-from fedbandit.models.kernels.cnn import LARGE, CnnNetwork, descend_output, images_of
-from fedbandit.models.kernels.convolutions import Convolutions, Room
+from fedbandit.models.kernels.networks import (
+    LARGE,
+    CnnNetwork,
+    Convolutions,
+    Network,
+    Room,
+    descend_output,
+    images_of,
+)
 from fedbandit.objectives import Pointwise
 
-_ABREAST = 4  # clients in training at a time: enough rows for the large layer's products to run at full speed
-_MOST_STEPS = 512  # events of a client, over all epochs, whose factors are kept; beyond, their products cost more
+# clients in training at a time: enough rows for the large layer's products to run at full speed
+_ABREAST = 4
+# events of a client, over all epochs, whose factors are kept; beyond, their products cost more
+_MOST_STEPS = 512
 
 
 @dataclass(frozen=True)
-class CnnLearner:
-    """Trains `fedbandit.models.builtin.cnn` with any of the built-in objectives; one thread per chunk."""
+class CnnLearner(NetworkLearner):
+    """Trains `fedbandit.models.builtin.cnn` with any of the built-in objectives; one thread per
+    chunk.
+    """
 
-    layout: Layout
-    objective: Pointwise
-    settings: ClientSettings
     chunk_events: ClassVar[int] = 512
 
     def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+        self, weights: np.ndarray, events: Events, clip_norm: float, proximal: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
         largest = self.settings.epochs * np.diff(events.bounds).max(initial=0)
-        if pull or largest > _MOST_STEPS:
-            return clipped_sum_of(
-                self.updates(weights, events, pull), np.zeros_like(weights), events, clip_norm
-            )
+        if proximal or largest > _MOST_STEPS:
+            return super().train(weights, events, clip_norm, proximal)
         return self._train_abreast(weights, events, clip_norm)
+
+    def network(self, weights: np.ndarray, events: Events) -> Network:
+        images, batch = images_of(events.contexts.shared, weights.dtype), self.settings.batch_size
+        return CnnNetwork(self.layout, images, batch, batch)
 
     @torch.no_grad()
     def _train_abreast(
         self, weights: np.ndarray, events: Events, clip_norm: float
     ) -> tuple[UpdateSum, np.ndarray]:
         """As the updates are summed elsewhere, but the large layer's are never made one by one."""
-        assert isinstance(events.contexts.shared, np.ndarray)
         single_threaded_torch()
         images = images_of(events.contexts.shared, weights.dtype)
         group = _Abreast(
@@ -68,22 +75,12 @@ class CnnLearner:
             group.add(member, clip_factor(norm, clip_norm) if np.isfinite(norm) else 0.0)
         return DenseSum(group.total().numpy()), norms
 
-    def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
-    ) -> Iterator[np.ndarray | None]:
-        """Each client's update; it lies in the working copy, and is gone when the next one is asked for."""
-        assert isinstance(events.contexts.shared, np.ndarray)
-        images = images_of(events.contexts.shared, weights.dtype)
-
-        def network(batch: int) -> CnnNetwork:
-            return CnnNetwork(self.layout, images, batch, batch)
-
-        return trained_by_hand(network, self.objective, self.settings, weights, events, pull, drift)
-
 
 @dataclass(frozen=True)
 class _Factors:
-    """What the clients of a chunk have added to the large layer: the sum over rows of inputs x moves."""
+    """What the clients of a chunk have added to the large layer: the sum over rows of inputs x
+    moves.
+    """
 
     inputs: Tensor  # [steps, 3136]
     moves: Tensor  # [steps, 512]
@@ -93,7 +90,9 @@ class _Factors:
 
 
 class _Abreast:
-    """The clients of a chunk in training, some at a time; the next one begins when one has finished."""
+    """The clients of a chunk in training, some at a time; the next one begins when one has
+    finished.
+    """
 
     def __init__(
         self,
@@ -131,7 +130,9 @@ class _Abreast:
         self._batches = room_for(len(self._members) * batch)
 
     def finished(self) -> Iterator["_Member"]:
-        """Each client when it has finished its epochs; its place is given to the next one after that."""
+        """Each client when it has finished its epochs; its place is given to the next one after
+        that.
+        """
         training = [member for member in self._members if self._begin(member)]
         while training:
             self._step(training)
@@ -186,10 +187,12 @@ class _Abreast:
 
 
 class _Member:
-    """One client in training: its small layers, and the factors of what its steps have added to the large one.
+    """One client in training: its small layers, and the factors of what its steps have added to the
+    large one.
 
-    A step adds features x hidden gradient to the large layer, of rank 16 where the layer has 1.6 million entries. What
-    the steps so far do to a batch follows from products with their factors, and so does the norm of the update.
+    A step adds features x hidden gradient to the large layer, of rank 16 where the layer has 1.6
+    million entries. What the steps so far do to a batch follows from products with their factors,
+    and so does the norm of the update.
     """
 
     def __init__(
@@ -237,7 +240,9 @@ class _Member:
         self._convolutions.forward(self._begin, features)
 
     def answer(self, features: Tensor, hidden: Tensor) -> Tensor:
-        """From the received layer's products to the gradient of the hidden units, with a step of the last layer."""
+        """From the received layer's products to the gradient of the hidden units, with a step of
+        the last layer.
+        """
         p = self._params
         hidden.add_(p["dense1_bias"])
         if self._kept_to > self._kept_from:
@@ -251,7 +256,9 @@ class _Member:
         )
 
     def descend(self, features: Tensor, gradient: Tensor, hidden_gradient: Tensor) -> None:
-        """The step of all that is below the hidden units; `gradient` is what the received layer makes of theirs."""
+        """The step of all that is below the hidden units; `gradient` is what the received layer
+        makes of theirs.
+        """
         rate = self._settings.learning_rate
         if self._kept_to > self._kept_from:
             added = self.added()

@@ -1,7 +1,9 @@
-"""From a model to what predicts and trains with it: a kernel where there is one, autograd elsewhere."""
+"""From a model to what predicts and trains with it: a kernel where there is one, autograd
+elsewhere.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -30,7 +32,11 @@ def make_learner(
     freezing: Freezing | None = None,
     over_candidates: bool = False,
 ) -> Learner:
-    """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+    """The fastest learner there is for this model and objective; all give the same updates up to
+    rounding.
+    """
+    if "bias_precision" in dict(layout.shapes):
+        raise ConfigError("model.name: linear-width is deployed, not trained; train linear")
     if model.heads and not isinstance(objective, Pointwise):
         raise ConfigError("objective.name: a model with heads needs one of the built-in objectives")
     if over_candidates and device != "cpu":
@@ -38,13 +44,13 @@ def make_learner(
     rows_alone = not over_candidates or _one_action(objective)  # else all candidates are scored
     if isinstance(objective, Pointwise) and device == "cpu" and freezing is None and rows_alone:
         if model.kernel == "sparse-linear":
-            from fedbandit.federated.learners.sparse import SparseHeadsLearner, SparseLinearLearner
+            from fedbandit.federated.learners.linear import SparseHeadsLearner, SparseLinearLearner
 
             if model.heads:
                 return SparseHeadsLearner(layout, objective, settings, model.heads)
             return SparseLinearLearner(layout, objective, settings)
         if model.kernel == "dense-linear" and not model.heads:
-            from fedbandit.federated.learners.dense_linear import DenseLinearLearner
+            from fedbandit.federated.learners.linear import DenseLinearLearner
 
             return DenseLinearLearner(layout, objective, settings)
     with needing(_needing_torch(model, objective, device, freezing)):
@@ -59,7 +65,7 @@ def make_learner(
 
             return CnnLearner(layout, objective, settings)
         if model.kernel in ("mlp", "sparse-mlp"):
-            from fedbandit.federated.learners.dense import ChosenMlpLearner, DenseLearner
+            from fedbandit.federated.learners.mlp import ChosenMlpLearner, DenseLearner
 
             chosen = DenseLearner if objective.supervised else ChosenMlpLearner
             return chosen(layout, objective, settings)
@@ -88,18 +94,23 @@ def _one_action(objective: Objective) -> bool:
 
 @dataclass(frozen=True)
 class Trainable:
-    """A model that fits some data, and how its parameters lie: what predicts and trains is made from it."""
+    """A model that fits some data, and how its parameters lie: what predicts and trains is made
+    from it.
+    """
 
     model: Model
     layout: Layout
     over_candidates: bool = False
+    described: Mapping[str, Any] = field(default_factory=dict)  # its name and parameters
 
     @classmethod
     def of(cls, described: Mapping[str, Any], data: DataSpec) -> "Trainable":
-        """From a model's name and parameters; what simulations, devices, servers and scoring all use."""
+        """From a model's name and parameters; what simulations, devices, servers and scoring all
+        use.
+        """
         parameters = {key: value for key, value in described.items() if key != "name"}
         model = build_model(described["name"], data, parameters)
-        return cls(model, Layout.of(model.init(0)), data.items is not None)
+        return cls(model, Layout.of(model.init(0)), data.items is not None, described)
 
     def initial(self, seed: int, dtype: np.dtype) -> np.ndarray:
         """The model before anything has been learned, flat."""
@@ -122,7 +133,9 @@ class Trainable:
         device: str = "cpu",
         freezing: Freezing | None = None,
     ) -> Learner:
-        """The fastest learner there is for this model and objective; all give the same updates up to rounding."""
+        """The fastest learner there is for this model and objective; all give the same updates up
+        to rounding.
+        """
         return make_learner(
             self.model, self.layout, objective, settings, device, freezing, self.over_candidates
         )

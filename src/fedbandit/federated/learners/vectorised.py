@@ -1,11 +1,12 @@
-"""The learner for accelerators: all clients of a chunk train at once, one step of everybody's mini-batch at a time.
+"""The learner for accelerators: all clients of a chunk train at once, one step of everybody's
+mini-batch at a time.
 
-The same updates as the thread engine's learners up to rounding. Clients with fewer events sit out the later steps with
-weight 0. Works on any torch device; knows nothing of rounds or policies.
+The same updates as the thread engine's learners up to rounding. Clients with fewer events sit out
+the later steps with weight 0. Works on any torch device; knows nothing of rounds or policies.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,7 +18,12 @@ from fedbandit.core.contexts import Features
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.events import Events
-from fedbandit.federated.learners.base import ClientSettings, Drift, drift_of
+from fedbandit.federated.learners.base import (
+    AutogradLearner,
+    ClientSettings,
+    GradientOffset,
+    offset_of,
+)
 from fedbandit.federated.pipeline import DenseSum, UpdateSum
 from fedbandit.models.base import Freezing, Layout, Model
 from fedbandit.objectives import Objective, Pointwise
@@ -31,7 +37,9 @@ def make_vectorised_learner(
     device: str,
     freezing: Freezing | None = None,
 ) -> "VectorisedLearner":
-    """The learner for a torch device; it needs to know the form of the objective, so only built-in ones will do."""
+    """The learner for a torch device; it needs to know the form of the objective, so only built-in
+    ones will do.
+    """
     if not isinstance(objective, Pointwise):
         raise ConfigError(f"objective.name: on device {device} only the built-in objectives work")
     try:
@@ -40,12 +48,14 @@ def make_vectorised_learner(
         raise ConfigError(
             f"device: {device} cannot be used here: {str(error).splitlines()[0]}"
         ) from None
-    return VectorisedLearner(model, layout, objective, settings, device, freezing)
+    return VectorisedLearner(model, layout, objective, settings, freezing, device=device)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One mini-batch of every client: rows [clients, batch] of the chunk's events, and what multiplies each error."""
+    """One mini-batch of every client: rows [clients, batch] of the chunk's events, and what
+    multiplies each error.
+    """
 
     rows: np.ndarray  # int64; padded with the client's last one
     weights: np.ndarray  # [clients, batch, heads], or 1 for all heads; 0 where there is no event
@@ -75,7 +85,9 @@ def _steps(
 
 @dataclass(frozen=True)
 class _Words:
-    """The words that each client of a chunk has in its contexts, ascending; nobody has any in dense ones."""
+    """The words that each client of a chunk has in its contexts, ascending; nobody has any in dense
+    ones.
+    """
 
     ids: np.ndarray  # int64 [clients, most]; padded with 0
     counts: np.ndarray  # int64 [clients]
@@ -100,39 +112,31 @@ class _Words:
 
 
 @dataclass(frozen=True)
-class VectorisedLearner:
-    """Any model on dense features and the built-in ones on sparse features, by `torch.func.vmap` over clients.
+class VectorisedLearner(AutogradLearner):
+    """Any model on dense features and the built-in ones on sparse features, by `torch.func.vmap`
+    over clients.
 
-    A client's sparse contexts become a small matrix with a column for each of its own words, and its copy of the model
-    has the rows of these words alone.
+    A client's sparse contexts become a small matrix with a column for each of its own words, and
+    its copy of the model has the rows of these words alone.
     """
 
-    model: Model
-    layout: Layout
     objective: Pointwise
-    settings: ClientSettings
-    device: str
-    freezing: Freezing | None = None
-    base: np.ndarray | None = field(default=None, repr=False, compare=False)
+    device: str = "cpu"
     chunk_events: ClassVar[int] = 4096
 
-    def over(self, base: np.ndarray) -> "VectorisedLearner":
-        """The same learner for the trainable part of a whole model."""
-        return replace(self, base=base)
-
     def train(
-        self, weights: np.ndarray, events: Events, clip_norm: float, pull: float = 0.0
+        self, weights: np.ndarray, events: Events, clip_norm: float, proximal: float = 0.0
     ) -> tuple[UpdateSum, np.ndarray]:
         words = _Words.of(events.contexts.shared, events.bounds)
-        deltas = self._deltas(weights, events, words, pull, None)
+        deltas = self._deltas(weights, events, words, proximal, None)
         each = torch.stack(
             [torch.linalg.vector_norm(delta.flatten(1), dim=1) for delta in deltas.values()]
         )
         norms = torch.linalg.vector_norm(each, dim=0)
         finite = torch.isfinite(norms)
         factors = torch.where(finite, (clip_norm / norms.clamp_min(1e-38)).clamp_max(1.0), 0.0)
-        total = torch.zeros(self._trained.size, dtype=norms.dtype, device=self.device)
-        for name, view in self._trained.split(total).items():
+        total = torch.zeros(self.trained.size, dtype=norms.dtype, device=self.device)
+        for name, view in self.trained.split(total).items():
             delta = torch.where(_beside(finite, deltas[name]), deltas[name], 0.0)
             if name in self._by_word:
                 where = (_tensor(words.ids, self.device),)
@@ -142,13 +146,21 @@ class VectorisedLearner:
         return DenseSum(total.cpu().numpy()), norms.cpu().numpy().astype(np.float64)
 
     def updates(
-        self, weights: np.ndarray, events: Events, pull: float = 0.0, drift: Drift | None = None
+        self,
+        weights: np.ndarray,
+        events: Events,
+        proximal: float = 0.0,
+        gradient_offset: GradientOffset | None = None,
     ) -> Iterator[np.ndarray | None]:
         words = _Words.of(events.contexts.shared, events.bounds)
-        drifts = None if drift is None else [drift_of(drift, i) for i in range(events.num_clients)]
+        offsets = (
+            None
+            if gradient_offset is None
+            else [offset_of(gradient_offset, i) for i in range(events.num_clients)]
+        )
         deltas = {
             name: delta.cpu().numpy()
-            for name, delta in self._deltas(weights, events, words, pull, drifts).items()
+            for name, delta in self._deltas(weights, events, words, proximal, offsets).items()
         }
         for client, size in enumerate(np.diff(events.bounds)):
             if not size:
@@ -156,10 +168,12 @@ class VectorisedLearner:
                 continue
             update, count = np.zeros_like(weights), words.counts[client]
             if (
-                drifts is not None and (added := drifts[client]) is not None
+                offsets is not None and (added := offsets[client]) is not None
             ):  # it moves words that the client lacks
-                update += added * added.dtype.type(self.settings.drifted(int(size), pull))
-            for name, view in self._trained.split(update).items():
+                update += added * added.dtype.type(
+                    self.settings.moved_by_offset(int(size), proximal)
+                )
+            for name, view in self.trained.split(update).items():
                 if name in self._by_word:
                     view[words.ids[client, :count]] = deltas[name][client, :count]
                 else:
@@ -171,24 +185,24 @@ class VectorisedLearner:
         weights: np.ndarray,
         events: Events,
         words: _Words,
-        pull: float,
-        drifts: list[np.ndarray | None] | None,
+        proximal: float,
+        offsets: list[np.ndarray | None] | None,
     ) -> dict[str, Tensor]:
-        """Every client's update of each parameter [clients, ...]; of words, that of its own [clients, most, units]."""
-        whole = weights if self.freezing is None else self.freezing.join(weights, self.base)
-        start = self._reached(
-            self.layout.split(_tensor(whole, self.device)), _tensor(words.ids, self.device)
-        )
+        """Every client's update of each parameter [clients, ...]; of words, that of its own
+        [clients, most, units].
+        """
+        whole = self.layout.split(_tensor(self.whole(weights), self.device))
+        start = self._reached(whole, _tensor(words.ids, self.device))
         local = {
             name: (
                 start[name]
                 if name in self._by_word
                 else start[name].expand(events.num_clients, *shape)
             ).clone()
-            for name, shape in self._trained.shapes
+            for name, shape in self.trained.shapes
         }
         fixed = {name: own for name, own in start.items() if name not in local}
-        added = None if drifts is None else self._drifts(drifts, words, weights)
+        added = None if offsets is None else self._offsets(offsets, words, weights)
         x = self._features(events.contexts.shared, words, weights.dtype)
         actions = _tensor(events.actions, self.device)
         rewards = events.targets if self.objective.supervised else events.rewards[:, None]
@@ -196,15 +210,17 @@ class VectorisedLearner:
         axes = {
             name: 0 if name in self._by_word else None for name in fixed
         }  # the others are the same for all clients
-        gradient = torch.func.vmap(torch.func.grad(self._loss), in_dims=(0, axes, 0, 0, 0, 0))
+        gradient = torch.func.vmap(
+            torch.func.grad(self._client_loss), in_dims=(0, axes, 0, 0, 0, 0)
+        )
         for step in _steps(events, self.objective, self.settings, targets.shape[1]):
             rows, active = _tensor(step.rows, self.device), _tensor(step.active, self.device)
             factors = _tensor(step.weights, self.device, weights.dtype)
             moves = gradient(local, fixed, x[rows], actions[rows], targets[rows], factors)
             for name, own in local.items():
                 move = moves[name]
-                if pull:
-                    move = move + pull * (own - start[name])
+                if proximal:
+                    move = move + proximal * (own - start[name])
                 if added is not None:
                     move = move + added[name]
                 own.sub_(
@@ -212,7 +228,7 @@ class VectorisedLearner:
                 )
         return {name: own - start[name] for name, own in local.items()}
 
-    def _loss(
+    def _client_loss(
         self,
         trained: dict[str, Tensor],
         fixed: dict[str, Tensor],
@@ -233,10 +249,6 @@ class VectorisedLearner:
         else:
             losses = (scores - targets) ** 2 / 2
         return (weights[:, :, None] * losses).sum()
-
-    @cached_property
-    def _trained(self) -> Layout:
-        return self.layout if self.freezing is None else self.freezing.trainable
 
     @cached_property
     def _by_word(self) -> tuple[str, ...]:
@@ -263,18 +275,20 @@ class VectorisedLearner:
             where, values, accumulate=True
         )
 
-    def _drifts(
-        self, drifts: list[np.ndarray | None], words: _Words, like: np.ndarray
+    def _offsets(
+        self, offsets: list[np.ndarray | None], words: _Words, like: np.ndarray
     ) -> dict[str, Tensor]:
         """What is added to the gradients of each parameter: [clients, ...]."""
         none = np.zeros_like(like)
         each = [
-            self._reached(self._trained.split(none if drift is None else drift), ids)
-            for drift, ids in zip(drifts, words.ids, strict=True)
+            self._reached(
+                self.trained.split(none if gradient_offset is None else gradient_offset), ids
+            )
+            for gradient_offset, ids in zip(offsets, words.ids, strict=True)
         ]
         return {
             name: _tensor(np.stack([own[name] for own in each]), self.device)
-            for name, _ in self._trained.shapes
+            for name, _ in self.trained.shapes
         }
 
 

@@ -2,8 +2,48 @@
 "use strict";
 const MOST_CHOSEN = 8, PAGE = 100; // curves that can be told apart; rows that are drawn at once
 const charts = {}, rows = new Map(), chosen = new Set();
-const view = { now: null, search: "", state: null, by: "name", down: false, shown: PAGE };
+const view = { now: null, search: "", state: null, by: "name", down: false, shown: PAGE, columns: null };
+const COLUMNS = 8; // of parameters, until others are chosen
 const $ = (id) => document.getElementById(id);
+
+// What is looked at stands in the address, so that it can be bookmarked and sent.
+function readAddress() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  asked.getAll("run").slice(0, MOST_CHOSEN).forEach((name) => chosen.add(name));
+  view.search = asked.get("search") || "";
+  view.state = asked.get("state");
+  view.columns = asked.has("columns") ? asked.get("columns").split(",").filter(Boolean) : null;
+  $("search").value = view.search;
+}
+
+function writeAddress() {
+  const said = new URLSearchParams([...chosen].map((name) => ["run", name]));
+  if (view.search) said.set("search", view.search);
+  if (view.state) said.set("state", view.state);
+  if (view.columns) said.set("columns", view.columns.join(","));
+  const text = said.toString();
+  if (text !== location.hash.slice(1)) history.replaceState(null, "", text ? `#${text}` : location.pathname);
+}
+
+const shownParameters = () => view.columns || view.now.parameters.slice(0, COLUMNS);
+
+function showChooser() {
+  const key = JSON.stringify([view.now.parameters, view.columns]);
+  if (key === view.chooser) return;
+  view.chooser = key;
+  $("columns").hidden = !view.now.parameters.length;
+  $("columns-boxes").replaceChildren(...view.now.parameters.map((name) => {
+    const label = htmlElement("label", {}), box = htmlElement("input", { type: "checkbox", checked: shownParameters().includes(name) }, label);
+    label.append(` ${name} `);
+    box.addEventListener("change", () => {
+      const wanted = new Set(shownParameters());
+      if (!wanted.delete(name)) wanted.add(name);
+      view.columns = view.now.parameters.filter((one) => wanted.has(one));
+      showTable();
+    });
+    return label;
+  }));
+}
 
 function duration(seconds) {
   if (seconds === null) return "";
@@ -18,14 +58,16 @@ const breakable = (text) => text.replace(/([._])/g, "$1\u200b"); // a long name 
 // The columns: what the head says, what a cell shows, what it is sorted by.
 function columns() {
   const fixed = [
-    { key: "name", head: "run", value: (run) => run.name },
+    { key: "name", head: "run", value: (run) => run.title },
     { key: "status", head: "state", value: (run) => run.status },
     { key: "rounds", head: "rounds", value: (run) => run.rounds / run.of },
     { key: "left", head: "time left", value: (run) => run.seconds_left, text: (run) => duration(run.seconds_left) },
     { key: "reward", head: "reward", value: (run) => run.reward, text: (run) => shortNumber(run.reward) },
     { key: "running", head: "running average", value: (run) => run.running_reward, text: (run) => shortNumber(run.running_reward) },
   ];
-  return fixed.concat(view.now.parameters.map((key, i) => ({ key, head: key, value: (run) => run.values[i], text: (run) => said(run.values[i]) })));
+  const place = (key) => view.now.parameters.indexOf(key);
+  const shown = shownParameters().filter((key) => place(key) >= 0);
+  return fixed.concat(shown.map((key) => ({ key, head: key, value: (run) => run.values[place(key)], text: (run) => said(run.values[place(key)]) })));
 }
 
 function cell(row, head, text, className) {
@@ -41,20 +83,21 @@ function runRow(run) {
   const label = htmlElement("label", {}, name);
   const box = htmlElement("input", { type: "checkbox", checked: chosen.has(run.name) }, label);
   box.addEventListener("change", () => choose(run.name, box));
-  label.append(` ${run.name}`);
+  label.append(` ${run.title}`);
+  label.title = run.name;
   if (run.error) htmlElement("div", { className: "error", textContent: run.error }, name);
   htmlElement("span", { className: `status ${run.status}`, textContent: run.status }, cell(row, "state", " ", "name"));
   const rounds = cell(row, "rounds", " ", "number name"), inside = htmlElement("span", {}, rounds);
   const bar = htmlElement("progress", { value: run.rounds, max: run.of, className: "wide" }, inside);
   bar.setAttribute("aria-label", `${run.rounds} of ${run.of} rounds`);
   inside.append(` ${run.rounds} / ${run.of}`);
-  for (const column of columns().slice(3)) cell(row, column.head, column.text(run), column.key === "left" ? "number name" : "number wrap");
+  for (const column of columns().slice(3)) cell(row, column.head, column.text(run), typeof column.value(run) === "number" ? "number name" : "number wrap");
   return row;
 }
 
 // A row is made again only when what it shows has changed, so that a choice keeps the focus.
 function rowOf(run) {
-  const key = JSON.stringify([run, view.now.parameters, chosen.has(run.name)]);
+  const key = JSON.stringify([run, shownParameters(), chosen.has(run.name)]);
   const known = rows.get(run.name);
   if (known && known.key === key) return known.row;
   const row = runRow(run);
@@ -80,7 +123,7 @@ function compare(a, b) {
 
 function wanted() {
   const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
-  const text = (run) => [run.name, run.status, run.configuration, ...run.values.map((value, i) => value === null ? "" : `${view.now.parameters[i]}=${said(value)}`)].join(" ").toLowerCase();
+  const text = (run) => [run.name, run.title, run.status, run.configuration, ...run.values.map((value, i) => value === null ? "" : `${view.now.parameters[i]}=${said(value)}`)].join(" ").toLowerCase();
   const column = columns().find((one) => one.key === view.by) || columns()[0];
   return view.now.runs.filter((run) => (view.state === null || run.status === view.state) && (!words.length || words.every((word) => text(run).includes(word))))
     .sort((a, b) => compare(column.value(a), column.value(b)));
@@ -113,7 +156,7 @@ function showStates() {
   const key = JSON.stringify([[...counts], view.state]);
   if (key === view.states) return;
   view.states = key;
-  $("states").replaceChildren(...["running", "finished", "stopped", "failed"].filter((state) => counts.has(state) || state === view.state).map((state) => {
+  $("states").replaceChildren(...["running", "finished", "stopped", "eliminated", "failed"].filter((state) => counts.has(state) || state === view.state).map((state) => {
     const button = htmlElement("button", { type: "button", textContent: `${state} ${counts.get(state) || 0}` });
     button.setAttribute("aria-pressed", String(view.state === state));
     button.addEventListener("click", () => { view.state = view.state === state ? null : state; showTable(); });
@@ -122,6 +165,8 @@ function showStates() {
 }
 
 function showTable() {
+  writeAddress();
+  showChooser();
   showHeads();
   showStates();
   const found = wanted(), drawn = found.slice(0, view.shown).map(rowOf), body = $("runs");
@@ -152,7 +197,7 @@ function showChosen(comparison) {
 function show(now) {
   view.now = now;
   const count = (status) => now.runs.filter((run) => run.status === status).length;
-  const parts = ["running", "finished", "stopped", "failed"].map((status) => [count(status), status]).filter(([n]) => n);
+  const parts = ["running", "finished", "stopped", "eliminated", "failed"].map((status) => [count(status), status]).filter(([n]) => n);
   const text = now.runs.length ? parts.map(([n, status]) => `${n} ${status}`).join(", ") : "no runs here yet";
   const left = now.runs.map((run) => run.seconds_left).filter((seconds) => seconds !== null);
   $("state").textContent = `${now.folder}: ${text}${left.length ? `; those that run take about ${duration(Math.max(...left))} more` : ""}`;
@@ -192,4 +237,5 @@ $("search").addEventListener("input", (event) => { view.search = event.target.va
 $("order").addEventListener("change", (event) => sortBy(event.target.value));
 $("more").addEventListener("click", () => { view.shown += PAGE; showTable(); });
 $("forget").addEventListener("click", () => { chosen.clear(); if (view.now) showTable(); look(); });
+readAddress();
 follow();

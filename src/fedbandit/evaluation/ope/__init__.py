@@ -1,1 +1,0 @@
-"""Off-policy evaluation from sums that clients return; `fedbandit.ope` is its public name."""

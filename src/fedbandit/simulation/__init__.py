@@ -1,1 +1,0 @@
-"""Simulations: pre-training, then rounds of bandit feedback, from Python."""
