@@ -78,6 +78,20 @@ def test_decisions_in_json(tmp_path, context, match):
     refused(match, *dsjson(tmp_path / "log.dsjson", context))
 
 
+def test_a_folder_of_leaf(tmp_path):
+    """Brackets alone, in the place of the lists of users and in that of a user's images."""
+    (tmp_path / "train").mkdir()
+    path = tmp_path / "train" / "all_data_0.json"
+    asked = ("leaf", tmp_path, "-o", tmp_path / "out")
+    path.write_text("[" * 50_000_000)
+    refused("all_data_0.json: not JSON of data: nested deeper than 200", *asked)
+    users = '{"users": ["f0"], "num_samples": [1], "user_data": {"f0": {"x": '
+    path.write_text(users + "[" * 50_000_000)
+    refused("all_data_0.json: not JSON of data: nested deeper than 200", *asked)
+    path.write_text(users + "[" + "[]," * 20_000_000)
+    refused("all_data_0.json: one value has more than 100 MB in memory", *asked)
+
+
 def test_counts_of_tags(tmp_path):
     """The word and tag counts are small files; a huge line or a deep value is none of them."""
     path = write_sqlite(tmp_path / "stackoverflow.sqlite", emnist_rows())

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.ragged import Ragged
 from fedbandit.data.checksums import cache_folder
-from fedbandit.data.dataset import FederatedDataset
+from fedbandit.data.dataset import Catalogue, FederatedDataset, Header, Log, Split
+from fedbandit.data.encoder import Column, Encoder
+from fedbandit.data.writer import DatasetWriter
 
 EMBEDDED = {
     "catalogue": 1,
@@ -18,7 +21,15 @@ EMBEDDED = {
 }  # name -> version; a new version when what it generates changes
 __all__ = [
     "EMBEDDED",
+    "Catalogue",
+    "Column",
+    "DatasetWriter",
+    "Encoder",
     "FederatedDataset",
+    "Header",
+    "Log",
+    "Ragged",
+    "Split",
     "cache_folder",
     "import_frame",
     "import_log",

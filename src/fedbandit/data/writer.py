@@ -5,7 +5,6 @@ One process writes a folder at a time, and a folder is either whole or not there
 its place, as `.NAME.partial`, and renamed in the end.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,8 @@ def claim(path: Path, flags: int, out: Path) -> int:
     """Open `path`, locked: a descriptor to close in the end. While it is open, other imports of
     `out` are refused.
     """
+    import fcntl  # a device, which may have none, writes no data sets
+
     lock = os.open(path, flags, 0o666)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
