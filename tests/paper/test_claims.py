@@ -185,3 +185,9 @@ def test_no_sentence_is_judged_that_is_no_claim():
         if sentence.words.startswith("nearly identical")
     }
     assert identical == {("fig2b", "softmax"), ("fig2b", "epsilon-greedy")}
+
+
+@pytest.mark.parametrize("family", ["so", "emnist"])
+def test_what_is_said_of_tuned_optimisers_is_not_judged_at_other_rates(family):
+    said = figure("ablation-server-optimizer", family).sentences
+    assert all(one.about_tuning for one in said)
