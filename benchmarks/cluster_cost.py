@@ -5,6 +5,7 @@
 
 import argparse
 import time
+import timeit
 from dataclasses import dataclass, replace
 
 
@@ -92,6 +93,20 @@ def measure(source: str, model: str, clients: int, seed: int = 0) -> WorkMeasure
     )
 
 
+def sampling_seconds(population: int, clients: int) -> dict[str, float]:
+    """Seconds that it takes to draw a cohort of `clients`, by kind of sampling; the best of three."""
+    from fedbandit.federated.cohorts import FixedCohorts, PoissonCohorts
+
+    kinds = {
+        "fixed": FixedCohorts(range(population), clients, 0),
+        "poisson": PoissonCohorts(range(population), clients / population, 0),
+    }
+    return {
+        kind: min(timeit.repeat(lambda drawn=cohorts: drawn.draw(1), number=1, repeat=3))
+        for kind, cohorts in kinds.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster_cost", description=__doc__)
     parser.add_argument("--source", default="topics", help="data set to measure with")
@@ -112,7 +127,14 @@ def main() -> None:
     parser.add_argument(
         "--gigabits", type=float, default=10.0, help="of the driver's link, per second"
     )
+    parser.add_argument(
+        "--population", type=int, help="time the sampling of 10,000 clients out of so many instead"
+    )
     chosen = parser.parse_args()
+    if chosen.population is not None:
+        for kind, seconds in sampling_seconds(chosen.population, 10_000).items():
+            print(f"{kind:<8} {1e3 * seconds:8.3g} ms")
+        return
     found = measure(chosen.source, chosen.model, chosen.measure_clients)
     print(
         f"measured on one core: {1e3 * found.seconds_per_client:.3g} ms per client,"

@@ -2,18 +2,26 @@
 
 import doctest
 import inspect
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 import fedbandit
 
+ROOT = Path(__file__).parent.parent
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
-PACKAGES = ["environments", "models", "objectives", "ope", "policies", "privacy"]
+PACKAGES = list(fedbandit._PACKAGES)
 MODULES = ["data.importers.columns", "data.text", "results.differences", "studies.search"]
-EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), "environments", "ope", "privacy"]
+MODULE_EXAMPLES = ["environments", "ope", "privacy", "theory"]
+EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), *MODULE_EXAMPLES]
+REFERENCE = "\n".join(
+    page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md")
+)
+PUBLIC = set(re.findall(r"^::: (fedbandit[\w.]*)$", REFERENCE, re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -50,6 +58,53 @@ def test_packages_list_what_they_offer_and_explain_it(name):
         thing = getattr(package, one)
         if inspect.isclass(thing) or inspect.isfunction(thing):
             assert inspect.getdoc(thing), f"fedbandit.{name}.{one} has no docstring"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_in_the_reference(name):
+    assert f"fedbandit.{name}" in PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_name_in_the_reference_exists(name):
+    assert _found(name) is not None
+
+
+# The two pages that are about packages from the inside name private ones, and say so.
+INSIDE = ("architecture.md", "from-0.2-to-0.3.md")
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.py")]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name not in INSIDE],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_pages_and_examples_name_public_modules_alone(page):
+    text = page.read_text(encoding="utf-8")
+    imported = re.findall(r"^\s*from (fedbandit(?:\.\w+)*) import ", text, re.MULTILINE)
+    named = re.findall(r"\bfedbandit\.\w+\.\w+(?:\.\w+)*", text)
+    private = [name for name in [*imported, *named] if not _is_public(name)]
+    assert private == []
+
+
+def _is_public(name: str) -> bool:
+    """Whether the reference has it, or something in it, or the module that it is a member of."""
+    listed = name in PUBLIC or any(one.startswith(f"{name}.") for one in PUBLIC)
+    if listed or name == "fedbandit":
+        return True
+    found = _found(name)
+    inside = found is not None and not inspect.ismodule(found)
+    return inside and name.rpartition(".")[0] in PUBLIC
+
+
+def _found(name: str) -> object:
+    """The module, or the member of one, of that name; None where there is none."""
+    module, _, member = name.rpartition(".")
+    try:
+        return import_module(name)
+    except ModuleNotFoundError:
+        return getattr(_found(module), member, None) if module else None
 
 
 def test_unknown_names_are_attribute_errors_and_dir_lists_the_known():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from users import User
 
-from fedbandit.core.errors import DataError
+from fedbandit import DataError
 from fedbandit.deploy import Agent, Retention
 
 

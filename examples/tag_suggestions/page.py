@@ -4,7 +4,7 @@ from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from fedbandit.core.errors import DataError
+from fedbandit import DataError
 from fedbandit.deploy.server.status import in_lines, read_status
 
 _STYLE = (

@@ -8,6 +8,7 @@ python examples/tag_suggestions/run.py
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,8 +18,6 @@ from pathlib import Path
 
 from page import make_page
 from users import TAGS, VOCABULARY
-
-from fedbandit.deploy.flower.processes import ended_by_signals, free_port, uninterrupted
 
 HERE = Path(__file__).parent
 TOML = """rounds = {rounds}
@@ -85,6 +84,13 @@ class Children:
                 child.wait()
 
 
+def free_port() -> int:
+    """A port that nothing listens on at this moment."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -100,34 +106,36 @@ def main() -> None:
     print(f"open http://127.0.0.1:{page.server_address[1]} and press Ctrl-C to end", flush=True)
     deploy, port = (sys.executable, "-m", "fedbandit", "deploy"), free_port()
     children = Children(chosen.out)
-    with ended_by_signals():
-        try:
-            server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)
-            for number in range(chosen.devices):
-                folder = chosen.out / f"device-{number}"
-                children.start(
-                    f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number
-                )
-                joins = (
-                    "client",
-                    folder,
-                    "--create",
-                    "--server",
-                    f"127.0.0.1:{port}",
-                    "--insecure",
-                )
-                children.start(f"node-{number}", *deploy, *joins)
-            while server.poll() is None:
-                time.sleep(0.5)
-            log = chosen.out / "server.log"
-            print(f"the server has ended with code {server.returncode}; see {log}")
-        except KeyboardInterrupt:
-            print("ending", flush=True)
-        finally:
-            with uninterrupted():  # a second signal must not leave processes behind
-                children.end()
-                page.shutdown()
-                page.server_close()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # they end it as Ctrl-C does
+        signal.signal(number, signal.default_int_handler)
+    try:
+        server = children.start("server", *deploy, "server", toml, "--insecure", "--port", port)
+        for number in range(chosen.devices):
+            folder = chosen.out / f"device-{number}"
+            children.start(
+                f"app-{number}", sys.executable, HERE / "device.py", folder, "--user", number
+            )
+            joins = (
+                "client",
+                folder,
+                "--create",
+                "--server",
+                f"127.0.0.1:{port}",
+                "--insecure",
+            )
+            children.start(f"node-{number}", *deploy, *joins)
+        while server.poll() is None:
+            time.sleep(0.5)
+        log = chosen.out / "server.log"
+        print(f"the server has ended with code {server.returncode}; see {log}")
+    except KeyboardInterrupt:
+        print("ending", flush=True)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a second one must not leave any behind
+        children.end()
+        page.shutdown()
+        page.server_close()
     print(f"stopped; run the same command again to resume from {chosen.out}", flush=True)
 
 

@@ -26,30 +26,50 @@ _HOMES = {
     "Agent": "fedbandit.deploy",
     "Model": "fedbandit.models",
     "DataSpec": "fedbandit.models",
+    "trusting": "fedbandit.core.parts",
+    "FedbanditError": "fedbandit.core.errors",
+    "ConfigError": "fedbandit.core.errors",
+    "DataError": "fedbandit.core.errors",
 }
 _PACKAGES = (
+    "acting",
     "algorithms",
     "compression",
+    "data",
+    "deploy",
+    "engines",
     "environments",
     "models",
     "objectives",
     "ope",
     "policies",
     "privacy",
+    "results",
+    "theory",
 )
 __all__ = [*_HOMES, *_PACKAGES, "__version__"]
 
 if TYPE_CHECKING:
+    from fedbandit import acting as acting
     from fedbandit import algorithms as algorithms
     from fedbandit import compression as compression
+    from fedbandit import data as data
+    from fedbandit import deploy as deploy
+    from fedbandit import engines as engines
     from fedbandit import environments as environments
     from fedbandit import models as models
     from fedbandit import objectives as objectives
     from fedbandit import ope as ope
     from fedbandit import policies as policies
     from fedbandit import privacy as privacy
+    from fedbandit import results as results
     from fedbandit import simulation as _simulation
+    from fedbandit import theory as theory
     from fedbandit.config import Config as Config
+    from fedbandit.core.errors import ConfigError as ConfigError
+    from fedbandit.core.errors import DataError as DataError
+    from fedbandit.core.errors import FedbanditError as FedbanditError
+    from fedbandit.core.parts import trusting as trusting
     from fedbandit.data import FederatedDataset as FederatedDataset
     from fedbandit.data import import_frame as import_frame
     from fedbandit.data import import_log as import_log

@@ -6,7 +6,7 @@ from math import log, sqrt
 import numpy as np
 import pytest
 
-from fedbandit.evaluation.theory import (
+from fedbandit.theory import (
     Setting,
     centralised_regret,
     epsilon_greedy_per_event,

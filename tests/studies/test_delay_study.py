@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from fedbandit.evaluation.theory import (
+from fedbandit.studies.regret import ACTIONS, DelayStudy, draw, run_study
+from fedbandit.theory import (
     Setting,
     centralised_regret,
     epsilon_greedy_per_event,
     falcon_per_event,
     federated_regret,
 )
-from fedbandit.studies.regret import ACTIONS, DelayStudy, draw, run_study
 
 STUDY = DelayStudy(
     rounds=6,

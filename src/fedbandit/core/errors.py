@@ -9,7 +9,16 @@ from contextlib import contextmanager
 
 
 class FedbanditError(Exception):
-    """Something the user can fix: bad input, a bad configuration, a damaged file. Exit code 2."""
+    """Something the user can fix: bad input, a bad configuration, a damaged file. Exit code 2.
+
+    Examples:
+        >>> from fedbandit import open_dataset
+        >>> try:
+        ...     open_dataset("no-such-folder")
+        ... except FedbanditError as error:
+        ...     print(type(error).__name__)
+        DataError
+    """
 
     exit_code = 2
 
@@ -19,12 +28,29 @@ class FedbanditError(Exception):
 
 
 class ConfigError(FedbanditError):
-    """A configuration that cannot be run; the message starts with the path of the offending key."""
+    """A configuration that cannot be run; the message starts with the path of the offending key.
+
+    Examples:
+        >>> from fedbandit import Config
+        >>> try:
+        ...     Config.build({"rounds": 0})
+        ... except ConfigError as error:
+        ...     print(error)
+        rounds: should be greater than or equal to 1, not 0
+    """
 
 
 class DataError(FedbanditError):
     """Data that cannot be read or does not fit; the message names the file, and the client and row
     where known.
+
+    Examples:
+        >>> from fedbandit import Results
+        >>> try:
+        ...     Results.open("no-such-folder")
+        ... except DataError as error:
+        ...     print(error)
+        no-such-folder: no such folder
     """
 
 

@@ -29,9 +29,10 @@ def trusting(*names: str) -> Iterator[None]:
     """Let files from elsewhere name this code within the block: `module:Name`, or a whole `module`.
 
     Examples:
+        >>> from fedbandit.core.parts import require_trust
         >>> with trusting("my_models:TwoTower"):
         ...     require_trust(["linear", "my_models:TwoTower"], "model.safetensors")
-        >>> require_trust(["my_models:TwoTower"], "model.safetensors")
+        >>> require_trust(["my_models:TwoTower"], "model.safetensors")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         fedbandit.core.errors.DataError: model.safetensors: names 'my_models:TwoTower', ...
     """

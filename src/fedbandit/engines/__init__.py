@@ -2,6 +2,7 @@
 place differs.
 """
 
+from fedbandit.engines.ray import RayEngine
 from fedbandit.engines.threads import ThreadEngine
 
-__all__ = ["ThreadEngine"]
+__all__ = ["RayEngine", "ThreadEngine"]

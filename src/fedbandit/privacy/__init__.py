@@ -12,7 +12,13 @@ Examples:
 from fedbandit.federated.pipeline import AdaptiveClipping, FixedClipping
 from fedbandit.privacy.accounting import Ledger, epsilon_of, least_noise, plan_epsilon
 from fedbandit.privacy.plan import PrivacyPlan
-from fedbandit.privacy.reporting import assumptions, composed_epsilon, extrapolated, verdict
+from fedbandit.privacy.reporting import (
+    assumptions,
+    composed_epsilon,
+    extrapolated,
+    known_cohorts,
+    verdict,
+)
 from fedbandit.privacy.strategies import Banded, Blt, Independent, Restarted, Strategy, Tree
 
 __all__ = [
@@ -30,6 +36,7 @@ __all__ = [
     "composed_epsilon",
     "epsilon_of",
     "extrapolated",
+    "known_cohorts",
     "least_noise",
     "plan_epsilon",
     "verdict",

@@ -2,7 +2,8 @@
 runs are made.
 """
 
+from fedbandit.evaluation.metrics import Recovery, recoveries
 from fedbandit.results.reading import RunRecord
 from fedbandit.results.results import Results, ResultsSummary
 
-__all__ = ["Results", "ResultsSummary", "RunRecord"]
+__all__ = ["Recovery", "Results", "ResultsSummary", "RunRecord", "recoveries"]

@@ -26,15 +26,6 @@ from fedbandit.data.embedded.realizable import RealizableEnvironment, features_o
 from fedbandit.engines import ThreadEngine
 from fedbandit.environments import Scenario
 from fedbandit.evaluation.metrics import Regret, best_value, expected_rewards, policy_value
-from fedbandit.evaluation.theory import (
-    Setting,
-    centralised_regret,
-    epsilon_greedy_per_event,
-    falcon_per_event,
-    federated_regret,
-    is_vacuous,
-    longest_useful_period,
-)
 from fedbandit.federated.cohorts import FixedCohorts
 from fedbandit.federated.learners.base import ClientSettings
 from fedbandit.federated.pipeline import AdaptiveClipping
@@ -47,6 +38,15 @@ from fedbandit.policies import Greedy, Policy, rule_at
 from fedbandit.results.differences import text_table
 from fedbandit.results.plots import COLOURS, OTHER_COLOURS, empty_figure, save_picture
 from fedbandit.simulation import RoundEvents, simulate
+from fedbandit.theory import (
+    Setting,
+    centralised_regret,
+    epsilon_greedy_per_event,
+    falcon_per_event,
+    federated_regret,
+    is_vacuous,
+    longest_useful_period,
+)
 
 
 def estimated_regret(

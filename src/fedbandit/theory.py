@@ -4,6 +4,13 @@ ln|F| is an input.
 So the bounds say how regret grows with delay, actions and samples. Compare shapes; a measurement
 that lies below one of these numbers proves nothing, since the dropped constants could move it
 anywhere.
+
+Examples:
+    >>> setting = Setting(actions=50, epsilon=0.05, log_class=100.0)
+    >>> round(falcon_per_event(setting, samples=100_000, periods=20), 3)
+    0.051
+    >>> is_vacuous(federated_regret(setting, 1_000_000, 20), 1_000_000, 20)
+    False
 """
 
 from dataclasses import dataclass
@@ -11,13 +18,24 @@ from math import log, sqrt
 
 import numpy as np
 
+__all__ = [
+    "Setting",
+    "centralised_regret",
+    "epsilon_greedy_per_event",
+    "falcon_per_event",
+    "federated_regret",
+    "inverse_roots",
+    "is_vacuous",
+    "longest_useful_period",
+]
+
 _EXACT_TERMS = 1_000_000  # sums up to here are added up; beyond, the Euler-Maclaurin formula is exact to rounding
 _ZETA_HALF = -1.4603545088095868  # Riemann's zeta function at 1/2
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the bounds depend on.
+    """Problem constants that the bounds depend on.
 
     actions: K, a count. epsilon: the exploration rate, a probability. log_class: ln|F|, in nats.
     delta: with which probability the bound may fail. optimization_error: ε_fed or ε_opt, how far
