@@ -1,6 +1,7 @@
 """`evaluate`, `train-offline`, `tune`, `theory`, `regret` and `drift`, as a user types them."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -387,12 +388,32 @@ def test_engines_are_closed_whatever_happens(tmp_path, monkeypatch):
     assert {id(engine) for engine in made} <= {id(engine) for engine in closed}
 
 
+def test_tune_and_theory_show_how_far_they_are(tmp_path):
+    """Both were silent for half a minute."""
+    grid = ("--server", "0.01,0.05", "--client", "0.5", "--explore", "0.1", "--no-check")
+    commands = {
+        "training from the log": (
+            *("tune", "so-scratch-epsilon-greedy", *grid, *_small_words(), "-o", tmp_path / "a"),
+        ),
+        "theory": ("theory", "--rounds=4", "--every=2", "--seeds=1", "-o", tmp_path / "a.svg"),
+    }
+    for said, words in commands.items():
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == 0, result.output
+        assert re.search(rf"^{said} +\d+%$", result.stderr, re.M), result.stderr
+        assert f"{said}  took" in result.stderr
+        quiet = CliRunner().invoke(app, [*(str(word) for word in words), "-q"])
+        assert quiet.stderr == ""
+
+
 def test_theory_and_drift_draw(tmp_path):
     said = _run(
         "theory", "--rounds", "6", "--every", "2,6", "--seeds", "1", "-o", tmp_path / "theory.png"
     )
     for words in ("ε-greedy", "FALCON", "eq. 9", "compare shapes"):
         assert words in said
+    heads = ["every", "periods", "policy", "regret", "±", "sd", "last", "ε_fed", "bound"]
+    assert said.splitlines()[0].split()[:9] == heads
     assert max(map(len, said.splitlines()[:-1])) <= 80  # the last one names files
     assert (tmp_path / "theory.csv").read_text().count("\n") == 1 + 2 * 3
     assert (tmp_path / "theory.png").read_bytes().startswith(b"\x89PNG")

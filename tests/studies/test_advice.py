@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedbandit.cli.app import program
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.data import open_dataset
+from fedbandit.data.embedded import catalogue, gallery
 from fedbandit.engines import ThreadEngine
 from fedbandit.report.advice import advice_of, recommended, write_advice
 from fedbandit.runs.local_runner import LocalRunner
@@ -164,6 +166,36 @@ def test_the_first_paragraph_says_why_no_rule_is_called_better(
     assert f"It is not called better than {reason}" in lead
 
 
+def test_the_answer_on_exploration_does_not_contradict_the_doubts(dataset, tiny_text, tmp_path):
+    """It said "Yes: softmax against greedy" with every rate on an edge and ranks reversed."""
+    edges = {name: replace(one, on_edge=("server.learning_rate",)) for name, one in CHOICES.items()}
+    turned = {**CHOICES, "greedy": replace(CHOICES["greedy"], reward=0.7)}
+    for choices, reason in ((edges, "lies on the edge of its grid"), (turned, "ranked the two")):
+        text = _said(_contest(dataset, tiny_text, choices=choices), tmp_path)
+        [answer] = [line for line in text.splitlines() if "Is exploration worth it" in line]
+        assert "Yes" not in answer
+        assert "Cannot be said" in answer
+        assert reason in answer
+    noisy = {**FAR, "greedy": _curves(0.40, 0.58, 0.42, 0.58, 0.41)}
+    alone = noisy["softmax"].minus(noisy["greedy"])
+    assert alone.told_apart  # by an interval of one comparison, not of all that were looked at
+    text = _said(_contest(dataset, tiny_text, curves=noisy), tmp_path)
+    assert "Cannot be told: softmax and greedy" in text
+
+
+def test_intervals_hold_for_all_pairs_since_the_winner_is_found_afterwards(dataset, tiny_text):
+    held = _contest(dataset, tiny_text)
+    near = {**FAR, "greedy": _curves(0.62, 0.60, 0.61, 0.60, 0.60)}
+    for one in (held, replace(held, curves=near)):
+        gaps = [o.difference for o in judge(one).found.outcomes if o.difference is not None]
+        assert len(gaps) == 5
+        assert {gap.comparisons for gap in gaps} == {15}
+    [ahead] = [o for o in judge(replace(held, curves=near)).found.outcomes
+               if o.configuration == "softmax"]  # fmt: skip
+    assert ahead.difference.mean > 0
+    assert ahead.difference.low < ahead.difference.mean < ahead.difference.high
+
+
 def test_the_simpler_of_two_that_are_alike_is_recommended(dataset, tiny_text, tmp_path):
     near = {**FAR, "greedy": _curves(0.62, 0.60, 0.61, 0.60, 0.60)}
     held = _contest(dataset, tiny_text, curves=near)
@@ -260,6 +292,32 @@ def test_what_needs_no_model_earns_what_a_simulation_of_it_earns(dataset, tiny_t
     assert found["random"] == pytest.approx(float(earned["running_reward"][-1]), abs=0.03)
     assert max(found.values()) >= found["random"]
     assert visits_per_example(config, experiment) > 20
+
+
+@pytest.mark.parametrize("kind", [catalogue, gallery])
+def test_over_candidates_a_random_one_of_those_shown_is_what_a_model_has_to_beat(kind, tmp_path):
+    """It ended in a ValueError after the whole budget was spent."""
+    source = str(kind.generate(tmp_path / "data", users=60, shown=5))
+    dataset = open_dataset(source)
+    config = contenders(dataset, source, "scratch")[0]["greedy"].with_values(
+        {"rounds": 40, "training": False, "policy.name": "uniform"}
+    )
+    found = without_a_model(build_experiment(config, dataset))
+    assert set(found) == {"random"}
+    with closing(ThreadEngine(1)) as engine:
+        earned = simulate(config, dataset, engine=engine).collect()
+    assert found["random"] == pytest.approx(float(earned["running_reward"][-1]), abs=0.03)
+
+
+@pytest.mark.slow
+def test_advice_over_candidates_is_written(tmp_path):
+    source = str(gallery.generate(tmp_path / "data", users=60, shown=5))
+    out = tmp_path / "advice"
+    _plan_in(out)
+    held = run_contest(source, 1.0, out, runner=LocalRunner(1), say=lambda text: None)
+    text = str(write_advice(held, out))
+    assert "| random |" in text
+    assert "always" not in text
 
 
 def test_what_is_recommended_can_be_run_from_anywhere(dataset, tiny_text, tmp_path, monkeypatch):

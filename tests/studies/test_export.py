@@ -1,6 +1,8 @@
 """From a run to an app: the scores of the run, of an Agent and of onnxruntime are the same."""
 
 import json
+import os
+import signal
 import sys
 
 import numpy as np
@@ -201,3 +203,32 @@ def test_code_that_a_run_folder_names_is_not_executed_unasked(tiny_text, tmp_pat
     with trusting("sent_along:Linear"):
         assert load_model(tmp_path / "run", open_dataset(str(tiny_text))).actions
     assert marker.exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "terabyte", "loop"])
+def test_a_model_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    """`evaluate --model` and `export` waited at pipes, and read a terabyte of nothing."""
+    path = tmp_path / "model.safetensors"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "terabyte":
+        path.touch()
+        os.truncate(path, 1 << 40)
+    else:
+        path.symlink_to("/dev/zero" if kind == "endless" else path.name)
+
+    def late(*_):
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(10)
+    try:
+        for read in (
+            lambda: load_scorer(path, random_text().header),
+            lambda: export(path, tmp_path / "out.safetensors"),
+        ):
+            with pytest.raises(DataError, match=r"^\S*model\.safetensors: .+$"):
+                read()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -19,7 +19,7 @@ from fedbandit.data.info import describe
 from fedbandit.report.report import document, html_table, section
 from fedbandit.results.differences import differences, markdown_table, standard_error, with_error
 from fedbandit.results.plots import draw_curves
-from fedbandit.studies.advice import UNTOUCHED, AdviceVerdict, Contest, judge
+from fedbandit.studies.advice import UNTOUCHED, AdviceVerdict, Contest, compared, judge
 from fedbandit.studies.compare import Curves
 from fedbandit.studies.search import point_in_words
 
@@ -216,9 +216,12 @@ def _worth(held: Contest) -> str:
         kind: max(names, key=lambda n: held.curves[n].final.mean()) for kind, names in kinds.items()
     }
     explorer, greedy = best[False], best[True]
-    gap = held.curves[explorer].minus(held.curves[greedy])
-    if gap.exact_tie or not gap.told_apart:
+    gaps, doubts = compared(held, greedy)
+    [gap] = [one.difference for one in gaps.outcomes if one.configuration == explorer]
+    if gap is None or not gap.told_apart:
         return f"Cannot be told: {explorer} and {greedy} cannot be told apart ({gap})."
+    if explorer in doubts:
+        return f"Cannot be said: {explorer} against {greedy} {gap}, but {doubts[explorer]}."
     return f"{'Yes' if gap.mean > 0 else 'No'}: {explorer} against {greedy} {gap}."
 
 

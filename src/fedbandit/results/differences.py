@@ -56,6 +56,12 @@ class Difference:
             "-" if self.low is None or self.high is None else f"[{self.low:.4f}, {self.high:.4f}]"
         )
 
+    def __neg__(self) -> "Difference":
+        """The same comparison the other way round."""
+        low = None if self.high is None else -self.high
+        high = None if self.low is None else -self.low
+        return replace(self, mean=-self.mean, low=low, high=high)
+
     def at_level(self, level: float, comparisons: int) -> "Difference":
         """The same difference with the interval of confidence `1 - level`."""
         if self.seeds < 2:
@@ -342,24 +348,29 @@ _MOST_PAIRS = 2000  # of which p-values are computed; beyond it Bonferroni's lev
 
 
 def differences(
-    rewards: Mapping[str, Mapping[int, float]], reference: str | None = None
+    rewards: Mapping[str, Mapping[int, float]],
+    reference: str | None = None,
+    *,
+    found_afterwards: bool = False,
 ) -> Differences:
     """Every configuration beside a reference, by default the one with the highest mean; rewards are
     by seed.
+
+    `found_afterwards` says that the reference was chosen by these rewards, as the one with the
+    highest mean is: the intervals then hold for all pairs, k (k - 1) / 2 of them.
     """
     known = {label: values for label, values in rewards.items() if values}
     means = {label: float(np.mean(list(values.values()))) for label, values in known.items()}
     ranked = sorted(known, key=lambda label: -means[label])
     beside = ranked[0] if reference is None and ranked else reference or ""
     pairs = [(low, high) for i, high in enumerate(ranked) for low in ranked[i + 1 :]]
-    every = _paired(known, pairs)
-    if reference is not None:
+    every = own = _paired(known, pairs, beside)
+    if reference is not None and not found_afterwards:
         named = [(label, beside) for label in ranked if label != beside and beside in known]
-        own = _paired(known, named)
-    else:
-        own = every
+        own = _paired(known, named, beside)
+    gaps = own | {(high, low): -gap for (low, high), gap in own.items()}
     outcomes = [
-        ConfigurationOutcome(label, means[label], len(known[label]), own.get((label, beside)))
+        ConfigurationOutcome(label, means[label], len(known[label]), gaps.get((label, beside)))
         for label in ranked
     ]
     gap = every.get((ranked[1], ranked[0])) if len(ranked) > 1 else None
@@ -367,12 +378,16 @@ def differences(
 
 
 def _paired(
-    known: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]]
+    known: Mapping[str, Mapping[int, float]], pairs: Sequence[tuple[str, str]], reference: str
 ) -> dict[tuple[str, str], Difference]:
-    """The differences of pairs, the first minus the second, with intervals that hold together."""
-    kept = pairs if len(pairs) <= _MOST_PAIRS else [p for p in pairs if p[1] == pairs[0][1]]
+    """The differences of pairs, the first minus the second, with intervals that hold together.
+
+    Of very many pairs only the first one and those with the reference are kept.
+    """
+    every = len(pairs) <= _MOST_PAIRS
+    kept = pairs if every else [p for p in pairs if reference in p or p == pairs[0]]
     found = {p: gap for p in kept if (gap := paired(known[p[0]], known[p[1]])) is not None}
-    if len(kept) == len(pairs):
+    if every:
         return simultaneous(found)
     level = (1 - CONFIDENCE) / len(pairs)
     return {p: gap.at_level(level, len(pairs)) for p, gap in found.items()}

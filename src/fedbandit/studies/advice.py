@@ -19,6 +19,7 @@ from fedbandit.config import Config
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_json
 from fedbandit.core.parts import counted
+from fedbandit.core.prediction import over_actions
 from fedbandit.data import FederatedDataset, open_dataset
 from fedbandit.engines.threads import usable_cores
 from fedbandit.evaluation.metrics import expected_rewards
@@ -152,19 +153,35 @@ def judge(held: Contest) -> AdviceVerdict:
     ]
     chosen = min(alike, key=lambda name: _simplicity(held, name))
     tie = best.configuration if chosen != best.configuration else ""
-    gaps = differences(held.rewards(), chosen)
-    better, doubts = [], dict[str, str]()
+    gaps, doubts = compared(held, chosen)
+    better = []
+    for one in gaps.outcomes:
+        if one.difference is not None and one.configuration not in doubts:
+            if one.difference.mean < 0:
+                better.append(one.configuration)
+            else:
+                doubts[one.configuration] = f"ahead by less than 1% ({one.difference})"
+    return AdviceVerdict(chosen, gaps, better, doubts, tie)
+
+
+def compared(held: Contest, reference: str) -> tuple[Differences, dict[str, str]]:
+    """Every contender minus one that stage 2 has brought up, and why a difference is not called
+    one, by contender: those without a doubt are better or worse.
+
+    The reference was found afterwards, so the intervals hold for all pairs.
+    """
+    gaps, doubts = differences(held.rewards(), reference, found_afterwards=True), {}
     for one in gaps.outcomes:
         if one.difference is None:
             continue
-        reason = _doubt(held, chosen, one.configuration)
-        if not one.difference.told_apart or one.difference.mean > 0:
-            reason = f"not told apart ({one.difference})"
+        reason = f"not told apart ({one.difference})"
+        if one.difference.told_apart:
+            ahead = one.difference.mean > 0
+            pair = (one.configuration, reference) if ahead else (reference, one.configuration)
+            reason = _doubt(held, *pair)
         if reason:
             doubts[one.configuration] = reason
-        else:
-            better.append(one.configuration)
-    return AdviceVerdict(chosen, gaps, better, doubts, tie)
+    return gaps, doubts
 
 
 def _simplicity(held: Contest, name: str) -> tuple[int, str]:
@@ -293,6 +310,7 @@ def run_contest(
     dataset = open_dataset(source)
     configs, grids, left_out = contenders(dataset, source, scenario)
     experiment = build_experiment(configs["softmax"], dataset)
+    constants = without_a_model(experiment)
     plan = _kept_plan(out)
     if plan is None:
         pace = pace_of(configs["softmax"], time.monotonic)
@@ -333,7 +351,7 @@ def run_contest(
     curves = _run(finalists, plan, out / "stage-2", runner)
     name, held_out = _held_out(out / "stage-2", curves)
     held = Contest(
-        dataset, plan, choices, finalists, curves, without_a_model(experiment), held_out, name,
+        dataset, plan, choices, finalists, curves, constants, held_out, name,
         left_out, {}, {}, "", visits_per_example(finalists[UNTOUCHED], experiment),
     )  # fmt: skip
     chosen = judge(held).recommended
@@ -371,6 +389,7 @@ def _kept_plan(out: Path) -> AdvicePlan | None:
 def without_a_model(experiment: Experiment) -> dict[str, float]:
     """The reward of a random action, and of the one action that is best to take always: exact.
 
+    Over candidates there is a random one of those shown, and no item that is always there.
     Averaged over the clients and examples that the bandit phase sees, and over the rounds of each
     stage of the scenario. What a model has to beat.
     """
@@ -384,13 +403,20 @@ def without_a_model(experiment: Experiment) -> dict[str, float]:
     # Of a large client only some examples count.
     share = np.repeat(np.minimum(sizes, most or sizes) / np.maximum(sizes, 1), sizes)
     rows = np.arange(split.offsets[first], split.num_examples)
-    total = np.zeros(work.num_actions)
+    listed = split.candidates
+    total = np.zeros(work.num_actions if listed is None else 1)
     for stage, length in zip(stages, lengths, strict=True):
         rewards = expected_rewards(split, stage.environment, work.num_actions, stage.from_round)
         for start in range(0, len(rows), _ROWS):
             block = slice(start, start + _ROWS)
-            total += length / sum(lengths) * (share[block] @ rewards(rows[block]))
+            found = rewards(rows[block])
+            if listed is not None:
+                bounds = listed.take(rows[block]).offsets
+                found = (over_actions(found, bounds) / np.diff(bounds))[:, None]
+            total += length / sum(lengths) * (share[block] @ found)
     mean = total / share.sum()
+    if listed is not None:
+        return {"random": float(mean[0])}
     action = experiment.dataset.header.actions[int(np.argmax(mean))]
     return {"random": float(mean.mean()), f"always {action}": float(mean.max())}
 

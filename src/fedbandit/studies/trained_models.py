@@ -19,7 +19,7 @@ from fedbandit.assembly.parts import acting_model_of
 from fedbandit.config import Config, read_toml
 from fedbandit.core.contexts import Contexts
 from fedbandit.core.errors import ConfigError, DataError
-from fedbandit.core.files import read_json, to_json, write_bytes
+from fedbandit.core.files import read_json, read_packed, to_json, write_bytes
 from fedbandit.core.identity import file_digests, require_run, run_in
 from fedbandit.core.parts import require_trust
 from fedbandit.core.prediction import Prediction
@@ -92,7 +92,7 @@ def config_of_run(path: Path) -> Config:
     must be trusted.
     """
     if not (path / "config.toml").exists():
-        raise DataError(f"{path}: neither a run folder (no config.toml) nor a model file")
+        raise DataError(f"{path}: neither a run folder nor a model file: no config.toml")
     config = Config.build(read_toml(path / "config.toml"), where=f"{path / 'config.toml'}: ")
     require_trust(config.part_names(), str(path))
     return config
@@ -111,10 +111,7 @@ def _from_run(path: Path, header: Header) -> Scorer:
 
 def _from_file(path: Path, header: Header) -> Scorer:
     """The model of a file, which must fit the header's contexts, actions and columns."""
-    try:
-        model = DeviceModel.from_bytes(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+    model = _model_file(path)
     if (model.kind, model.shape) != (header.kind, header.shape) or model.actions != header.actions:
         raise DataError(f"{path}: made for other contexts or other actions than {header.name} has")
     if model.encoder != header.encoder:
@@ -124,6 +121,16 @@ def _from_file(path: Path, header: Header) -> Scorer:
     require_trust([model.model["name"]], str(path))
     acting = Trainable.of(model.model, DataSpec.of(header))
     return _scorer(path, header, acting, dict(model.weights), model.trained_on)
+
+
+def _model_file(path: Path) -> DeviceModel:
+    """The model of a file, which is read only where it is a file of the size that it says."""
+    try:
+        payload = read_packed(path)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{path}: neither a run folder nor a model file: {why}") from None
+    return DeviceModel.from_bytes(payload, str(path))
 
 
 def _scorer(
@@ -208,8 +215,8 @@ def load_model(
 ) -> DeviceModel:
     """The trained model of a run folder or of a model file, with the rule that belongs to it."""
     path = Path(source)
-    if path.is_file():
-        model = DeviceModel.from_bytes(path.read_bytes(), str(path))
+    if not path.is_dir():
+        model = _model_file(path)
         return model if catalogue else replace(model, catalogue=None)
     config = config_of_run(path)
     dataset = dataset or open_dataset(config.data.source)
