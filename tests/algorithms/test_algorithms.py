@@ -120,6 +120,21 @@ def test_memory_reads_what_was_there_before_the_round_and_forgets_what_came_afte
     last.close()
 
 
+def test_what_no_checkpoint_needs_is_dropped_also_of_clients_that_were_not_drawn_again(tmp_path):
+    path = tmp_path / "memory.sqlite"
+    memory = Memory(path)
+    for number in (1, 2, 3, 4):
+        memory.write(number, {8 if number > 2 else 7: {"control": np.full(2, float(number))}})
+        memory.keep(number, number - 1)
+    memory.close()
+    with closing(sqlite3.connect(path)) as database:
+        found = database.execute("SELECT client, round FROM memory ORDER BY client, round")
+        assert found.fetchall() == [(7, 2), (8, 3), (8, 4)]
+    again = Memory(path)  # the checksum over all is that of what is left
+    assert again.read([7], 4)[7]["control"].tolist() == [2, 2]
+    again.close()
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -168,6 +168,20 @@ def test_steps_of_adam_and_sums_are_alike(dtype):
         assert_same(mine, other)
 
 
+@pytest.mark.parametrize(("n", "m"), [(0, 0), (0, 3), (4, 0), (7, 5), (300, 40)])
+def test_unions_of_ascending_entries_are_alike(n, m):
+    rng, found = np.random.default_rng(n), []
+    one, other = (np.sort(rng.choice(400, size, replace=False)) for size in (n, m))
+    for merge in forms(loops.merge):
+        at_one, at_other = np.empty(n, np.int64), np.empty(m, np.int64)
+        both = np.empty(merge(one, other, at_one, at_other), np.int64)
+        both[at_one], both[at_other] = one, other
+        np.testing.assert_array_equal(both, np.union1d(one, other))
+        found.append((at_one, at_other))
+    for mine, others in zip(*found, strict=True):
+        assert_same(mine, others)
+
+
 @pytest.mark.parametrize(
     "preset",
     [

@@ -183,6 +183,21 @@ def add_rows(rows, values, total):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
+def merge(one, other, at_one, at_other):  # type: ignore[no-untyped-def]
+    """The place of each entry of two ascending arrays in their union, and the union's length."""
+    i, j, place = 0, 0, 0
+    while i < len(one) and j < len(other):  # without branches: which is next cannot be predicted
+        x, y = one[i], other[j]
+        at_one[i] = at_other[j] = place  # the last one written is right
+        i, j, place = i + (x <= y), j + (y <= x), place + 1
+    for rest in range(i, len(one)):
+        at_one[rest] = place + rest - i
+    for rest in range(j, len(other)):
+        at_other[rest] = place + rest - j
+    return place + len(one) - i + len(other) - j
+
+
+@numba.njit(nogil=True, cache=True)
 def labels_among_best(scores, offsets, labels, top):  # type: ignore[no-untyped-def]
     """How many labels are among the best-scored `top` actions of their example; the lower index
     among equals.

@@ -186,3 +186,11 @@ def gather(
 def add_rows(rows: np.ndarray, values: np.ndarray, total: np.ndarray) -> None:
     """Add each row of values [n, K] to its row of the total [m, K]."""
     np.add.at(total, rows, values)
+
+
+@core_kernels
+def merge(one: np.ndarray, other: np.ndarray, at_one: np.ndarray, at_other: np.ndarray) -> int:
+    """The place of each entry of two ascending arrays in their union, and the union's length."""
+    both = np.union1d(one, other)
+    at_one[:], at_other[:] = np.searchsorted(both, one), np.searchsorted(both, other)
+    return len(both)

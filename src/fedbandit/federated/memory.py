@@ -38,7 +38,7 @@ class Memory:
         """
         self._lock = threading.Lock()
         self._run = run
-        self._touched: set[int] = set()  # clients with something new since the last `keep`
+        self._unkept: set[int] = set()  # clients with a record from after the last `keep`
         self._path = path
         with self._explained():
             self._db = sqlite3.connect(
@@ -79,10 +79,10 @@ class Memory:
     def write(self, round_number: int, memory: Mapping[int, Memories]) -> None:
         """What clients remember from this round on."""
         with self._lock, self._explained():
-            self._touched |= {int(client) for client in memory}
             for client, vectors in memory.items():
                 # What came after the last checkpoint is needed only as long as it is the newest.
-                self._drop("client = ? AND round > ?", int(client), self._kept)
+                if client in self._unkept:
+                    self._drop("client = ? AND round > ?", int(client), self._kept)
                 for name, value in vectors.items():
                     row = (int(client), round_number, name, *_written(value))
                     digest = _digest(*row)
@@ -90,16 +90,17 @@ class Memory:
                         "INSERT INTO memory VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, digest)
                     )
                     self._count([(digest,)])
+            self._unkept |= memory.keys()
 
     def keep(self, round_number: int, oldest_needed: int) -> None:
         """Make all up to this round last; drop what no checkpoint from round `oldest_needed` on can
         ask for.
         """
         with self._lock, self._explained():
-            for client in sorted(self._touched):
-                newest = "(SELECT max(round) FROM memory WHERE client = ?1 AND round <= ?2)"
-                self._drop(f"client = ?1 AND round < {newest}", client, oldest_needed)
-            self._touched.clear()
+            # Also of clients that were not drawn again: they, too, have records for older checkpoints.
+            newest = "SELECT max(round) FROM memory AS n WHERE n.client = memory.client"
+            self._drop(f"round < ({newest} AND n.round <= ?)", oldest_needed)
+            self._unkept.clear()
             self._oldest, self._kept = max(self._oldest, oldest_needed), round_number
             self._db.execute("DELETE FROM kept")
             row = (self._run, self._oldest, round_number)

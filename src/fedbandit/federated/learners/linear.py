@@ -94,19 +94,15 @@ class SparseLinearLearner(KernelLearner):
         whole[gradient_offset.entries] = gradient_offset.values
         update, (norm,) = self._train(weights, events, inf, proximal, whole)
         whole[gradient_offset.entries] = 0
-        k, reached = len(update.bias), update.flat_entries()
-        alone = gradient_offset.entries < len(weights) - k
-        whole[reached] = 1
-        alone &= whole[gradient_offset.entries] == 0
-        whole[reached] = 0
-        moved = gradient_offset.values[alone] * self._moved(events, proximal, weights.dtype)
-        bias = np.arange(len(weights) - k, len(weights))
-        entries = np.concatenate([reached, bias, gradient_offset.entries[alone]])
-        values = np.concatenate([update.values.reshape(-1), update.bias, moved])
-        order = np.argsort(entries, kind="stable")  # runs that are sorted already
+        bias = np.arange(len(weights) - len(update.bias), len(weights))
+        entries = np.concatenate([update.flat_entries(), bias])
+        values = np.concatenate([update.values.reshape(-1), update.bias])
+        order = np.argsort(entries)
+        reached = SparseVector(entries[order], values[order], len(weights))
+        found = reached.over(gradient_offset * self._moved(events, proximal, weights.dtype))
         if not np.isfinite(norm):
-            values[:] = np.nan
-        return SparseVector(entries[order], values[order], len(weights))
+            found.values[:] = np.nan
+        return found
 
     def _moved(self, events: Events, proximal: float, dtype: np.dtype) -> np.generic:
         """How far an offset of 1 alone moves an entry that no word of the client reaches."""
