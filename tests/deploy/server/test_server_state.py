@@ -13,6 +13,7 @@ import pytest
 from network_builders import Network, a_deployment, coordinator, devices, live, settle, values
 from test_private_deployment import private
 
+from fedbandit.core import files
 from fedbandit.core.errors import ConfigError, DataError
 from fedbandit.deploy.server.database import Database, Generation, Mark, create
 from fedbandit.deploy.server.operator import ask_rollback
@@ -140,15 +141,15 @@ def test_what_cannot_be_read_is_neither_damaged_nor_deleted(tmp_path, monkeypatc
     deployment, network = world(tmp_path)
     rounds(deployment, network, 2)
     path, kept = newest(deployment), contents(deployment.folder)
-    read = type(path).read_bytes
+    read = files.open_regular
 
-    def out_of_descriptors(self):
+    def out_of_descriptors(self, append=False):
         if self == path:
             raise OSError(24, "Too many open files")
-        return read(self)
+        return read(self, append)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(path), "read_bytes", out_of_descriptors)
+        patch.setattr(files, "open_regular", out_of_descriptors)
         with pytest.raises(DataError, match="cannot be read: Too many open files"):
             rounds(deployment, network, 1)
     assert contents(deployment.folder) == kept

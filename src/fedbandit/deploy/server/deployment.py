@@ -5,14 +5,13 @@ Whatever does not fit together, or has no meaning on real devices, is refused he
 its key.
 """
 
-import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,7 +29,8 @@ from fedbandit.assembly.parts import (
 )
 from fedbandit.assembly.privacy import build_ledger
 from fedbandit.config import Config, Count, Positive, read_toml
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.files import read_object, read_packed, read_small
 from fedbandit.data.encoder import Encoder
 from fedbandit.deploy.device.model_files import DeviceModel
 from fedbandit.deploy.messages import first_problem
@@ -79,6 +79,7 @@ _MEANINGLESS = (
 )
 # noise for a budget is computed to four digits, and may be a step apart on another machine
 _CALIBRATION = 2e-3
+T = TypeVar("T")
 LEAST_JUDGES = 3  # devices that judge a candidate: without any one of them two must be left
 
 
@@ -88,7 +89,8 @@ class Rules(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     state: str  # folder of checkpoints, metrics and models
-    actions: tuple[str, ...] | str  # their names, or a text file with one a line
+    # their names, or a text file with one a line; None: over candidates, as `initial` has them
+    actions: tuple[str, ...] | str | None = None
     vocabulary: str | None = None  # a text file with one word a line, for contexts that are texts
     encoder: str | None = (
         None  # the header.json of a data set made from a table, for contexts by column
@@ -148,10 +150,8 @@ class Deployment:
     rules: Rules
     folder: Path
     trainable: Trainable
-    actions: tuple[str, ...]
     data: DataSpec
-    vocabulary: tuple[str, ...] | None
-    encoder: Encoder | None
+    meaning: Mapping[str, Any]  # of contexts and actions, as the fields of a `DeviceModel` say it
     learning: dict[str, Any]  # what devices receive about how to train
     ledger: Ledger | None
     initial: np.ndarray
@@ -173,13 +173,9 @@ class Deployment:
         return DeviceModel(
             version=version,
             weights=self.acting.layout.split(deployed.weights),
-            actions=self.actions,
-            kind=self.data.kind,
-            shape=self.data.shape,
             policy=described_at(self.config.policy.model_dump(), policy, deployed.progress),
             model=self.acting.described,
-            vocabulary=self.vocabulary,
-            encoder=self.encoder,
+            **self.meaning,
         )
 
     @cached_property
@@ -290,7 +286,13 @@ class Deployment:
     def _first(self, kept: Vectors) -> Version:
         """Version 0, given what the algorithm keeps at the start."""
         weights = self.initial if self.freezing is not None else self.algorithm.model(kept)
-        return Version(weights, Progress(actions=len(self.actions)))
+        return Version(weights, Progress(actions=self._choices))
+
+    @property
+    def _choices(self) -> int:
+        """How many actions a decision has: fixed ones, or candidates on average."""
+        items = self.data.items
+        return self.data.num_actions if items is None else round(items.shown)
 
     def progress(self, version: int, number: int, events: int) -> Progress:
         """How far the deployment has come when a version goes out after a round; under privacy as
@@ -298,7 +300,7 @@ class Deployment:
         """
         if self.ledger is not None:
             events = number * self.config.clients_per_round * self.rules.max_events
-        return Progress(version, number, events, len(self.actions))
+        return Progress(version, number, events, self._choices)
 
     @cached_property
     def terms(self) -> dict[str, Any]:
@@ -439,13 +441,11 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
             "clipping.enabled: without a clip norm one device could move the model at will",
         ),
     )
-    actions, vocabulary = rules.actions, None
-    if isinstance(actions, str):
-        actions = _lines("deployment.actions", actions, base)
-    if rules.vocabulary is not None:
-        vocabulary = _lines("deployment.vocabulary", rules.vocabulary, base)
-    encoder = None if rules.encoder is None else _encoder(rules.encoder, base, where)
-    data = _data(rules, len(actions), vocabulary, encoder, where)
+    files = _NamedFiles(base, where)
+    given = files.read("initial", rules.initial, _model)
+    meaning = _over_actions(rules, files, where) or _over_candidates(rules, given, where)
+    kind, shape = meaning["kind"], meaning["shape"]
+    data = DataSpec(kind, shape, len(meaning["actions"]), meaning.get("items"))
     trainable = Trainable.of(config.model.described, data)
     freezing = Freezing.of(trainable.layout, config.model.freeze) if config.model.freeze else None
     ledger = _ledger(config, rules, where)
@@ -468,13 +468,11 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
         rules=rules,
         folder=base / rules.state,
         trainable=trainable,
-        actions=tuple(actions),
         data=data,
-        vocabulary=vocabulary,
-        encoder=encoder,
+        meaning=meaning,
         learning=_learning(config, data),
         ledger=ledger,
-        initial=_initial(rules, base, trainable, config),
+        initial=_initial(given, trainable, config, f"{where}deployment.initial: {rules.initial}: "),
         freezing=freezing,
     )
     if deployment.acting is not trainable:  # the model in their files does not tell what to train
@@ -492,48 +490,93 @@ def build_deployment(values: Mapping[str, Any], base: Path, where: str = "") -> 
     return deployment
 
 
-def _data(
-    rules: Rules,
-    actions: int,
-    vocabulary: tuple[str, ...] | None,
-    encoder: Encoder | None,
-    where: str,
-) -> DataSpec:
-    """What contexts are: columns by an encoder, texts by a vocabulary, or dense features."""
-    if encoder is not None:
-        fits = rules.shape is None and (vocabulary is None) != (encoder.words > 0)
-        goes = "deployment.encoder: goes with a vocabulary where it has words, and never a shape"
-        _refuse(where, (not fits, goes))
-        return DataSpec("dense" if encoder.dense else "sparse", (encoder.width,), actions)
-    give = "deployment.shape: give it for dense contexts, or deployment.vocabulary for texts"
-    _refuse(where, ((vocabulary is None) == (rules.shape is None), give))
-    if vocabulary is not None:
-        return DataSpec("sparse", (len(vocabulary),), actions)
-    assert rules.shape is not None
-    return DataSpec("dense", rules.shape, actions)
+@dataclass(frozen=True)
+class _NamedFiles:
+    """Reads the files that a configuration names, relative to its own folder."""
+
+    base: Path
+    where: str
+
+    def read(self, key: str, name: str | None, parse: Callable[[Path], T]) -> T | None:
+        """What `parse` makes of a file, None without a name; what it cannot take is refused.
+
+        Pipes, devices and files without an end are never waited for.
+        """
+        if name is None:
+            return None
+        path = self.base / name
+        try:
+            return parse(path)
+        except OSError as error:
+            why = error.strerror
+        except (ValueError, RecursionError, DataError) as error:
+            why = str(error).partition("\n")[0]
+        raise ConfigError(f"{self.where}deployment.{key}: {path}: {why}")
 
 
-def _encoder(name: str, base: Path, where: str) -> Encoder:
+def _lines(path: Path) -> tuple[str, ...]:
+    return tuple(line for line in read_small(path).decode().splitlines() if line)
+
+
+def _encoder(path: Path) -> Encoder:
     """The encoder in the header of a data set."""
     try:
-        found = json.loads((base / name).read_bytes())
-        return Encoder.from_json(found.get("encoder") if isinstance(found, dict) else None)
-    except OSError as error:
-        raise ConfigError(f"{where}deployment.encoder: {base / name}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        said = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"{where}deployment.encoder: {base / name}: not the header of a table's data: {said}"
-        ) from None
+        return Encoder.from_json(read_object(path).get("encoder"))
+    except ValueError as error:
+        raise ValueError(f"not the header of a table's data: {error}") from None
 
 
-def _lines(key: str, name: str, base: Path) -> tuple[str, ...]:
-    try:
-        return tuple(
-            line for line in (base / name).read_text(encoding="utf-8").splitlines() if line
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: {base / name}: {error}") from None
+def _model(path: Path) -> DeviceModel:
+    return DeviceModel.from_bytes(read_packed(path))
+
+
+def _over_actions(rules: Rules, files: _NamedFiles, where: str) -> dict[str, Any] | None:
+    """Fixed actions, if any are named; contexts are columns, texts by a vocabulary, or dense."""
+    actions, shape = rules.actions, rules.shape
+    if actions is None:
+        return None
+    if isinstance(actions, str):
+        actions = files.read("actions", actions, _lines)
+    vocabulary = files.read("vocabulary", rules.vocabulary, _lines)
+    encoder = files.read("encoder", rules.encoder, _encoder)
+    found = {"actions": actions, "vocabulary": vocabulary, "encoder": encoder}
+    if encoder is not None:
+        fits = shape is None and (vocabulary is None) != (encoder.words > 0)
+        goes = "deployment.encoder: goes with a vocabulary where it has words, and never a shape"
+        _refuse(where, (not fits, goes))
+        return {**found, "kind": "dense" if encoder.dense else "sparse", "shape": (encoder.width,)}
+    give = "deployment.shape: give it for dense contexts, or deployment.vocabulary for texts"
+    _refuse(where, ((vocabulary is None) == (shape is None), give))
+    if vocabulary is not None:
+        return {**found, "kind": "sparse", "shape": (len(vocabulary),)}
+    return {**found, "kind": "dense", "shape": shape}
+
+
+_MEANING = (
+    "actions",
+    "kind",
+    "shape",
+    "vocabulary",
+    "encoder",
+    "items",
+    "item_encoder",
+    "catalogue",
+)
+
+
+def _over_candidates(rules: Rules, given: DeviceModel | None, where: str) -> dict[str, Any]:
+    """Contexts, candidates and catalogue as those of the initial model."""
+    named = [key for key in ("vocabulary", "encoder", "shape") if getattr(rules, key) is not None]
+    _refuse(
+        where,
+        (
+            given is None or given.items is None,
+            "deployment.actions: missing; only over candidates there are none, and then"
+            " deployment.initial has to be a model over candidates",
+        ),
+        (named, f"deployment.{' and '.join(named)}: over candidates deployment.initial says it"),
+    )
+    return {name: getattr(given, name) for name in _MEANING}
 
 
 def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
@@ -634,12 +677,13 @@ def _check_gate(config: Config, rules: Rules, where: str) -> None:
 def _learning(config: Config, data: DataSpec) -> dict[str, Any]:
     policy = build_policy(config)
     if (
-        hasattr(policy, "at")
+        (hasattr(policy, "at") or data.items is not None)
         and config.objective.name.startswith("weighted")
         and not config.objective.parameters
     ):
         raise ConfigError(
-            "objective.scale: missing; the rule changes with every deployment, and so would its own scale"
+            "objective.scale: missing; the rule changes with every deployment or its candidates,"
+            " and so would its own scale"
         )
     objective, parameters = build_objective(
         config, lambda: importance_scale(policy, data.num_actions)
@@ -682,19 +726,29 @@ def _check_algorithm(deployment: Deployment, where: str) -> None:
     )
 
 
-def _initial(rules: Rules, base: Path, trainable: Trainable, config: Config) -> np.ndarray:
+def _initial(
+    given: DeviceModel | None, trainable: Trainable, config: Config, where: str
+) -> np.ndarray:
+    """The weights that training starts from: those of the model given, or the seed's."""
     dtype, layout = np.dtype(config.dtype), trainable.layout
-    if rules.initial is None:
+    if given is None:
         return trainable.initial(config.seed, dtype)
-    path = base / rules.initial
-    try:
-        given = DeviceModel.from_bytes(path.read_bytes(), str(path)).weights
-    except OSError as error:
-        raise ConfigError(f"deployment.initial: {path}: {error.strerror}") from None
     expected = dict(layout.shapes)  # a deployed model may have more arrays than these
-    if {name: tuple(array.shape) for name, array in given.items() if name in expected} != expected:
-        parameters = sum(math.prod(shape) for shape in expected.values())
-        raise ConfigError(
-            f"deployment.initial: {path}: its weights do not fit a model of {parameters} parameters"
-        )
-    return layout.flatten(dict(given), dtype)
+    found = {name: array.shape for name, array in given.weights.items() if name in expected}
+    _refuse(
+        where,
+        (
+            found != expected,
+            f"its weights do not fit a model of {layout.size} parameters",
+        ),
+        (
+            given.items is not None and _differ(given.model, config.model.described),
+            "its model section differs from [model] here",
+        ),
+    )
+    return layout.flatten(dict(given.weights), dtype)
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two models of one name have other parameters: their weights mean other features."""
+    return one["name"] == other["name"] and dict(one) != dict(other)

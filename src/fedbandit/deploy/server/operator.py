@@ -13,7 +13,7 @@ from pydantic import StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationEr
 from pydantic.dataclasses import dataclass
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import open_regular, read_json, read_object, write_json, write_text
+from fedbandit.core.files import read_json, read_object, read_small, write_json, write_text
 from fedbandit.core.process import alone_in
 from fedbandit.deploy.server.database import NAME, Database
 from fedbandit.deploy.server.deployment import Deployment
@@ -235,9 +235,9 @@ def key_line(public_key: Path, comment: str = "") -> str:
     from fedbandit.deploy.masking.announcements import roster_line
 
     try:
-        return roster_line(public_key.read_bytes(), comment, str(public_key))
-    except OSError as error:
-        raise DataError(f"{public_key}: {error.strerror}") from None
+        return roster_line(read_small(public_key), comment, str(public_key))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{public_key}: {getattr(error, 'strerror', error)}") from None
 
 
 def add_node(state: Path, line: str) -> None:
@@ -266,9 +266,8 @@ def _roster_lines(state: Path) -> list[str]:
 def _roster_text(state: Path) -> str | None:
     path = state / ROSTER
     try:
-        with open_regular(path) as file:
-            return file.read().decode()
+        return read_small(path).decode()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{path}: {error}") from None

@@ -26,6 +26,7 @@ from fedbandit.core.files import (
     open_regular,
     pack,
     read_object,
+    read_packed,
     unpack,
     write_bytes,
 )
@@ -432,18 +433,21 @@ def _bytes(folder: Path, generation: Generation, name: str) -> bytes:
         payload = _read(path)
     except FileNotFoundError:
         raise DamagedState(f"{path}: is gone") from None
-    if hashlib.sha256(payload).hexdigest() != generation.files[name]:
+    if payload is None or hashlib.sha256(payload).hexdigest() != generation.files[name]:
         raise DamagedState(f"{path}: damaged: its checksum does not match")
     return payload
 
 
-def _read(path: Path) -> bytes:
-    """The bytes of a file; one that cannot be read says nothing about what was written."""
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path}: is not a file; restore it from a copy")
+def _read(path: Path) -> bytes | None:
+    """The bytes of a file, None where it cannot be one of ours.
+
+    One that cannot be read says nothing about what was written.
+    """
     try:
-        return path.read_bytes()
+        return read_packed(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}; restore it") from None
+    except ValueError:
+        return None
