@@ -137,9 +137,14 @@ class Rules(BaseModel):
     def bounds(self) -> ReportBounds:
         return ReportBounds(self.max_events, self.max_reward)
 
-    def least_reach(self, population: int) -> int:
-        """The nodes that have to be in reach before a round of a private deployment begins."""
-        return max(self.min_reports, math.ceil(self.min_reach * population))
+    def least_reach(self, private: bool) -> int:
+        """The nodes that have to be in reach before a round begins.
+
+        A private round is paid for whoever takes part, so it has to be worth its price before
+        anybody is drawn. Looking at who was drawn would be too late: the accounting counts on it.
+        """
+        part = self.min_reach * (self.population or 0) if private else 0.0
+        return max(self.min_reports, math.ceil(part))
 
 
 @dataclass(frozen=True)
@@ -169,11 +174,11 @@ class Deployment:
 
     def device_model(self, deployed: Version, version: int) -> DeviceModel:
         """A deployed version, weights and rule, as the model that devices act with."""
-        policy = build_policy(self.config)
+        policy, described = build_policy(self.config), self.config.policy.model_dump()
         return DeviceModel(
             version=version,
             weights=self.acting.layout.split(deployed.weights),
-            policy=described_at(self.config.policy.model_dump(), policy, deployed.progress),
+            policy=described_at(described, policy, deployed.progress),
             model=self.acting.described,
             **self.meaning,
         )
@@ -606,7 +611,7 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
     assert rules.population is not None
     redraws = None
     if rules.secure_aggregation:
-        connected = math.floor(rules.least_reach(rules.population) * (1 - rules.max_dropout))
+        connected = math.floor(rules.least_reach(private=True) * (1 - rules.max_dropout))
         redraws = Redraws(rules.min_reports, connected)
     return build_ledger(config, rules.population, False, deployed=True, secure=redraws)
 

@@ -5,11 +5,12 @@ the devices. Every change is made under a lock, so that two commands at once bot
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import StrictBool, StrictInt, StrictStr, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from fedbandit.core.errors import DataError
@@ -17,7 +18,7 @@ from fedbandit.core.files import read_json, read_object, read_small, write_json,
 from fedbandit.core.process import alone_in
 from fedbandit.deploy.server.database import NAME, Database
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.store import read_facts, read_rollback
+from fedbandit.deploy.server.store import read_facts, read_rollback, reading
 
 if TYPE_CHECKING:  # what needs `cryptography` is imported where keys are
     from fedbandit.deploy.masking.announcements import Roster
@@ -51,16 +52,11 @@ _NEEDED: dict[str, None] = dict.fromkeys(("paused", "revoked"))
 
 def read_requests(folder: Path) -> OperatorRequests:
     """What the operator wants; a damaged file is an error, since it may have said `pause`."""
-    path, what = folder / "operator.json", "damaged"
-    try:
+    path = folder / "operator.json"
+    again = "remove it, then pause, pin or revoke again"
+    with suppress(FileNotFoundError), reading(path, again):
         return _REQUESTS.validate_python({**_NEEDED, **read_object(path)})
-    except FileNotFoundError:
-        return OperatorRequests()
-    except ValidationError:
-        pass
-    except (OSError, ValueError) as error:
-        what = f"cannot be read ({error})"
-    raise DataError(f"{path}: {what}; remove it, then pause, pin or revoke again")
+    return OperatorRequests()
 
 
 def change_requests(
@@ -185,23 +181,12 @@ def is_open(deployment: Deployment) -> bool:
     return not (chosen or deployment.ledger is not None or registered_nodes(deployment.folder))
 
 
-def least_reach(deployment: Deployment) -> int:
-    """The nodes that have to be in reach before a round begins.
-
-    A private round is paid for whoever takes part, so it has to be worth its price before anybody
-    is drawn. Looking at who was drawn would be too late: the accounting counts on the draw.
-    """
-    rules = deployment.rules
-    if deployment.ledger is None:
-        return rules.min_reports
-    return rules.least_reach(deployment.ledger.plan.population)
-
-
 def why_not_now(deployment: Deployment, requests: OperatorRequests, in_reach: int) -> str | None:
     """What a round has to wait for; None if nothing."""
     if requests.paused:
         return "paused by the operator, until `fedbandit deploy resume`"
-    needed, rules = least_reach(deployment), deployment.rules
+    rules = deployment.rules
+    needed = rules.least_reach(deployment.ledger is not None)
     if in_reach >= needed:
         return None
     why = f"waiting for nodes: {in_reach} in reach, {needed} needed"
@@ -234,10 +219,8 @@ def key_line(public_key: Path, comment: str = "") -> str:
     """A node's public key as a line of the roster; refuses a file that is none."""
     from fedbandit.deploy.masking.announcements import roster_line
 
-    try:
+    with reading(public_key, "give the file of a public key"):
         return roster_line(read_small(public_key), comment, str(public_key))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{public_key}: {getattr(error, 'strerror', error)}") from None
 
 
 def add_node(state: Path, line: str) -> None:
@@ -265,9 +248,6 @@ def _roster_lines(state: Path) -> list[str]:
 
 def _roster_text(state: Path) -> str | None:
     path = state / ROSTER
-    try:
+    with suppress(FileNotFoundError), reading(path, "restore it, or register the nodes again"):
         return read_small(path).decode()
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
+    return None

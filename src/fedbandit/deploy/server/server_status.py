@@ -16,7 +16,7 @@ from typing import Any
 from fedbandit.core.files import read_json, read_lines
 from fedbandit.deploy.messages import Observer, Reply, Request
 from fedbandit.deploy.server.deployment import Deployment
-from fedbandit.deploy.server.operator import is_open, least_reach
+from fedbandit.deploy.server.operator import is_open
 
 _logger = logging.getLogger("fedbandit.deploy.server")
 _RECENT = 20  # rounds whose times are kept at hand
@@ -50,7 +50,7 @@ def facts_of(deployment: Deployment) -> dict[str, Any]:
     return {
         "rounds": deployment.rounds,
         "longest_round": longest,
-        "needed": least_reach(deployment),
+        "needed": rules.least_reach(ledger is not None),
         "wanted": deployment.config.clients_per_round if ledger is None else ledger.plan.population,
         "private": ledger is not None,
         "open": is_open(deployment),

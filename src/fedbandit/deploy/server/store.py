@@ -10,8 +10,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.files import (
     keep_names,
     last_lines,
+    lines_in,
     object_in,
     open_regular,
     pack,
@@ -30,6 +31,7 @@ from fedbandit.core.files import (
     unpack,
     write_bytes,
 )
+from fedbandit.deploy.messages import is_count
 from fedbandit.deploy.private_files import held_alone
 from fedbandit.deploy.server import database
 from fedbandit.deploy.server.database import Database, Generation, Mark
@@ -43,6 +45,22 @@ _UNFINISHED = re.compile(r"\.(state|noise|model)-\d+\.safetensors\..*\.tmp")
 _LONGEST_LINE = 2**20  # bytes of metrics
 _LONGEST_ENTRY = 1024  # bytes in which a line of the ledger ends
 _SCALARS = ("round", "clip_norm", "reward_total", "rewarded_rounds", "events", "extra")
+
+
+@contextmanager
+def reading(path: Path, otherwise: str) -> Iterator[None]:
+    """Turn errors of the block into one line that names the file; `otherwise` says what to do.
+
+    A file that is missing is the caller's business.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; {otherwise}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged ({str(error)[:100]}); {otherwise}") from None
 
 
 @dataclass(frozen=True)
@@ -279,23 +297,17 @@ class Store:
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return 0
-        try:
+        again = "its last line is not that of a round; remove it, and the server writes it again"
+        with reading(path, again):
             lines = last_lines(path)
             number = object_in(lines[-1])["round"] if lines else 0
-            if type(number) is not int or number < 0:
+            if not is_count(number):
                 raise ValueError("its round is not a count")
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError) as error:
-            raise DataError(
-                f"{path}: its last line is not that of a round ({str(error)[:100]}); remove the"
-                " line, and the server writes it again"
-            ) from None
         with open(path, "r+b") as file:
             start = max(0, file.seek(0, os.SEEK_END) - _LONGEST_LINE)
             file.seek(start)
             file.truncate(start + file.read().rfind(b"\n") + 1)
-        return number
+        return int(number)
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -316,19 +328,12 @@ def is_private(extra: Mapping[str, Any]) -> bool:
 def read_rollback(folder: Path) -> int | None:
     """The version that a rollback was requested to; None: there is no such request."""
     path = folder / "rollback.json"
-    try:
+    with suppress(FileNotFoundError), reading(path, "ask for the rollback again"):
         version = read_object(path)["version"]
         if type(version) is not int:
             raise ValueError(f"version is {str(version)[:20]}")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except (KeyError, ValueError) as error:
-        raise DataError(
-            f"{path}: damaged ({str(error)[:100]}); ask for the rollback again"
-        ) from None
-    return version
+        return version
+    return None
 
 
 @dataclass(frozen=True)
@@ -342,22 +347,13 @@ class Spent:
 
 def read_ledger(path: Path) -> Spent | None:
     """What the ledger says, None if there is none; a line that was not written is refused."""
-    try:
-        with open_regular(path) as file:  # what has no end was not completed, and nothing follows
-            lines = file.read().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     spent = Spent()
-    for number, line in enumerate(lines, start=1):
-        try:
-            spent = _after(spent, line)
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: line {number} is damaged ({error}); restore the file from a copy"
-            ) from None
-    return spent
+    with suppress(FileNotFoundError), reading(path, "restore the file from a copy"):
+        with open_regular(path) as file:
+            for line in lines_in(file):  # what has no end was not completed
+                spent = _after(spent, line)
+        return spent
+    return None
 
 
 def _append(path: Path, number: int, what: Literal["charged", "released", "witnessed"]) -> None:
@@ -380,7 +376,7 @@ def _after(before: Spent, line: bytes) -> Spent:
     found = object_in(line)
     number, what = found["entry"]["round"], found["entry"]["what"]
     if found["link"] != _link(before.link, json.dumps(found["entry"])):
-        raise ValueError("it does not continue the line before")
+        raise ValueError(f"the line of round {number} does not continue the one before")
     if what == "charged":
         return Spent(number, before.released, found["link"])
     return Spent(max(number, before.charged), number, found["link"])
@@ -443,11 +439,6 @@ def _read(path: Path) -> bytes | None:
 
     One that cannot be read says nothing about what was written.
     """
-    try:
+    with reading(path, "restore it from a copy"), suppress(ValueError):
         return read_packed(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; restore it") from None
-    except ValueError:
-        return None
+    return None
