@@ -345,7 +345,7 @@ def test_a_private_server_falls_back_where_noise_and_ledger_are_whole(tmp_path, 
     [
         ("noise", "no round is as private as promised"),
         ("ledger", "is gone, and with it what 3 private rounds have spent"),
-        ("ledger's line", "line 2 is damaged"),
+        ("ledger's line", "line 2: damaged"),
         ("ledger's end", "ends at round 2, the state is of round 3"),
     ],
 )

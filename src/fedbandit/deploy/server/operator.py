@@ -54,7 +54,7 @@ def read_requests(folder: Path) -> OperatorRequests:
     """What the operator wants; a damaged file is an error, since it may have said `pause`."""
     path = folder / "operator.json"
     again = "remove it, then pause, pin or revoke again"
-    with suppress(FileNotFoundError), reading(path, again):
+    with reading(path, again), suppress(FileNotFoundError):
         return _REQUESTS.validate_python({**_NEEDED, **read_object(path)})
     return OperatorRequests()
 
@@ -248,6 +248,6 @@ def _roster_lines(state: Path) -> list[str]:
 
 def _roster_text(state: Path) -> str | None:
     path = state / ROSTER
-    with suppress(FileNotFoundError), reading(path, "restore it, or register the nodes again"):
+    with reading(path, "restore it, or register the nodes again"), suppress(FileNotFoundError):
         return read_small(path).decode()
     return None

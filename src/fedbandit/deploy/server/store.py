@@ -48,15 +48,10 @@ _SCALARS = ("round", "clip_norm", "reward_total", "rewarded_rounds", "events", "
 
 
 @contextmanager
-def reading(path: Path, otherwise: str) -> Iterator[None]:
-    """Turn errors of the block into one line that names the file; `otherwise` says what to do.
-
-    A file that is missing is the caller's business.
-    """
+def reading(path: Path | str, otherwise: str) -> Iterator[None]:
+    """Turn errors of the block into one line that names the file; `otherwise` says what to do."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; {otherwise}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -172,7 +167,7 @@ class Store:
             path = self.model_path(version)
             if not path.exists() or not self._looked:
                 payload = deployment.device_model(deployed, version).to_bytes()
-                if not path.exists() or _read(path) != payload:
+                if _read(path) != payload:
                     write_bytes(path, payload)
         last, metrics = state.extra.get("last_metrics"), self.folder / "metrics.jsonl"
         reached = self._last_round_in_metrics()
@@ -328,7 +323,7 @@ def is_private(extra: Mapping[str, Any]) -> bool:
 def read_rollback(folder: Path) -> int | None:
     """The version that a rollback was requested to; None: there is no such request."""
     path = folder / "rollback.json"
-    with suppress(FileNotFoundError), reading(path, "ask for the rollback again"):
+    with reading(path, "ask for the rollback again"), suppress(FileNotFoundError):
         version = read_object(path)["version"]
         if type(version) is not int:
             raise ValueError(f"version is {str(version)[:20]}")
@@ -348,9 +343,10 @@ class Spent:
 def read_ledger(path: Path) -> Spent | None:
     """What the ledger says, None if there is none; a line that was not written is refused."""
     spent = Spent()
-    with suppress(FileNotFoundError), reading(path, "restore the file from a copy"):
-        with open_regular(path) as file:
-            for line in lines_in(file):  # what has no end was not completed
+    copy = "restore the file from a copy"
+    with reading(path, copy), suppress(FileNotFoundError), open_regular(path) as file:
+        for number, line in enumerate(lines_in(file), start=1):  # what has no end was not completed
+            with reading(f"{path}: line {number}", copy):
                 spent = _after(spent, line)
         return spent
     return None
@@ -376,7 +372,7 @@ def _after(before: Spent, line: bytes) -> Spent:
     found = object_in(line)
     number, what = found["entry"]["round"], found["entry"]["what"]
     if found["link"] != _link(before.link, json.dumps(found["entry"])):
-        raise ValueError(f"the line of round {number} does not continue the one before")
+        raise ValueError("it does not continue the line before")
     if what == "charged":
         return Spent(number, before.released, found["link"])
     return Spent(max(number, before.charged), number, found["link"])
@@ -425,20 +421,19 @@ def _read_memory(folder: Path, generation: Generation) -> dict[int, np.ndarray]:
 def _bytes(folder: Path, generation: Generation, name: str) -> bytes:
     """The bytes that were written under that name."""
     path = folder / name
-    try:
-        payload = _read(path)
-    except FileNotFoundError:
-        raise DamagedState(f"{path}: is gone") from None
+    payload = _read(path)
+    if payload is None and not path.exists():
+        raise DamagedState(f"{path}: is gone")
     if payload is None or hashlib.sha256(payload).hexdigest() != generation.files[name]:
         raise DamagedState(f"{path}: damaged: its checksum does not match")
     return payload
 
 
 def _read(path: Path) -> bytes | None:
-    """The bytes of a file, None where it cannot be one of ours.
+    """The bytes of a file, None where there is none, or none that we have written.
 
     One that cannot be read says nothing about what was written.
     """
-    with reading(path, "restore it from a copy"), suppress(ValueError):
+    with reading(path, "restore it from a copy"), suppress(FileNotFoundError, ValueError):
         return read_packed(path)
     return None
