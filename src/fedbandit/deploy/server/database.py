@@ -66,7 +66,7 @@ CREATE TABLE generations (
 
 @dataclass(frozen=True)
 class Mark:
-    """What the server remembers of one device, so that a reward counts once and turns are kept.
+    """One device in the server's memory, so that a reward counts once and turns are kept.
 
     A checksum protects each mark. A damaged one bars its device: without it nobody knows what of
     the device's log was counted.
@@ -90,12 +90,12 @@ def own_key(node: int, device: str) -> str:
 
 
 MarksOf = Callable[[Iterable[str]], dict[str, Mark]]
-"""What is remembered of the devices with these names, of those that are known."""
+"""Looks up the marks of the devices with these names, of those that are known."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One state of the server: the files that hold its arrays, and everything that is not an array."""
+    """One state of the server: files that hold its arrays, and everything else as facts."""
 
     number: int
     files: Mapping[str, str]  # name -> SHA-256 of its bytes
@@ -137,11 +137,11 @@ class Database:
                 self.path,
                 "renamed devices"
                 if devices == facts["devices"]
-                else f"{devices} devices, {facts['devices']} were written: rows are gone or renamed",
+                else f"{devices} devices of {facts['devices']}: rows are gone or renamed",
             )
 
     def marks(self, names: Iterable[str]) -> dict[str, Mark]:
-        """What is remembered of these devices, of those that are known."""
+        """The marks of these devices, of those that are known."""
         found: dict[str, Mark] = {}
         names = list(dict.fromkeys(names))
         owners = {name: int(node) for name, node in self._rows(_OWNERS, names)}
@@ -203,7 +203,7 @@ class Database:
             newest = db.execute("SELECT max(number) FROM generations").fetchone()[0]
             if newest != after:
                 raise DataError(
-                    f"{self.path}: is at generation {newest}, where {after} was expected; start again"
+                    f"{self.path}: is at generation {newest}, not at {after}; start again"
                 )
             devices, names = following.facts["devices"], following.facts.get("names", 0)
             for name, mark in marks.items():

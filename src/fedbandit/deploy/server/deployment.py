@@ -185,7 +185,7 @@ class Deployment:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """How devices train and how the server learns from them."""
+        """The federated algorithm: how devices train, and how the server learns from them."""
         chosen, freezing = self.config.server, self.freezing
         optimizer = build_optimizer("server.optimizer", chosen.optimizer, chosen.parameters)
         layout = self.trainable.layout if freezing is None else freezing.trainable
@@ -207,7 +207,7 @@ class Deployment:
 
     @property
     def grid(self) -> Grid:
-        """What private sums are counted in."""
+        """The grid whose steps private sums are counted in."""
         return SECURE if self.rules.secure_aggregation else RELEASE
 
     def noise(self, done: int, memory: Memory) -> GridNoise:
@@ -264,7 +264,7 @@ class Deployment:
         )
 
     def kept(self, weights: np.ndarray) -> Vectors:
-        """What the algorithm keeps at the start of training from these weights of the whole model."""
+        """The algorithm's server state at the start of training from these weights: [P]."""
         return self.algorithm.init(
             weights if self.freezing is None else self.freezing.pick(weights)
         )
@@ -274,12 +274,12 @@ class Deployment:
         return self.algorithm.broadcast(state.server_state)["weights"]
 
     def sent_by_one(self, state: State) -> np.ndarray:
-        """Zeros like the vector that a device sends: all parts of the algorithm's message, joined."""
+        """Zeros like the vector that a device sends: all parts of its message, joined."""
         sends = self.algorithm.sends
         return join_sent(zeros_to_send(sends, self.received(state)), sends)
 
     def kept_from(self, version: Version) -> Vectors:
-        """What the algorithm keeps when training starts again from a deployed version."""
+        """The algorithm's server state when training starts again from a deployed version."""
         if self.acting is self.trainable:
             return self.kept(version.weights)
         if hasattr(self.algorithm, "restore"):
@@ -295,13 +295,14 @@ class Deployment:
 
     @property
     def _choices(self) -> int:
-        """How many actions a decision has: fixed ones, or candidates on average."""
+        """The number of actions of a decision: fixed ones, or candidates on average."""
         items = self.data.items
         return self.data.num_actions if items is None else round(items.shown)
 
     def progress(self, version: int, number: int, events: int) -> Progress:
-        """How far the deployment has come when a version goes out after a round; under privacy as
-        planned.
+        """Progress that a version is deployed with after a round, which its rule may depend on.
+
+        Under privacy it counts the planned events: the exact ones are not released.
         """
         if self.ledger is not None:
             events = number * self.config.clients_per_round * self.rules.max_events
@@ -309,9 +310,7 @@ class Deployment:
 
     @cached_property
     def terms(self) -> dict[str, Any]:
-        """What every request of a private deployment tells devices to hold it to; nothing of one
-        that is not.
-        """
+        """The privacy terms in every request, which devices hold the server to; else empty."""
         if self.ledger is None:
             return {}
         plan, rounds = self.ledger.plan, self.rounds
@@ -337,8 +336,10 @@ class Deployment:
         return self.device_model(self._first(self.kept(self.initial)), 0)
 
     def promises(self) -> dict[str, Any]:
-        """What must not change while a deployment lives: what weights mean, and what its devices
-        were promised.
+        """All that must not change while a deployment lives.
+
+        That is what weights mean, and what its devices were promised. A state with other promises
+        is not continued.
         """
         return {
             "actions and features": self.space,
@@ -354,7 +355,7 @@ class Deployment:
 
     @property
     def _shares(self) -> dict[str, Any]:
-        """How the privacy plan departs from one that pays for the model alone and protects devices."""
+        """Shares and unit of the privacy plan, where they are not the defaults."""
         if self.ledger is None:
             return {}
         plan = self.ledger.plan
@@ -503,7 +504,7 @@ class _NamedFiles:
     where: str
 
     def read(self, key: str, name: str | None, parse: Callable[[Path], T]) -> T | None:
-        """What `parse` makes of a file, None without a name; what it cannot take is refused.
+        """Parse a file, None without a name; refuse what `parse` cannot take.
 
         Pipes, devices and files without an end are never waited for.
         """
@@ -599,13 +600,13 @@ def _ledger(config: Config, rules: Rules, where: str) -> Ledger | None:
         where,
         (
             rules.population is None,
-            "deployment.population: missing; the privacy accounting of a deployment needs the number"
-            " of devices",
+            "deployment.population: missing; the privacy accounting of a deployment needs the"
+            " number of devices",
         ),
         (
             goal is not None,
-            f"{name}: in a private deployment it would let one device push another out of the round,"
-            " which the noise does not cover",
+            f"{name}: in a private deployment it would let one device push another out of the"
+            " round, which the noise does not cover",
         ),
     )
     assert rules.population is not None
@@ -695,7 +696,8 @@ def _learning(config: Config, data: DataSpec) -> dict[str, Any]:
     )
     if hasattr(objective, "targets") or getattr(objective, "supervised", False):
         raise ConfigError(
-            f"objective.name: {config.objective.name} needs rewards of actions that devices do not log"
+            f"objective.name: {config.objective.name} needs rewards of actions that devices do"
+            " not log"
         )
     client = {key: getattr(config.client, key) for key in ("learning_rate", "batch_size", "epochs")}
     return {
@@ -709,7 +711,7 @@ def _learning(config: Config, data: DataSpec) -> dict[str, Any]:
 
 
 def _check_algorithm(deployment: Deployment, where: str) -> None:
-    """What a deployment cannot do yet is refused by name, before any device is asked."""
+    """Refuse by name what a deployment cannot do yet, before any device is asked."""
     config, algorithm = deployment.config, deployment.algorithm
     check_personal(config, algorithm)
     broadcast = algorithm.broadcast(deployment.kept(deployment.initial))

@@ -30,7 +30,7 @@ from fedbandit.deploy.messages import (
 )
 from fedbandit.deploy.secure_sums import TOLERANCE
 from fedbandit.deploy.server.deployment import LEAST_JUDGES, Deployment
-from fedbandit.deploy.server.gathering import Refusal, by_kind, name_refused, refusal, select_judges
+from fedbandit.deploy.server.gathering import Refusal, note_refused, refusal, select_judges
 from fedbandit.deploy.server.private_metrics import RoundNoise, private_verdict
 from fedbandit.evaluation.estimators import Sums
 from fedbandit.evaluation.gate import GainEstimator, Verdict, verdict_of
@@ -48,7 +48,7 @@ UNJUDGED: dict[str, Any] = {
     "devices": 0,
     "refused": {},
 }
-"""What a private round's metrics say of a candidate that nobody has judged yet, or ever will."""
+"""The verdict in a private round's metrics on a candidate that was not judged, or not yet."""
 
 
 class Gatekeeper:
@@ -94,21 +94,16 @@ class Gatekeeper:
         ]
         answers = self._poller.ask(requests, seconds, f"round {number}, judging")
         found = screen(answers, token, version, self._estimator, rules.max_events)
-        name_refused(number, found.refused)
+        refused = note_refused(number, found.refused)
         if noise is not None:
             gains = np.array([sums.value for sums in found.sums])
             verdict, devices = private_verdict(
                 gains, noise, rules.bounds, self._confidence, self._margin
             )
             self._log(number, verdict, f"about {devices} devices")
-            refused = by_kind(found.refused)
-            return {
-                **UNJUDGED,
-                **_shown(verdict),
-                "asked": len(nodes),
-                "devices": devices,
-                "refused": refused,
-            }
+            shown = {name: v for name, v in verdict.to_json().items() if name in UNJUDGED}
+            told = {"asked": len(nodes), "devices": devices, "refused": refused}
+            return {**UNJUDGED, **shown, **told}
         verdict = without_any_one(found.sums, self._confidence, self._margin)
         if len(found.sums) < rules.min_reports:
             _logger.warning(
@@ -119,13 +114,11 @@ class Gatekeeper:
         return {
             **verdict.to_json(),
             "asked": len(nodes),
-            "trained": len(
-                set(nodes) & set(trained)
-            ),  # of those asked, how many were asked to train as well
+            "trained": len(set(nodes) & set(trained)),  # of those asked, asked to train as well
             "devices": len(found.sums),
             "idle": found.idle,
             "behind": found.behind,
-            "refused": by_kind(found.refused),
+            "refused": refused,
         }
 
     def _log(self, number: int, verdict: Verdict, by: str) -> None:
@@ -160,7 +153,7 @@ class Gatekeeper:
 
 @dataclass
 class ScreenedGains:
-    """What devices say of a candidate: the sums of each that is sound, and everything else by name."""
+    """Devices' answers about a candidate: sums of each sound one, everything else by name."""
 
     sums: list[Sums] = field(default_factory=list)  # one device each
     idle: int = 0  # have no events
@@ -242,7 +235,7 @@ def _read(reply: Reply, token: str) -> _Gains | Refusal:
 
 
 def _unsound(said: _Gains, estimator: GainEstimator, max_events: int) -> Refusal | None:
-    """Why honest devices could not have come to these sums."""
+    """The reason why no honest device came to these sums; None if one could have."""
     assert estimator.limit is not None
     events, gain, slack, limit = said.events, said.gain, 1 + TOLERANCE, estimator.limit
     importance, squares = said.importance, said.importance_squares
@@ -259,11 +252,6 @@ def _unsound(said: _Gains, estimator: GainEstimator, max_events: int) -> Refusal
     if importance**2 > events * squares * slack or squares > limit * importance * slack:
         return "garbage", "its figures contradict each other"
     return None
-
-
-def _shown(verdict: Verdict) -> dict[str, Any]:
-    """What may be seen of a private verdict."""
-    return {name: value for name, value in verdict.to_json().items() if name in UNJUDGED}
 
 
 def _sums(own: _Gains) -> Sums:

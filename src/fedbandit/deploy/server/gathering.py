@@ -1,4 +1,4 @@
-"""How a round's devices come to one sum; here each report is seen and screened by the server.
+"""Gathering a round's reports into one sum; here the server sees and screens each of them.
 
 Whatever a device sends may be wrong in any way: an answer is either a sound report or refused under
 a name, one for each device. `secure_gathering` sees sums alone. Knows nothing of the step that
@@ -10,12 +10,10 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from math import trunc
 from operator import add
-from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Annotated, Any, Protocol
 
@@ -52,12 +50,12 @@ _IN_MEMORY = 1 << 23  # bytes of a round's updates that wait for their turn outs
 _chance = random.SystemRandom()
 _logger = logging.getLogger("fedbandit.deploy.server")
 Refusal = tuple[str, str]
-"""Why an answer is left out: its kind, and what exactly."""
+"""The reason to leave an answer out: its kind, and what exactly."""
 
 
 @dataclass(kw_only=True)
 class RewardFigures:
-    """What a round's rewards come to, each of them counted in one round only."""
+    """Sums over a round's rewards, each reward counted in one round only."""
 
     events: int  # rewards that no round has counted before, ...
     reward_sum: float  # ... their sum, and that of their propensities; if private, of whole steps
@@ -72,7 +70,7 @@ class RewardFigures:
 
 @dataclass(kw_only=True)
 class RoundContribution(RewardFigures):
-    """What a round's devices come to, however it was gathered: one sum, its figures, its devices."""
+    """A round's gathered reports: one sum of updates, its figures, its devices."""
 
     total: np.ndarray  # the sum of their clipped updates; of a private round in whole steps
     accepted: int  # devices in the sum
@@ -80,8 +78,8 @@ class RoundContribution(RewardFigures):
     idle: int  # devices that had nothing to train on
     refused: dict[str, int]  # answers left out, by kind
     versions: dict[str, int]  # how many devices hold which model
+    nodes: dict[int, str]  # whose report this was: node -> device
     known_modulo: tuple[float, float, float] | None = None  # of a private secure sum's figures
-    nodes: dict[int, str] = field(default_factory=dict)  # whose report this was: node -> device
 
 
 class OlderThanSeen(DataError):
@@ -89,14 +87,14 @@ class OlderThanSeen(DataError):
 
     def __init__(self, number: int, seen: int, devices: int) -> None:
         super().__init__(
-            f"deployment.state: older than what devices have seen: {devices} devices have seen round"
-            f" {seen}, and this state would run round {number}; restore the newer state"
+            f"deployment.state: older than what devices have seen: {devices} devices have seen"
+            f" round {seen}, and this state would run round {number}; restore the newer state"
         )
         self.seen = seen
 
 
 class Gathering(Protocol):
-    """One way of coming to a round's sum: `PlainReports` here, or `SecureSums` of masked vectors."""
+    """One way to a round's sum: `PlainReports` here, or `SecureSums` of masked vectors."""
 
     devices: dict[int, str]  # node -> device, as far as it has said
     users: dict[int, str] | None  # node -> whose turns it has; None: devices have their own
@@ -155,27 +153,17 @@ class _Idle(BaseModel):
     version: Count  # the model that it holds
 
 
-class _Updates:
-    """A round's updates in a file: they are let go of as they come, and added up in fixed order."""
+def _put_away(update: np.ndarray, file: "SpooledTemporaryFile[bytes]") -> Callable[[], np.ndarray]:
+    """Let go of an update, into a round's file; call what is returned to have it again."""
+    start = file.seek(0, 2)
+    file.write(np.ascontiguousarray(update).data.cast("B"))
+    dtype, shape, size = update.dtype, update.shape, update.nbytes
 
-    def __init__(self, folder: Path) -> None:
-        self._file = SpooledTemporaryFile(max_size=_IN_MEMORY, dir=str(folder))  # noqa: SIM115
+    def load() -> np.ndarray:
+        file.seek(start)
+        return np.frombuffer(file.read(size), dtype).reshape(shape)
 
-    def keep(self, update: np.ndarray) -> Callable[[], np.ndarray]:
-        """Store an update; call what is returned to have it again."""
-        start = self._file.seek(0, 2)
-        self._file.write(np.ascontiguousarray(update).data.cast("B"))
-        dtype, shape, size = update.dtype, update.shape, update.nbytes
-
-        def load() -> np.ndarray:
-            self._file.seek(start)
-            return np.frombuffer(self._file.read(size), dtype).reshape(shape)
-
-        return load
-
-    def close(self) -> None:
-        """Give the space back."""
-        self._file.close()
+    return load
 
 
 @dataclass(frozen=True)
@@ -223,7 +211,7 @@ class _Screening:
         state: State,
         number: int,
         marks: MarksOf,
-        updates: _Updates,
+        updates: "SpooledTemporaryFile[bytes]",
     ) -> None:
         self.token = secrets.token_hex(8)
         self._own, self._number, self._marks_of, self._updates = own, number, marks, updates
@@ -239,7 +227,7 @@ class _Screening:
         return set(self._own.poller.nodes())
 
     def marks(self, keys: Iterable[str]) -> dict[str, Mark]:
-        """What is remembered under these keys, each looked up once."""
+        """The marks under these keys, each looked up once."""
         keys = list(keys)
         if new := sorted({key for key in keys if key not in self._marks}):
             found = self._marks_of(new)
@@ -326,7 +314,7 @@ class _Screening:
             return "not finite" if fits else "wrong shape or type", norm
         if norm > self._clip_norm * (1 + TOLERANCE):
             return "too large", f"norm {norm:.4g}, where devices clip to {self._clip_norm:.4g}"
-        return report.model_copy(update={"norm": norm, "load": self._updates.keep(update)})
+        return report.model_copy(update={"norm": norm, "load": _put_away(update, self._updates)})
 
 
 class PlainReports:
@@ -345,7 +333,8 @@ class PlainReports:
     def gather(
         self, state: State, number: int, asked: Sequence[int], marks: MarksOf
     ) -> RoundContribution | None:
-        with closing(_Updates(self.deployment.folder)) as updates:
+        folder = str(self.deployment.folder)
+        with SpooledTemporaryFile(max_size=_IN_MEMORY, dir=folder) as updates:
             screening = _Screening(self, state, number, marks, updates)
             return self._gathered(screening, state, number, asked)
 
@@ -358,7 +347,7 @@ class PlainReports:
         if private:
             check_not_older(answers, number)
         found = screening.sort(answers)
-        name_refused(number, found.refused)
+        refused = note_refused(number, found.refused)
         least = 0 if private else rules.min_reports  # aborting would leak who took part
         if len(found.reports) < least:
             _logger.warning(
@@ -385,8 +374,8 @@ class PlainReports:
             accepted=len(reports),
             below=sum(report.unclipped for report in reports),
             idle=len(found.idle),
-            refused=by_kind(found.refused),
-            versions=versions_held(one.answer.version for one in held),
+            refused=refused,
+            versions=count_each(one.answer.version for one in held),
             nodes=nodes,
         )
 
@@ -442,11 +431,6 @@ class PlainReports:
         }
         seconds = self.deployment.rules.round_seconds
         return Request("train", node, facts, {"weights": self.deployment.received(state)}, seconds)
-
-
-def by_kind(refused: Iterable[tuple[int, str, str]]) -> dict[str, int]:
-    """How many of (node, kind, what exactly) there are of each kind."""
-    return dict(sorted(Counter(kind for _, kind, _ in refused).items()))
 
 
 def summed(
@@ -541,7 +525,11 @@ def count_rewards(
 def usual_weights(events: np.ndarray) -> np.ndarray:
     """The events of each device [n] that count in the reward: at most twice the median device's.
 
-    With fewer than three devices that have any, nobody can say what is usual.
+    With fewer than three devices that have any, all events count.
+
+    Examples:
+        >>> usual_weights(np.array([4.0, 6.0, 5.0, 1000.0]))
+        array([ 4.,  6.,  5., 11.])
     """
     some = events[events > 0]
     return events if len(some) < 3 else np.minimum(events, _USUAL * np.median(some))
@@ -553,6 +541,14 @@ def bounded_mean(events: np.ndarray, rewards: np.ndarray, weights: np.ndarray) -
     Each device pulls the median of the devices' mean rewards by weight times distance.
     The strongest pull is cut to the second strongest: one liar moves the mean by no more than some
     honest device does. With fewer than five devices only those are cut whose events are unusual.
+    `events`, their sums of `rewards` and the `weights` of `usual_weights` are [n].
+
+    Examples:
+        >>> events, rewards = np.full(5, 10.0), np.array([5.0, 6.0, 4.0, 5.0, 1000.0])
+        >>> float(rewards.sum() / events.sum())
+        20.4
+        >>> round(bounded_mean(events, rewards, usual_weights(events)), 2)
+        0.52
     """
     some = events > 0
     unusual = weights[some] < events[some]
@@ -567,13 +563,18 @@ def bounded_mean(events: np.ndarray, rewards: np.ndarray, weights: np.ndarray) -
     return centre + float(pulls.sum() / weights.sum())
 
 
-def versions_held(versions: Iterable[int]) -> dict[str, int]:
-    """How many devices hold which version, by its number as JSON has keys."""
-    return {str(version): count for version, count in sorted(Counter(versions).items())}
+def count_each(values: Iterable[int | str]) -> dict[str, int]:
+    """The number of times each value occurs, by its text, in the order of the values.
+
+    Examples:
+        >>> count_each([3, 2, 3])
+        {'2': 1, '3': 2}
+    """
+    return {str(value): count for value, count in sorted(Counter(values).items())}
 
 
 def refusal(reply: Reply, token: str, unable: str = "could not train") -> Refusal | None:
-    """Why an answer does not belong to the attempt with that token; None if it does.
+    """The reason why an answer does not belong to the attempt with that token; None if it does.
 
     `unable` is the kind of an answer by a device that says itself that it cannot.
     """
@@ -589,7 +590,7 @@ def refusal(reply: Reply, token: str, unable: str = "could not train") -> Refusa
 
 
 def _beyond(report: Report, bounds: ReportBounds) -> Refusal | None:
-    """Why the figures are more than one device can have to report, or do not add up."""
+    """The reason why no honest device reports these figures; None if one could."""
     events, rewards = report.events, report.reward_sum
     if events > bounds.events:
         most = f"where one device reports at most {bounds.events} in one round"
@@ -639,10 +640,11 @@ def _seen(answers: Answers) -> list[int]:
     return list(said.values())
 
 
-def name_refused(number: int, refused: Iterable[tuple[int, str, str]]) -> None:
-    """Put every answer that was left out into the log: its node, kind and what exactly."""
+def note_refused(number: int, refused: Sequence[tuple[int, str, str]]) -> dict[str, int]:
+    """Log every answer that was left out: (node, kind, what exactly); how many of each kind."""
     for node, kind, what in refused:
         _logger.warning("round %d: node %d refused: %s: %s", number, node, kind, what)
+    return count_each(kind for _, kind, _ in refused)
 
 
 def select(deployment: Deployment, nodes: Sequence[int], number: int) -> list[int]:
@@ -666,7 +668,7 @@ def select_judges(nodes: Sequence[int], trained: Collection[int], most: int) -> 
 def not_now(
     deployment: Deployment, number: int, device: str, mark: Mark | None, turns: Mark | None
 ) -> Refusal | None:
-    """Why a device may not take part in this round, by its own mark and that of its `turns`."""
+    """The reason why a device may not take part in this round, by its mark and its `turns`."""
     mark, turns = mark or Mark(), turns or Mark()
     if mark.damaged or turns.damaged:
         what = f"what the server remembers of device {device} is not what it wrote"

@@ -1,4 +1,4 @@
-"""What the operator has told a server: kept in its folder, obeyed at the next round.
+"""The operator's instructions to a server: kept in its folder, obeyed at the next round.
 
 Pause, pin, rollback and revoke, and the roster of registered nodes, which an operator carries to
 the devices. Every change is made under a lock, so that two commands at once both count.
@@ -51,7 +51,7 @@ _NEEDED: dict[str, None] = dict.fromkeys(("paused", "revoked"))
 
 
 def read_requests(folder: Path) -> OperatorRequests:
-    """What the operator wants; a damaged file is an error, since it may have said `pause`."""
+    """The operator's instructions; a damaged file is an error: it may have said `pause`."""
     path = folder / "operator.json"
     again = "remove it, then pause, pin or revoke again"
     with reading(path, again), suppress(FileNotFoundError):
@@ -171,7 +171,7 @@ OPEN = (
 
 
 def is_open(deployment: Deployment) -> bool:
-    """Whether strangers could plant a backdoor, and nobody has decided that they may.
+    """Whether strangers could plant a backdoor without the operator having allowed it.
 
     Where devices are not registered and privacy does not forbid rules over single updates, the mean
     has to be chosen by name.
@@ -182,7 +182,7 @@ def is_open(deployment: Deployment) -> bool:
 
 
 def why_not_now(deployment: Deployment, requests: OperatorRequests, in_reach: int) -> str | None:
-    """What a round has to wait for; None if nothing."""
+    """The reason for a round to wait; None if there is none."""
     if requests.paused:
         return "paused by the operator, until `fedbandit deploy resume`"
     rules = deployment.rules

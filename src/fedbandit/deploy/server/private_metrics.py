@@ -1,5 +1,4 @@
-"""What a round says of rewards and of candidates: exact sums, or those of a private deployment,
-which carry noise.
+"""Metrics of rewards and of candidates: exact, or with the noise of a private deployment.
 
 Private figures are further entries of the vector whose noisy sum a round releases: bounded by 1 for
 each device, and given noise by the same mechanism as the model, so that all of it together costs
@@ -59,7 +58,7 @@ class RoundNoise:
 
     @property
     def memory(self) -> dict[int, np.ndarray]:
-        """What has to be kept, secretly, once the noise of the model has been drawn."""
+        """The memory to keep, secretly, once the noise of the model has been drawn."""
         if not self._entries:
             return self.weights.memory
         own = self._own.memory
@@ -125,10 +124,18 @@ class Noised:
 
 
 def reported(found: RoundContribution, private: bool) -> dict[str, Any]:
-    """What the metrics say of a round's rewards where sums are exact; nothing of a private round."""
+    """Metrics of a round's rewards where sums are exact; null in a private round."""
     if private:
         names = ("reward", "propensity", "events", "idle", "unclipped", "rewards_by_version")
         return {"clients": found.accepted + found.idle, **dict.fromkeys(names)}
+    bounded = {}
+    if found.reported is not None:
+        bounded = {
+            "reward_reported": found.reported / found.events,
+            "events_by_version": found.events_by_version,
+            "reward_median": found.median,
+            "largest_share": found.largest_share,
+        }
     return {
         "reward": found.reward_sum / found.events if found.events else None,
         "propensity": found.propensity_sum / found.events if found.events else None,
@@ -137,6 +144,7 @@ def reported(found: RoundContribution, private: bool) -> dict[str, Any]:
         "idle": found.idle,
         "unclipped": found.below / found.accepted if found.accepted else None,
         "rewards_by_version": found.by_version,
+        **bounded,
     }
 
 
@@ -160,8 +168,7 @@ def published(metrics: Mapping[str, Any], private: bool) -> dict[str, Any]:
 def reported_with_noise(
     found: RoundContribution, noise: RoundNoise, bounds: ReportBounds, before: Mapping[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What the metrics say of a private round's rewards, and the noised totals so far; nothing
-    without a share.
+    """Metrics of a private round's rewards, and noised totals so far; empty without a share.
 
     `before` are the totals up to the round before. A reward is left out where the noise could have
     made the events.
@@ -207,7 +214,7 @@ def private_verdict(
     gained, squared = (_GAIN * np.trunc(each / _GAIN).sum() for each in (terms, np.square(terms)))
     noised = noise.gate(np.array([gained, squared, len(terms)]))
     total, squares, devices = map(float, noised.sums)
-    # The squares have noise of their own; one deviation more makes the interval wider rather than narrower.
+    # The squares have noise of their own; one deviation more widens the interval.
     error = float(np.sqrt(max(squares + noised.deviations[1], 0.0) + noised.deviations[0] ** 2))
     lower = total - NormalDist().inv_cdf(confidence) * error
     enough = devices > _CLEAR * noised.deviations[2]

@@ -61,9 +61,9 @@ Select = Callable[[Deployment, Sequence[int], int], list[int]]
 class Coordinator:
     """Runs the rounds of a deployment. All that must survive a crash is in `state` and the store.
 
-    One round: wait until enough nodes are in reach, choose some, bring them the model in use, gather
-    their updates into one sum, step, let the gate judge a candidate, and commit. Whatever fails
-    before the commit leaves no trace, and the round is tried again. For example, with an
+    One round: wait until enough nodes are in reach, choose some, bring them the model in use,
+    gather their updates into one sum, step, let the gate judge a candidate, and commit. Whatever
+    fails before the commit leaves no trace, and the round is tried again. For example, with an
     in-process transport::
 
         store = Store(deployment.folder)
@@ -165,7 +165,7 @@ class Coordinator:
         return metrics
 
     def _adapt(self, slow: bool) -> None:
-        """Give rounds more time after one that failed because answers were late, less after others."""
+        """Give rounds more time after one that failed by late answers, less after others."""
         before = self._poller.patience
         patience = min(2 * before, _LONGEST_PATIENCE) if slow else max(before / 2, 1.0)
         if patience > before:
@@ -173,7 +173,7 @@ class Coordinator:
         self._poller.patience = patience
 
     def _read_requests(self) -> OperatorRequests:
-        """What the operator wants; where that cannot be read, what it was, and no new round."""
+        """The operator's instructions; where they cannot be read, the earlier ones, paused."""
         try:
             self._requests = read_requests(self._store.folder)
         except DataError as problem:
@@ -289,7 +289,7 @@ class Coordinator:
         )
         candidate = Version(weights, progress)
         extra, deployed = dict(state.extra), dict(state.deployed)
-        pinned = self._read_requests().pinned  # read anew: it may have changed during the round
+        pinned = self._read_requests().pinned  # it may have changed during the round
         due = number % self.deployment.config.deploy_every == 0 and pinned is None
         said = reported(found, noise is not None)
         if noise is not None:
@@ -329,32 +329,20 @@ class Coordinator:
                 metrics["time"] = self._watch.now()
             if pinned is not None:
                 metrics["pinned"] = pinned
-            if found.reported is not None:
-                metrics |= {
-                    "reward_reported": found.reported / found.events,
-                    "events_by_version": found.events_by_version,
-                }
-                metrics |= {"reward_median": found.median, "largest_share": found.largest_share}
             metrics |= server.aggregation.metrics(number, deploys)
             if verdict is not None:
                 metrics["gate"] = verdict
             following.extra["last_metrics"] = published(metrics, noise is not None)
             return following, metrics
 
-        known = {n: name for n in asked if (name := self._gathering.devices.get(n)) is not None}
-        nodes = {
-            node: name
-            for node, name in (found.nodes or known).items()
-            if name in found.marks and name != self._recalled.get(node)
-        }
+        nodes = {n: name for n, name in found.nodes.items() if name != self._recalled.get(n)}
         memory = {} if noise is None else noise.memory
         marks: Mapping[str, Mark] | None = found.marks
         deploys, verdict, in_use = due, None, self.version
         if due and self._gatekeeper is not None:
             if noise is not None:
                 # Those who judge see the candidate: the round has to be charged and to have
-                # happened before that. A
-                # server that is killed meanwhile holds the model back.
+                # happened before that. A server that is killed meanwhile holds the model back.
                 self.state, self._memory = after(False, UNJUDGED)[0], memory
                 self._store.checkpoint(self.state, memory, found.marks, nodes)
                 marks = None

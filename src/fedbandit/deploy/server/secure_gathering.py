@@ -40,14 +40,13 @@ from fedbandit.deploy.server.database import Mark, MarksOf
 from fedbandit.deploy.server.deployment import Deployment
 from fedbandit.deploy.server.gathering import (
     RoundContribution,
-    by_kind,
     check_not_older,
-    name_refused,
+    count_each,
     not_now,
+    note_refused,
     refusal,
     seen_by,
     takes_users,
-    versions_held,
 )
 from fedbandit.deploy.server.operator import read_roster
 from fedbandit.federated.state import State
@@ -99,7 +98,7 @@ class SecureSums:
         self.devices: dict[int, str] = {}
         self.users: dict[int, str] | None = {} if takes_users(deployment) else None
         self._private = deployment.ledger is not None
-        # In a private round devices without anything to train on send zeros: who is in the sum must not tell.
+        # Who is in a private sum must not tell: devices with nothing to train on send zeros.
         self._said = {"zeros": True, "required": ["zeros"]} if self._private else {}
         self._tolerance = None if deployment.ledger is None else deployment.ledger.tolerance
         if self._tolerance is not None:
@@ -110,9 +109,11 @@ class SecureSums:
     ) -> RoundContribution | None:
         attempt = _Attempt(state, number, secrets.token_hex(8), marks)
         try:
-            found, summed = self._sum(attempt, asked)
+            try:
+                found, summed = self._sum(attempt, asked)
+            finally:
+                refused = note_refused(number, attempt.refused)
         except _Spent:
-            name_refused(number, attempt.refused)
             _logger.warning(
                 "round %d: its sum was unmasked before, and is lost; devices take part in one sum"
                 " of a round, so it ends without any",
@@ -120,22 +121,20 @@ class SecureSums:
             )
             found, summed = nothing(self._deployment.sent_by_one(state).size), []
         except _GivenUp as reason:
-            name_refused(number, attempt.refused)
             if self._private and 0 < len(reason.left) < len(asked):
-                # Only too few devices may have a private round drawn anew: that is what is charged for.
+                # A private round is drawn again only where too few are left: that is charged for.
                 _logger.warning(
                     "round %d: no secure sum: %s; those who are left try again", number, reason
                 )
                 return self.gather(state, number, reason.left, marks)
             _logger.warning("round %d: no secure sum: %s; it is run again", number, reason)
             return None
-        name_refused(number, attempt.refused)
-        devices = [attempt.devices[node] for node in summed]
+        nodes = {node: attempt.devices[node] for node in summed}
         if self._private:
-            attempt.idle = len(devices) - found.devices
+            attempt.idle = len(nodes) - found.devices
         marks_now = {
             device: replace(attempt.marks.get(device, Mark()), settled=attempt.token, turn=number)
-            for device in devices
+            for device in nodes.values()
         }
         if self.users is not None:
             marks_now |= {self.users[node]: Mark(turn=number) for node in summed}
@@ -149,14 +148,15 @@ class SecureSums:
             reward_sum=found.reward_sum,
             propensity_sum=found.propensity_sum,
             idle=attempt.idle,
-            refused=by_kind(attempt.refused),
-            versions=versions_held(attempt.versions[node] for node in summed),
+            refused=refused,
+            versions=count_each(attempt.versions[node] for node in summed),
+            nodes=nodes,
             known_modulo=figures_modulo(self._deployment.rules.bounds) if self._private else None,
             marks=marks_now,
         )
 
     def _sum(self, attempt: _Attempt, asked: Sequence[int]) -> tuple[Figures, list[int]]:
-        """What the devices add up to, and the nodes that are in the sum."""
+        """The devices' summed figures, and the nodes that are in the sum."""
         rules = self._deployment.rules
         ready = self._ready(attempt, asked)
         terms = Sharing.of(len(ready), rules.secure_shares, rules.secure_threshold)
@@ -419,7 +419,8 @@ class SecureSums:
             left = len(neighbours[owner] & left_of_all)
             if left < terms.threshold:
                 raise _GivenUp(
-                    f"{left} of {terms.shares} shares of node {owner}'s masks are left, {terms.threshold} needed",
+                    f"{left} of {terms.shares} shares of node {owner}'s masks are left,"
+                    f" {terms.threshold} needed",
                     keepers,
                 )
 

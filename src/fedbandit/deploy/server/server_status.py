@@ -1,4 +1,4 @@
-"""What a running server is doing, who is in reach, and what is wrong: one small file for operators.
+"""A running server's view for operators, in one small file: its work, nodes and warnings.
 
 `live.json` is rewritten every second or so and holds nothing that has to survive. Rounds do not
 depend on it.
@@ -40,7 +40,7 @@ Warnings = dict[str, str]
 
 
 def facts_of(deployment: Deployment) -> dict[str, Any]:
-    """What those who look need to know of a deployment to judge what they see."""
+    """The facts of a deployment that its view is judged by."""
     rules, ledger = deployment.rules, deployment.ledger
     longest = rules.install_seconds + rules.round_seconds * (
         1 if deployment.config.gate.confidence is None else 2
@@ -67,6 +67,10 @@ class RewardTotals:
     """Events and rewards of all rounds, in total and by the version that chose the actions.
 
     Where devices hide which version that was, it is the one in use while they reported.
+
+    Examples:
+        >>> RewardTotals([{"events": 4, "reward": 0.5, "model_version": 1}]).to_json()
+        {'events': 4.0, 'rewards': 2.0, 'by_version': {'1': [4, 2.0]}}
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -114,7 +118,8 @@ class Watch(Observer):
     ) -> None:
         self.now, self._path = now, None if folder is None else folder / "live.json"
         before = read_live(folder) if folder is not None else None
-        self._nodes: dict[int, dict[str, Any]] = {} if before is None else _nodes_in(before)
+        nodes = {} if before is None else before["nodes"]
+        self._nodes: dict[int, dict[str, Any]] = {int(node): nodes[node] for node in nodes}
         self._reach: set[int] = set()
         lines = [] if folder is None else _lines_in(folder / "metrics.jsonl")
         self._recent = [{key: line.get(key) for key in _KEPT} for line in lines[-_RECENT:]]
@@ -241,7 +246,7 @@ class Watch(Observer):
 
 
 def read_live(folder: Path) -> dict[str, Any] | None:
-    """What the server last said of itself; None if it never ran, or if that cannot be read."""
+    """The server's last view of itself; None if it never ran, or if that cannot be read."""
     found = read_json(folder / "live.json")
     expected: dict[str, type | tuple[type, ...]] = {
         **dict.fromkeys(("time", "started", "since"), (int, float)),
@@ -252,6 +257,8 @@ def read_live(folder: Path) -> dict[str, Any] | None:
     }
     if found is None or not all(isinstance(found.get(key), kind) for key, kind in expected.items()):
         return None
+    nodes = found["nodes"].items()
+    found["nodes"] = {n: about for n, about in nodes if n.isdigit() and isinstance(about, dict)}
     return found
 
 
@@ -279,7 +286,7 @@ def _show(path: Path, view: Mapping[str, Any]) -> None:
 
 
 def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
-    """What an operator should look at."""
+    """The warnings in force, by kind."""
     found: Warnings = {}
     if view["phase"] in ("done", "stopped"):
         return found
@@ -307,22 +314,18 @@ def warnings_of(view: Mapping[str, Any], now: float) -> Warnings:
 
 
 def in_words(seconds: float) -> str:
-    """A duration to one or two digits: 0.4 s, 35 s, 12 min, 3 h, 2 days."""
+    """A duration to one or two digits.
+
+    Examples:
+        >>> in_words(0.42), in_words(35), in_words(725), in_words(11_000), in_words(2e5)
+        ('0.4 s', '35 s', '12 min', '3 h', '2 days')
+    """
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = seconds / 60
     if minutes < 120:
         return f"{minutes:.0f} min"
     return f"{minutes / 60:.0f} h" if minutes < 48 * 60 else f"{minutes / 60 / 24:.0f} days"
-
-
-def _nodes_in(view: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    nodes: Iterable[tuple[str, Any]] = view["nodes"].items()
-    return {
-        int(node): dict(about)
-        for node, about in nodes
-        if node.isdigit() and isinstance(about, dict)
-    }
 
 
 def _lines_in(metrics: Path) -> list[dict[str, Any]]:

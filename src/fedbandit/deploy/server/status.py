@@ -7,8 +7,9 @@ files, changes none.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from statistics import median
@@ -25,7 +26,7 @@ from fedbandit.deploy.server.server_status import (
     sums_of,
     warnings_of,
 )
-from fedbandit.deploy.server.store import is_private, read_facts, read_rollback
+from fedbandit.deploy.server.store import is_private, read_facts, read_rollback, reading
 from fedbandit.privacy.reporting import in_one_line
 
 _LISTED = 5  # nodes that the status names
@@ -39,10 +40,9 @@ def read_status(folder: Path) -> dict[str, Any]:
     extra, deployed = facts["extra"], sorted(facts["deployed"])
     private, lines = is_private(extra), _metrics(folder)
     recent, last = lines[-_RECENT:], lines[-1] if lines else {}
-    refused: dict[str, int] = {}
+    refused: Counter[str] = Counter()
     for line in () if private else lines:
-        for kind, count in line["refused"].items():
-            refused[kind] = refused.get(kind, 0) + count
+        refused.update(line["refused"])
     idle = [line["idle"] for line in recent]
     rounds, totals = facts["rewarded_rounds"], RewardTotals(lines)
     running = facts["reward_total"] / rounds if rounds else None
@@ -81,7 +81,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def full_status(folder: Path, now: float | None = None) -> dict[str, Any]:
-    """What is kept of a deployment, what its server does right now, and what is wrong with it."""
+    """The state of a deployment, its server's view of itself, and warnings, as plain values."""
     now = time.time() if now is None else now
     live = read_live(folder)
     found = {**read_status(folder), "operator": read_requests(folder).to_json()}
@@ -129,7 +129,6 @@ def nodes_of(live: Mapping[str, Any]) -> list[dict[str, Any]]:
             "problem": about.get("problem"),
         }
         for node, about in live["nodes"].items()
-        if node.isdigit() and isinstance(about, dict)
     ]
     return sorted(nodes, key=lambda node: (not node["in_reach"], node["node"]))
 
@@ -169,7 +168,7 @@ def _live_lines(live: Mapping[str, Any], now: float) -> list[str]:
 
 
 def in_lines(status: Mapping[str, Any]) -> list[str]:
-    """What is kept of a deployment, as lines for a terminal."""
+    """The kept state of a deployment as lines for a terminal."""
     reward, part = status["reward"], status["participation"]
     spent = status["privacy"] or {"mechanism": "none"}
     seen = ["participation  not said: epsilon holds for those who do not know how many took part"]
@@ -210,7 +209,7 @@ def in_lines(status: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(extra: Mapping[str, Any]) -> str:
-    """What a deployment says of its rewards."""
+    """The kind of a deployment's reward figures."""
     if not is_private(extra):
         return "exact"
     share = (extra["promises"].get("private figures") or {}).get("figures_share")
@@ -220,16 +219,9 @@ def _figures(extra: Mapping[str, Any]) -> str:
 def _metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of all rounds; one that is not a round's is refused."""
     path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    try:
+    lines: list[dict[str, Any]] = []
+    with reading(path, "remove the line that is not a round's"), suppress(FileNotFoundError):
         lines = read_lines(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(
-            f"{path}: a line is not that of a round ({str(error)[:100]}); remove it"
-        ) from None
     for number, line in enumerate(lines, start=1):
         counts = [line.get(name) for name in ("round", "model_version")]
         told = [line.get(name, "missing") for name in ("asked", "clients", "idle", "events")]
@@ -331,7 +323,7 @@ _LABELLED = {
 
 
 class PrometheusCollector:
-    """What Prometheus collects: everything in the server's own words at the moment it asks."""
+    """Metrics for Prometheus, read from the server's folder whenever it asks."""
 
     def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
         self._folder, self._now = folder, now

@@ -100,12 +100,12 @@ class Store:
 
     @property
     def database(self) -> Database:
-        """What is remembered of devices and nodes, after `load` or the first checkpoint."""
+        """The memory of devices and nodes, after `load` or the first checkpoint."""
         assert self._database is not None
         return self._database
 
     def marks(self, names: Iterable[str]) -> dict[str, Mark]:
-        """What is remembered of these devices, of those that are known."""
+        """The marks of these devices, of those that are known."""
         return self.database.marks(names)
 
     def load(self) -> Kept | None:
@@ -242,7 +242,8 @@ class Store:
         spent = spent or Spent()
         if spent.charged < reached:
             raise DataError(
-                f"{path}: ends at round {spent.charged}, the state is of round {reached}; restore it"
+                f"{path}: ends at round {spent.charged}, the state is of round {reached};"
+                " restore it"
             )
         if spent.released > reached:
             raise DataError(
@@ -268,8 +269,8 @@ class Store:
         found += [path.name for path in (*models, *states) if path.stem != "state-1"]
         if found:
             raise DataError(
-                f"{self.folder}: {database.NAME} is missing, but {found[0]} is here: this deployment"
-                f" has run before; restore {database.NAME}, or use a new folder"
+                f"{self.folder}: {database.NAME} is missing, but {found[0]} is here: this"
+                f" deployment has run before; restore {database.NAME}, or use a new folder"
             )
 
     def _tidy(self, state: State) -> None:
@@ -333,7 +334,7 @@ def read_rollback(folder: Path) -> int | None:
 
 @dataclass(frozen=True)
 class Spent:
-    """How far a ledger goes."""
+    """The end of a ledger: its last charged and released rounds."""
 
     charged: int = 0  # the last charged round; if it did not come about, it is charged again
     released: int = 0  # the last round that anybody may have seen
@@ -341,7 +342,7 @@ class Spent:
 
 
 def read_ledger(path: Path) -> Spent | None:
-    """What the ledger says, None if there is none; a line that was not written is refused."""
+    """The end of the ledger, None if there is none; refuses a line that was not written."""
     spent = Spent()
     copy = "restore the file from a copy"
     with reading(path, copy), suppress(FileNotFoundError), open_regular(path) as file:
