@@ -234,8 +234,89 @@ def test_diagonal_newton_learns_a_gallery(photos):
     newton = config(photos, algorithm={"name": "diag-newton"}, rounds=20)
     rewards = simulate(newton, photos).collect()["reward"]
     assert rewards[-6:].mean() > rewards[:3].mean() + 0.1
-    with pytest.raises(ConfigError, match="diag-newton over candidates needs a loss on the chosen"):
-        simulate(newton.with_values({"objective.name": "doubly-robust"}), photos)
+
+
+@pytest.mark.parametrize("objective", ["regression", "doubly-robust"])
+def test_diagonal_newton_over_candidates_is_the_plain_rule(photos, objective):
+    newton = {"name": "diag-newton", "rate": 0.7, "prior": 0.5, "bias": 0.3, "same_round": 2.5}
+    chosen = config(photos, algorithm=newton, objective={"name": objective}, dtype="float64")
+    simulation = simulate(chosen.with_values({"deploy_every": 1}), photos)
+    phase = simulation.experiment.bandit
+    w, total = np.split(simulation.state.weights, 2)[0], 0.0
+    rates = np.append(np.full(len(w) - 1, 0.7), 0.3 * 0.7)
+    for number in range(1, 4):
+        state = simulation.state
+        logged = phase.work.act(phase.cohorts.draw(number), phase.work.broadcast(state))
+        rows = simulation.experiment.trainable.model.rows(logged.contexts)
+        x = np.zeros((len(rows), len(w)))
+        x[rows.row_of_entry(), rows.ids], x[:, -1] = rows.values, 1
+        if objective == "regression":
+            at, targets = logged.contexts.candidates.bounds[:-1] + logged.actions, logged.rewards
+        else:
+            at, targets = np.arange(len(rows)), logged.targets
+        own = (x[at] ** 2).sum(0)
+        total = total + own
+        w = w - rates * (x[at].T @ (x[at] @ w - targets)) / (0.5 + total + 1.5 * own)
+        next(iter(simulation))
+        weights, precision = np.split(simulation.state.weights, 2)
+        np.testing.assert_allclose(weights, w, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(precision, 0.5 + total, rtol=0, atol=1e-9)
+    assert np.abs(w).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"algorithm": {"name": "diag-newton"}, "objective": {"name": "doubly-robust"}},
+        {"model": {"name": "linear-heads", "heads": 4}, "policy": {"name": "bagging"}},
+        {
+            "model": {"name": "linear-heads", "heads": 4, "features": ["item"]},
+            "policy": {"name": "ucb"},
+            "objective": {"name": "doubly-robust"},
+        },
+    ],
+    ids=["newton", "bagging", "ucb over heads"],
+)
+def test_targets_and_ensembles_over_candidates_learn_with_the_same_bits(photos, values):
+    if "policy" in values:
+        values = values | {"policy": {**values["policy"], "floor": 0.02}}
+    both = [
+        simulate(config(photos, rounds=24, threads=threads, **values), photos).collect()
+        for threads in (1, 3)
+    ]
+    assert both[0].runs[0].columns == both[1].runs[0].columns
+    rewards = both[0]["reward"]
+    assert rewards[-6:].mean() > rewards[:3].mean() + 0.05
+
+
+@pytest.mark.parametrize("objective", [Regression(), DoublyRobust()], ids=repr)
+def test_each_head_over_candidates_is_trained_and_scored_as_a_model_of_its_own(objective):
+    logged = events([2, 3, 5, 4, 2, 3, 3, 6, 2, 4, 5])
+    counts = np.random.default_rng(4).integers(0, 3, (len(logged), 3)).astype(float)
+    heads = Trainable.of({"name": "linear-heads", "heads": 3}, SPEC)
+    one = Trainable.of({"name": "linear"}, SPEC)
+    weights = np.random.default_rng(1).normal(size=heads.layout.size)
+    settings = ClientSettings(learning_rate=0.3, batch_size=4)
+    parts = np.split(weights, 3)
+    together = heads.predictor().predict(weights, logged.contexts)
+    reduce = heads.reduction(objective) or (lambda log: log)
+    found = heads.learner(objective, settings).updates(
+        weights, reduce(replace(logged, weights=counts))
+    )
+    alone = [
+        one.learner(objective, settings).updates(
+            part, reduce(replace(logged, weights=counts[:, head]))
+        )
+        for head, part in enumerate(parts)
+    ]
+    for head, part in enumerate(parts):
+        expected = one.predictor().predict(part, logged.contexts).mean
+        np.testing.assert_array_equal(together.heads[:, head], expected)
+    np.testing.assert_allclose(together.mean, together.heads.mean(axis=1), rtol=0, atol=1e-12)
+    for own, *each in zip(found, *alone, strict=True):
+        assert (own is None) == (each[0] is None)
+        if own is not None:
+            np.testing.assert_allclose(own, np.concatenate(each), rtol=0, atol=1e-12)
 
 
 def test_actor_and_fused_draws_agree(photos):

@@ -161,6 +161,7 @@ class HuberLike:
         ({"objective__name": "test_diag_newton:HuberLike"}, "needs a squared loss, not HuberLike"),
         ({"algorithm__rate": 0.0}, "algorithm.rate must be positive"),
         ({"algorithm__prior": -1.0}, "algorithm.prior must be positive"),
+        ({"algorithm__same_round": 0.5}, "algorithm.same_round must be at least 1"),
         ({"algorithm__keep": 1.5}, "algorithm.keep must be above 0 and at most 1"),
         ({"algorithm__layout": 1}, "algorithm.layout: unknown key"),
     ],

@@ -80,8 +80,12 @@ class RowsPredictor:
     def predict(self, weights: np.ndarray, contexts: Contexts) -> Prediction:
         assert contexts.candidates is not None
         found = self.one.predict(weights, Contexts(self.rows(contexts)))
-        width = None if found.width is None else found.width[:, 0]
-        return Prediction(found.mean[:, 0], width=width, bounds=contexts.candidates.bounds)
+        mean, heads, width = (
+            None if part is None else part[..., 0]
+            for part in (found.mean, found.heads, found.width)
+        )
+        assert mean is not None
+        return Prediction(mean, heads, width, contexts.candidates.bounds)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,13 @@ At the weights w that a round's clients received, each sends g = Σ c (score - r
 with importance weights c, and takes no local steps. The server keeps H and steps once:
 
     H <- keep · H + Σ h
-    w <- w - rate · Σ g / (prior + H)
+    w <- w - rate · Σ g / (prior + H + (same_round - 1) · Σ h)
+
+The events of one round all move from the same weights, and features that come together move
+together: a diagonal does not see that their steps add up. As rounds go by, H holds them back; in the
+first ones a round is most of H, and `same_round` counts its curvature that many times. Candidates
+share their weights and have many features each, crosses included, so theirs is 5; fixed actions
+have 1.
 
 A weight that many events have reached moves little, a rare word's weight moves far: Adagrad (Duchi et al., 2011) with
 curvature in place of squared gradients, the diagonal of online Newton steps (Hazan et al., 2007), and FedNL
@@ -27,7 +33,7 @@ from fedbandit.federated.learners.base import Learner
 from fedbandit.federated.pipeline import Contribution, EntrySum, Pipeline, Sends, Vectors
 from fedbandit.models import DataSpec, Layout
 from fedbandit.models.kernels import sparse_loops
-from fedbandit.objectives import Pointwise
+from fedbandit.objectives import Pointwise, Regression
 
 if TYPE_CHECKING:
     from fedbandit.federated.server import ServerOptimizer
@@ -41,6 +47,8 @@ class DiagNewton:
     that lasts from round to round: below 1, what was learned long ago makes room after a drift.
     `bias` makes the bias's steps shorter than a feature's: its error is that of all features
     together, and a bias that follows it at full length takes from rare words what is theirs to say.
+    `rate` is the length of steps, `same_round` how often a round's own curvature counts in its
+    step: 0.5 and 1 for fixed actions, 1 and 5 over candidates, unless they are set.
     The learning rates of clients and server are not used. What is sent is exact: it is clipped, to
     the joint norm of g and h, only under privacy or to a `clipping.norm` of one's own.
     """
@@ -49,18 +57,21 @@ class DiagNewton:
     data: DataSpec
     layout: Layout = field(repr=False)
     objective: Pointwise
-    rate: float = 0.5
+    rate: float | None = None
     prior: float = 0.2
     keep: float = 1.0
     bias: float = 0.1
+    same_round: float | None = None
 
     sends: ClassVar[Sends] = {"gradient": 1.0, "curvature": 1.0}
     exact_sums: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("rate", "prior", "bias"):
-            if not 0 < getattr(self, name) < inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and not 0 < value < inf:
+                raise ValueError(f"{name} must be positive, not {value}")
+        if self.same_round is not None and not 1 <= self.same_round < inf:
+            raise ValueError(f"same_round must be at least 1, not {self.same_round}")
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep must be above 0 and at most 1, not {self.keep}")
         fixed = self.data.items is None
@@ -69,12 +80,22 @@ class DiagNewton:
         names = tuple(name for name, _ in self.layout.shapes)
         if self.layout.shapes != expected if fixed else names != ("weight", "bias"):
             raise ValueError("diag-newton needs model.name = linear, with no part of it frozen")
-        if not fixed and getattr(self.objective, "supervised", True):
-            raise ValueError("diag-newton over candidates needs a loss on the chosen one")
         if getattr(self.objective, "logistic", True):
             raise ValueError(
                 f"diag-newton needs a squared loss, not {type(self.objective).__name__}"
             )
+
+    @property
+    def _loss(self) -> Pointwise:
+        """The loss of an event: with targets over candidates, each of them is an event of its own."""
+        alone = self.data.items is not None and self.objective.supervised
+        return Regression() if alone else self.objective
+
+    @property
+    def _steps(self) -> tuple[float, float]:
+        """`rate` and `same_round`, as set or as this kind of data has them."""
+        rate, same_round = (0.5, 1.0) if self.data.items is None else (1.0, 5.0)
+        return self.rate or rate, self.same_round or same_round
 
     def deploys(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """The linear model with prior + H as precision of each weight."""
@@ -89,7 +110,7 @@ class DiagNewton:
     def train(
         self, learner: Learner, received: Vectors, clients: Clients, pipeline: Pipeline
     ) -> Contribution:
-        events, weights, objective = clients.events, received["weights"], self.objective
+        events, weights, objective = clients.events, received["weights"], self._loss
         sparse = isinstance(events.contexts.shared, Ragged)
         if pipeline.only_clips and sparse and not objective.supervised:
             gradient, curvature, norms = curvature_sums(
@@ -106,9 +127,12 @@ class DiagNewton:
         scalar = kept["model"].dtype.type
         count, prior = scalar(facts.clients), scalar(self.prior)
         weights, precision = np.split(kept["model"], 2)
-        curvature = scalar(self.keep) * (precision - prior) + count * mean["curvature"]
+        rate, same_round = map(scalar, self._steps)
+        own = count * mean["curvature"]
+        curvature = scalar(self.keep) * (precision - prior) + own
         precision = prior + np.maximum(curvature, 0)  # noise can take it below
-        move = scalar(self.rate) * count * mean["gradient"] / precision
+        bound = precision + (same_round - 1) * np.maximum(own, 0)
+        move = rate * count * mean["gradient"] / bound
         move[-self.layout.shapes[-1][1][0] :] *= scalar(self.bias)
         return {"model": np.concatenate([weights - move, precision])}
 

@@ -226,7 +226,7 @@ def _bandit_phase(
             with_regret=config.environment.name != "labels",
             per_version_importance=weighted and (scheduled or header.items is not None),
             estimator=target_objective(objective, header.typical_actions, weights.dtype),
-            reduction=trainable.reduction(objective),
+            reduction=trainable.reduction(objective, getattr(algorithm, "exact_sums", False)),
             step=_step(config, ledger is not None),
         ),
         cohorts=build_cohorts(config, pool, ledger),

@@ -18,7 +18,7 @@ from fedbandit.core.randomness import Purpose, generator
 from fedbandit.evaluation.estimators import Bootstrap, Sums, sums_of_terms
 from fedbandit.events import Events
 from fedbandit.federated.state import Version
-from fedbandit.policies import Floored, Greedy, Policy
+from fedbandit.policies import Policy, describe
 
 if TYPE_CHECKING:  # devices share the estimator, and have no compiled kernels
     from fedbandit.federated.clients import Broadcast, ClientWork
@@ -114,9 +114,8 @@ def why_impossible(policy: Policy, private: bool) -> str | None:
     """Why no gate can work here, or None."""
     if private:
         return "it decides by sums without noise, which the stated epsilon would not cover"
-    if isinstance(policy, Floored):
-        return None if policy.floor > 0 else why_impossible(policy.rule, private)
-    if isinstance(policy, Greedy) or getattr(policy, "epsilon", 1) == 0:
+    rule = describe(policy)
+    if rule.get("floor", 0) == 0 and (rule["name"] == "greedy" or rule.get("epsilon", 1) == 0):
         return "a policy that never explores logs nothing about what another model would do"
     return None
 

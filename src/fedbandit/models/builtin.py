@@ -121,13 +121,21 @@ def _products(weight: "torch.Tensor", x: Any) -> Any:
     )
 
 
-def linear_heads(data: DataSpec, heads: int = 10) -> Model:
-    """An ensemble of linear models: in training each event counts Poisson(1) times for each head, so heads differ."""
+def linear_heads(
+    data: DataSpec,
+    heads: int = 10,
+    features: Sequence[str] | None = None,
+    buckets: int | None = None,
+) -> Model:
+    """An ensemble of linear models: in training each event counts Poisson(1) times for each head, so heads differ.
+
+    Over candidates its members share `features` and `buckets`, as of the model `linear`.
+    """
     if heads < 2:
         raise ConfigError(f"model.heads: an ensemble has at least 2, not {heads}")
     if heads > _MOST_HEADS:
         raise ConfigError(f"model.heads: at most {_MOST_HEADS:,}, not {heads:,}")
-    one = linear(data)
+    one = linear(data, features, buckets)
 
     def init(seed: int) -> dict[str, np.ndarray]:
         seeds = [seed, *(int(bits(seed, Purpose.HEADS, head)) >> 1 for head in range(1, heads))]
@@ -146,7 +154,7 @@ def linear_heads(data: DataSpec, heads: int = 10) -> Model:
 
     each = (one.shapes or {}).items()
     shapes = {f"{name}{head}": shape for head in range(heads) for name, shape in each}
-    return Model(init, scores, kernel=one.kernel, heads=heads, shapes=shapes)
+    return Model(init, scores, one.kernel, heads=heads, rows=one.rows, shapes=shapes)
 
 
 def two_tower(data: DataSpec, size: int = 16) -> Model:
@@ -297,7 +305,7 @@ def build_model(name: str, data: DataSpec, parameters: Mapping[str, Any] | None 
                 f"model.{next(iter(parameters))}: {name} is a finished model and takes no parameters"
             )
         return found
-    if data.items is not None and found in (linear_heads, cnn, mlp):
+    if data.items is not None and found in (cnn, mlp):
         raise ConfigError(f"model.name: {name} scores fixed actions; this data has candidates")
     model = construct("model", found, parameters or {}, data)
     if not isinstance(model, Model):

@@ -7,7 +7,7 @@ policies or the server.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol, Self
 
@@ -201,15 +201,15 @@ class AutogradLearner(ClientByClient):
         return train
 
     def _loss(self, scores: Any, events: Events, begin: int, end: int) -> Any:
-        batch = _batch(events, begin, end, scores.dtype)
-        if events.contexts.candidates is not None:
-            bounds = events.contexts.candidates.bounds[begin : end + 1]
-            return self._loss_over_candidates(scores, batch, bounds - bounds[0])
+        batch, loss = _batch(events, begin, end, scores.dtype), self.objective.loss
+        if (shown := events.contexts.candidates) is not None:
+            bounds = shown.bounds[begin : end + 1] - shown.bounds[begin]
+            loss = partial(self._loss_over_candidates, bounds=bounds)
         if not self.model.heads:
-            return self.objective.loss(scores, batch)
+            return loss(scores, batch)
         weights = batch.weights
         losses = [
-            self.objective.loss(
+            loss(
                 scores[:, head],
                 batch if weights is None else replace(batch, weights=weights[:, head]),
             )
@@ -246,6 +246,28 @@ def chosen_candidates(events: Events, rows: Callable[[Contexts], Ragged] | None)
     contexts = events.contexts.chosen(events.actions)
     contexts = contexts if rows is None else Contexts(rows(contexts))
     return replace(events, contexts=contexts, actions=np.zeros(len(events), np.int64))
+
+
+def every_candidate(events: Events, rows: Callable[[Contexts], Ragged]) -> Events:
+    """Each candidate as an event of its own, whose reward is its target: n decisions become m events.
+
+    For sums over events, which know no mini-batches, a squared loss over all candidates is then one
+    on the chosen action.
+    """
+    shown, targets = events.contexts.candidates, events.targets
+    assert shown is not None
+    assert targets is not None
+    owners = np.repeat(np.arange(len(events)), shown.counts)
+    return Events(
+        bounds=shown.bounds[events.bounds],
+        contexts=Contexts(rows(events.contexts)),
+        actions=np.zeros(len(owners), np.int64),
+        rewards=targets,
+        propensities=events.propensities[owners],
+        versions=events.versions[owners],
+        fresh=events.fresh[owners],
+        weights=None if events.weights is None else events.weights[owners],
+    )
 
 
 def clipped_sum_of(

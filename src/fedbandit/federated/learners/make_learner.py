@@ -18,6 +18,7 @@ from fedbandit.federated.learners.base import (
     ClientSettings,
     Learner,
     chosen_candidates,
+    every_candidate,
 )
 from fedbandit.models import DataSpec, Freezing, Layout, Model, build_model
 from fedbandit.objectives import Objective, Pointwise
@@ -120,11 +121,20 @@ class Trainable:
         """The fastest predictor there is for this model; a light one never compiles."""
         return make_predictor(self.model, self.layout, device, light=light)
 
-    def reduction(self, objective: Objective) -> Callable[[Events], Events] | None:
-        """What makes of logged events those that are trained on; None: nothing has to be done."""
-        if not self.over_candidates or not _one_action(objective):
+    def reduction(
+        self, objective: Objective, exact_sums: bool = False
+    ) -> Callable[[Events], Events] | None:
+        """Makes of logged events those that are trained on; None: they are trained on as logged.
+
+        With `exact_sums`, of an algorithm without mini-batches, all candidates become rows, too.
+        """
+        if not self.over_candidates:
             return None
-        return partial(chosen_candidates, rows=self.model.rows)
+        if _one_action(objective):
+            return partial(chosen_candidates, rows=self.model.rows)
+        if not exact_sums or self.model.rows is None:
+            return None
+        return partial(every_candidate, rows=self.model.rows)
 
     def learner(
         self,
