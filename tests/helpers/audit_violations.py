@@ -74,6 +74,36 @@ def repeated(period: int | None) -> list[Patch]:
     return [(noise, "generator", addressed), (noise, "discrete_gaussians", again)]
 
 
+def repeated_correlated(period: int | None) -> list[Patch]:
+    """The same of what correlated noise is mixed from: seeded, from a secret, and a server's."""
+    generator = noise.generator
+    fresh, from_secret = noise.GridNoise._fresh, noise.SecretNoise._fresh
+    drawn: dict = {}
+
+    def first(number):
+        return 1 if period is None else number - (number - 1) % period
+
+    def addressed(seed, purpose, run, number, kind):
+        return generator(seed, purpose, run, first(number), kind)
+
+    def again(self, number, like, **source):
+        if source:  # a secret's: its address is what repeats
+            return fresh(self, number, like, **source)
+        key = self._deviation, like.size
+        if number == first(number):
+            drawn[key] = fresh(self, number, like)
+        return drawn[key].copy()
+
+    def secret(self, number, like, **source):
+        return from_secret(self, first(number), like, **source)
+
+    return [
+        (noise, "generator", addressed),
+        (noise.GridNoise, "_fresh", again),
+        (noise.SecretNoise, "_fresh", secret),
+    ]
+
+
 def selecting(change: Callable) -> Patch:
     """A server that draws devices otherwise; `change` is given the right way."""
     chosen = gathering.select
@@ -204,6 +234,12 @@ VIOLATIONS = {
     "grid noise halved, correlated": Violation("blt", SYSTEM, lambda: scaled(0.5)),
     "the same normals every round": Violation("dp-fedavg", TARGETS, lambda: repeated(None)),
     "noise shared by two rounds": Violation("dp-fedavg", TARGETS, lambda: repeated(2)),
+    "the same normals every round, correlated": Violation(
+        "blt", TARGETS, lambda: repeated_correlated(None)
+    ),
+    "noise shared by two rounds, correlated": Violation(
+        "blt", TARGETS, lambda: repeated_correlated(2)
+    ),
     "Poisson at twice the rate": Violation("dp-fedavg", TARGETS, twice_the_rate),
     "the same cohort every round": Violation("dp-fedavg", TARGETS, same_cohort),
     "separation ignored": Violation("blt", TARGETS, no_separation),

@@ -22,6 +22,8 @@ BLAMED = {
     "nine tenths of the noise": "noise",
     "the same normals every round": "independence of rounds",
     "noise shared by two rounds": "independence of rounds",
+    "the same normals every round, correlated": "independence of rounds",
+    "noise shared by two rounds, correlated": "independence of rounds",
     "Poisson at twice the rate": "sampling rate",
     "the same cohort every round": "the same clients again",
     "separation ignored": "separation",
