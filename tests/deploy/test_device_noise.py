@@ -69,7 +69,26 @@ def test_epsilon_towards_the_server_counts_turns_without_amplification(tmp_path)
     assert "at most 20%" in server["holds"]
     assert "10% work with the server" in server["holds"]
     assert "towards the server" in in_one_line(found)
+    assert "towards a server that only listens" in server["holds"]
+    assert "25 devices (secure_shares)" in server["holds"]
     assert deployment.terms["privacy"]["epsilon"] == server["epsilon_rdp"]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "shares", "acts"), [(25, 25, True), (26, 25, False), (26, 27, True)]
+)
+def test_towards_a_server_that_acts_epsilon_is_stated_for_small_rounds_alone(
+    tmp_path, cohort, shares, acts
+):
+    """A device checks the keys of so many devices; of a larger round the server may invent some."""
+    chosen = noisy_values() | {"rounds": 4, "clients_per_round": cohort}
+    chosen["deployment"] |= {"population": 200, "secure_shares": shares, "min_reports": 15}
+    deployment = a_deployment(tmp_path, chosen)
+    found = deployment.spent(4, False)["privacy"]
+    holds = found["towards_server"]["holds"]
+    assert ("towards a server that acts, too" in holds) == acts
+    assert ("towards a server that only listens" in holds) != acts
+    assert ("towards the server if it only listens" in in_one_line(found)) != acts
 
 
 def sums_seen(monkeypatch, server):

@@ -150,7 +150,21 @@ def test_a_report_says_how_sums_are_released_and_what_the_cohorts_secret_is_wort
     assert "epsilon_if_cohorts_known" not in found
     seeded = summary(Ledger(plan()), 1600)
     assert "as the cohorts do" in seeded["noise"]
+    assert seeded["epsilon_if_cohorts_known"] == pytest.approx(1931, abs=1)
+    assert "1931 (RDP) to those who know the cohorts" in in_one_line(seeded)
     assert "whole steps" not in seeded["noise"]
+
+
+def test_known_cohorts_of_an_accounted_pretraining_count_too():
+    few = replace(plan(), population=100, clients_per_round=64, rounds=3200)
+    found = summary(Ledger(plan(), few), 1600)
+    assert found["epsilon_if_cohorts_known"] == pytest.approx(plan_epsilon(known_cohorts(few)))
+
+
+def test_what_covers_metrics_depends_on_the_noise():
+    found = summary(Ledger(plan(), source="system"), 1600)
+    assert "private/" in found["covers"]
+    assert "private/" not in summary(Ledger(plan()), 1600)["covers"]
 
 
 def test_epsilon_is_said_in_one_form():

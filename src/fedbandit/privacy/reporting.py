@@ -12,7 +12,7 @@ from fedbandit.federated.cohorts import Sampling
 from fedbandit.federated.pipeline import FixedClipping
 from fedbandit.privacy.accounting import Ledger, epsilon_of, finite, plan_epsilon
 from fedbandit.privacy.discrete import sum_divergence
-from fedbandit.privacy.noise import RELEASE, SECURE, Grid, grid_epsilon
+from fedbandit.privacy.noise import RELEASE, SECURE, Grid, grid_epsilon, most_devices
 from fedbandit.privacy.plan import PrivacyPlan
 from fedbandit.privacy.strategies import Independent, mechanism_name, stays_whole
 
@@ -28,19 +28,21 @@ NOISE = {
     " it once the run has finished",
     "devices": "each device's own share, from its operating system; nobody has the whole of it",
 }
-NOT_COVERED = (
-    "covers the released weights only: rewards, clip norms, propensities and all other metrics in a simulation's files"
-    " are not noised"
-)
+_COVERS = {
+    "seed": "covers the released weights only: rewards, propensities and all other metrics in a"
+    " simulation's files are not noised",
+    "system": "covers the released weights and what metrics.jsonl and this summary say; private/,"
+    " checkpoints and whatever is made from them are not noised, and for the run's owner alone",
+}
 _UNITS = {
     "client": "one client with all its data",
     "user": "one user with all of their devices and data",
 }
 
 
-def show(epsilon: float) -> str:
-    """Three digits, and a word for no guarantee at all."""
-    if not math.isfinite(epsilon):
+def show(epsilon: float | None) -> str:
+    """Three digits, and a word for no guarantee at all; None is infinite, as in JSON."""
+    if epsilon is None or not math.isfinite(epsilon):
         return "infinite"
     return f"{epsilon:.0f}" if epsilon >= 1000 else f"{epsilon:#.3g}".rstrip(".")
 
@@ -88,11 +90,12 @@ def summary(
     deployed: bool = False,
     tight: bool = True,
     grid: Grid = RELEASE,
+    neighbours: int | None = None,
 ) -> dict[str, Any]:
     """For `summary.json` and the status of a deployment: the privacy after `rounds` rounds, with all assumptions.
 
     Without `tight`, epsilon by PLD is left out: it takes a while. `grid` is that of the sums, where
-    noise comes from the operating system.
+    noise comes from the operating system; `neighbours` are the devices whose keys one device checks.
     """
     if ledger is None:
         return {
@@ -113,7 +116,9 @@ def summary(
         "clip": _clip_in_words(plan),
         "rounds": rounds,
         "assumptions": assumptions(plan),
-        "covers": _covered(plan) if deployed else NOT_COVERED,
+        "covers": _covered(plan)
+        if deployed
+        else _COVERS["seed" if ledger.source == "seed" else "system"],
     }
     rho = plan.rho(rounds)
     if rho is not None and ledger.pretraining is None:
@@ -121,13 +126,11 @@ def summary(
     if ledger.reason is not None:
         found["chosen"] = ledger.reason
     if ledger.tolerance is not None:
-        found["towards_server"] = towards_server(ledger, rounds)
+        found["towards_server"] = towards_server(ledger, rounds, neighbours)
+    if plan.amplified:
+        found["epsilon_if_cohorts_known"] = finite(_if_cohorts_known(ledger, rounds))
     if deployed or ledger.source != "seed":
         found["noise"] += f"; {release_in_words(ledger, grid)}"
-        if plan.amplified:
-            found["epsilon_if_cohorts_known"] = finite(
-                plan_epsilon(known_cohorts(plan), rounds=rounds)
-            )
     if ledger.redraws is not None:
         charged = plan.rounds * ledger.redraw_chance
         found["redraws"] = (
@@ -186,10 +189,12 @@ def release_in_words(ledger: Ledger, grid: Grid = RELEASE) -> str:
     )
 
 
-def towards_server(ledger: Ledger, rounds: int) -> dict[str, Any]:
-    """What the server of devices' noise learns: the epsilon of a device's turns, not amplified.
+def towards_server(ledger: Ledger, rounds: int, neighbours: int | None = None) -> dict[str, Any]:
+    """Epsilon of devices' noise towards their server: of a device's turns, not amplified.
 
-    The server chooses who takes part and sees sums, so nothing is hidden by chance.
+    The server chooses who takes part and sees sums, so nothing is hidden by chance. One that acts
+    may invent devices, whose noise it knows, unless a device checks the keys of a whole round:
+    those of its `neighbours`.
     """
     plan, tolerance = ledger.plan, ledger.tolerance
     assert tolerance is not None
@@ -199,6 +204,15 @@ def towards_server(ledger: Ledger, rounds: int) -> dict[str, Any]:
     spent = known_cohorts(plan)
     if tau > 0 and spent.noise_multiplier > 0:
         spent = replace(spent, noise_multiplier=1 / (1 / spent.noise_multiplier + tau))
+    acts = neighbours is not None and most_devices(plan) <= neighbours
+    whom = "towards a server that acts, too: a device checks the keys of all of a round"
+    if not acts:
+        checked = (
+            "secure_shares devices"
+            if neighbours is None
+            else f"{neighbours} devices (secure_shares)"
+        )
+        whom = f"towards a server that only listens: in rounds of more than {checked} one that acts could invent some"
     return {
         "epsilon_rdp": finite(plan_epsilon(spent, rounds=rounds)),
         "delta": plan.delta,
@@ -209,7 +223,8 @@ def towards_server(ledger: Ledger, rounds: int) -> dict[str, Any]:
         "excess": tolerance.excess(cohort),
         "holds": f"while at most {tolerance.dropout:.0%} of a round's devices drop out once keys are"
         f" exchanged (otherwise it is not unmasked) and at most {tolerance.colluders:.0%} work with"
-        " the server",
+        f" the server; {whom}",
+        "server_may_act": acts,
     }
 
 
@@ -219,22 +234,31 @@ def known_cohorts(plan: PrivacyPlan) -> PrivacyPlan:
     return replace(plan, sampling=sampling) if plan.amplified else plan
 
 
+def _if_cohorts_known(ledger: Ledger, rounds: int) -> float:
+    """Epsilon by RDP towards those who know who took part when, of the group that it is largest for."""
+    before = ledger.pretraining
+    epsilons = [] if before is None else [plan_epsilon(known_cohorts(before))]
+    return max([plan_epsilon(known_cohorts(ledger.plan), rounds=rounds), *epsilons])
+
+
 def in_one_line(found: Mapping[str, Any]) -> str:
     """The privacy of a summary in one line, in the one form that all commands print."""
     if found["mechanism"] == "none":
         return "no differential privacy"
     by_rdp, by_pld, rho = found["epsilon_rdp"], found["epsilon_pld"], found.get("zcdp_rho")
-    shown = [f"{show(math.inf if by_rdp is None else by_rdp)} (RDP)"]
+    shown = [f"{show(by_rdp)} (RDP)"]
     shown += [] if by_pld is None else [f"{show(by_pld)} (PLD)"]
     shown += [] if rho is None else [f"rho {show(rho)} (zCDP)"]
-    server = found.get("towards_server")
-    if server is not None:
-        epsilon = server["epsilon_rdp"]
-        shown.append(f"{show(math.inf if epsilon is None else epsilon)} towards the server")
+    if (server := found.get("towards_server")) is not None:
+        limit = "" if server.get("server_may_act") else " if it only listens"
+        shown.append(f"{show(server['epsilon_rdp'])} towards the server{limit}")
+    known = ""
+    if "epsilon_if_cohorts_known" in found:
+        known = f"; {show(found['epsilon_if_cohorts_known'])} (RDP) to those who know the cohorts"
     assumed = found["assumptions"]
     return (
         f"epsilon {', '.join(shown)} at delta {found['delta']:g} after {found['rounds']} rounds: {found['guarantee']}"
-        f" [{assumed['unit']}; {assumed['adjacency']}; {assumed['sampling']}]"
+        f" [{assumed['unit']}; {assumed['adjacency']}; {assumed['sampling']}]{known}"
     )
 
 

@@ -255,13 +255,13 @@ class Deployment:
         """The cost of this many rounds, with all that it means; nothing of a deployment that is
         not private.
         """
-        return (
-            {}
-            if self.ledger is None
-            else {
-                "privacy": summary(self.ledger, rounds, deployed=True, tight=tight, grid=self.grid)
-            }
+        if self.ledger is None:
+            return {}
+        shares = self.rules.secure_shares
+        found = summary(
+            self.ledger, rounds, deployed=True, tight=tight, grid=self.grid, neighbours=shares
         )
+        return {"privacy": found}
 
     def kept(self, weights: np.ndarray) -> Vectors:
         """The algorithm's server state at the start of training from these weights: [P]."""
