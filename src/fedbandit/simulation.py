@@ -26,7 +26,7 @@ from fedbandit.evaluation.metrics import held_out_metrics
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import remembers
 from fedbandit.federated.memory import Memory
-from fedbandit.federated.round import Engine, Phase, run_round
+from fedbandit.federated.round import Engine, Phase, published, run_round
 from fedbandit.federated.state import DamagedState, State, load_marked, save_state
 from fedbandit.privacy.noise import DrawnOnce
 
@@ -284,8 +284,9 @@ class Simulation:
             if self.keep is not None:
                 self.keep(metrics)
             events = RoundEvents(self.experiment.bandit, before)
+            told = metrics if self.experiment.secret is None else published(metrics)
             for callback in self.callbacks:
-                callback(self.state, events, dict(metrics))
+                callback(self.state, events, dict(told))
             yield metrics
 
     def collect(self) -> "Results":
@@ -366,7 +367,8 @@ def simulate(
     configuration's unless one is given. A `state` of an earlier simulation continues after its
     round; with `privacy.noise = "system"` give its `experiment` too, which has the secret of its
     cohorts. Callbacks are called after every round as `callback(state, events, metrics)`, or
-    `callback.on_round(...)`; `events()` gives the events of the round.
+    `callback.on_round(...)`; `events()` gives the events of the round. Under that noise their
+    metrics are those that may be published; who iterates, or collects, gets all.
 
     Examples:
         >>> from fedbandit import preset

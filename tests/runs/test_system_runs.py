@@ -1,7 +1,12 @@
 """Runs with noise and cohorts from the operating system: what is secret, kept, shown once."""
 
 import json
+import re
+import shutil
 import stat
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +18,9 @@ from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import DataError
 from fedbandit.core.files import read_lines
 from fedbandit.privacy.noise import DrawnOnce
-from fedbandit.runs.run import run
+from fedbandit.report.report import write_report
+from fedbandit.results import Results
+from fedbandit.runs.run import execute, run
 from fedbandit.simulation import simulate
 
 PRIVACY = {
@@ -242,29 +249,143 @@ def test_accounted_pretraining_draws_its_cohorts_from_the_secret_too():
     assert [same.draw(t).tolist() for t in range(1, 9)] == draws[1]
 
 
-def test_the_sizes_of_cohorts_are_in_nothing_that_is_written_or_told(tmp_path):
-    data, folder, told = random_text(clients=60), tmp_path / "run", []
+EXACT = (
+    *("reward", "running_reward", "propensity", "events", "clients", "unclipped", "rejected"),
+    *("client_norm_median", "client_reward", "sent_bytes", "test_recall_at_5"),
+)
+"""Functions of clients' data without noise."""
 
-    class Tracker:
-        def __init__(self, folder, config):
-            pass
 
-        def update(self, metrics):
-            told.append(metrics)
+class Told:
+    """All that trackers and callbacks are told."""
 
-        def close(self):
-            pass
+    def __init__(self):
+        self.lines = []
 
-    chosen = config(compression={"name": "quantize", "bits": 8})
-    run(chosen, folder, dataset=data, tracker=Tracker, callbacks=[lambda s, e, m: told.append(m)])
+    def __call__(self, *given):
+        if len(given) == 3:
+            self.lines.append(given[-1])
+        return self
+
+    def update(self, metrics):
+        self.lines.append(metrics)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def told_run(tmp_path_factory):
+    """A finished run, and what was told of it."""
+    folder, told = tmp_path_factory.mktemp("told") / "run", Told()
+    chosen = config(compression={"name": "quantize", "bits": 8}, rounds=20)
+    data = random_text(clients=60)
+    data = replace(data, test=data.train)
+    results = run(chosen, folder, dataset=data, tracker=told, callbacks=[told])
+    return folder, told.lines, results, data
+
+
+def numbers_in(text):
+    """Every number that stands in a text."""
+    return [float(found) for found in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+def test_the_sizes_of_cohorts_are_in_nothing_that_is_written_for_others_or_told(told_run):
+    folder, told, results, _ = told_run
     lines = read_lines(folder / "metrics.jsonl")[1:]
-    assert len(told) == 12
+    assert len(told) == 40
     for metrics in [*lines, *told]:
-        for name in ("clients", "events", "unclipped", "rejected", "sent_bytes"):
-            assert metrics[name] is None
-        assert metrics["reward"] is not None
-    seeded = run(chosen.with_values({"privacy.noise": "seed"}), tmp_path / "seed", dataset=data)
+        assert {metrics.get(name) for name in EXACT} == {None}
+        assert metrics["update_norm"] is not None
+    assert np.isfinite(results["clients"]).all()
+
+
+def test_no_fraction_of_what_others_see_recovers_the_number_of_events(told_run):
+    """A mean over 37 events is a fraction with denominator 37: that is how a count was found."""
+    folder, told, results, _ = told_run
+    events = results["events"]
+    found = {Fraction(value).limit_denominator(2000).denominator for value in results["reward"]}
+    assert any(count % one == 0 for count in events for one in found if one > 1)  # it has teeth
+    exact = {value for name in EXACT for value in exact_values(results, name)}
+    public = [json.dumps(told), *(path.read_text(errors="replace") for path in for_others(folder))]
+    seen = set(numbers_in("\n".join(public)))
+    assert not seen & {value for value in exact if len(repr(value)) > 10}  # 0.1 is in config.toml
+    for metrics in [*read_lines(folder / "metrics.jsonl")[1:], *told]:
+        for value in metrics.values():
+            if isinstance(value, float):
+                near = Fraction(value).limit_denominator(2000)
+                assert abs(value - near) > 1e-12 or near.denominator <= 20  # clip norm 1/20
+
+
+def exact_values(results, name):
+    values = results.runs[0].columns.get(name, [])
+    nested = [list(one.values()) if isinstance(one, dict) else [one] for one in values]
+    return [one for each in nested for one in each if isinstance(one, int | float)]
+
+
+def for_others(folder):
+    """The files that another user may read."""
+    public = [path for path in folder.rglob("*") if path.is_file() and not hidden(path, folder)]
+    return [path for path in public if path.name != ".lock"]
+
+
+def hidden(path, folder):
+    above = [one for one in (path, *path.parents) if one.is_relative_to(folder) and one != folder]
+    return any(not one.stat().st_mode & 0o077 for one in above)
+
+
+def test_what_is_exact_is_its_owners_alone_and_results_still_have_it(told_run):
+    folder, _, results, data = told_run
+    assert {path.name for path in for_others(folder)} == {
+        "config.toml", "environment.json", "metrics.jsonl", "summary.json",
+    }  # fmt: skip
+    for name in ("reward", "running_reward", "propensity", "client_reward.p50", "events"):
+        assert np.isfinite(results[name]).all(), name
+    public = json.loads((folder / "summary.json").read_text())
+    assert public["running_reward"] is public["test_recall_at_5"] is None
+    again = execute(results_config(folder), folder, dataset=data).summary
+    assert again["running_reward"] == results["running_reward"][-1]
+    assert again["test_recall_at_5"] == results.runs[0].summary["test_recall_at_5"] is not None
+    page = write_report([folder], folder.parent / "report.html").read_text()
+    assert f"{results['running_reward'][-1]:.4f}" in page
+
+
+def results_config(folder):
+    return Config.build(read_toml(folder / "config.toml"))
+
+
+def test_the_norm_of_the_update_follows_from_the_released_models(tmp_path):
+    """So it tells nothing that they do not."""
+    weights, told = [], []
+
+    def keep(state, events, metrics):
+        weights.append(state.weights.astype(float))
+        told.append(metrics["update_norm"])
+
+    chosen = config(server={"optimizer": "sgd", "learning_rate": 1.0})
+    run(chosen, tmp_path / "run", dataset=random_text(clients=60), callbacks=[keep])
+    moved = [np.linalg.norm(after - before) for before, after in pairwise(weights)]
+    np.testing.assert_allclose(moved, told[1:], rtol=1e-4)
+
+
+def test_a_resumed_run_keeps_one_exact_line_a_round_and_needs_none(tmp_path):
+    data, folder = random_text(clients=60), tmp_path / "run"
+    run(config(), folder, dataset=data, until=3)
+    whole = run(config(), folder, dataset=data)
+    assert np.isfinite(whole["reward"]).sum() == 6
+    assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
+    shutil.rmtree(folder / "private")
+    public = Results.open(folder)
+    assert len(public["update_norm"]) == 6
+    assert np.isnan(public["reward"]).all()
+    assert len(run(config(), folder, dataset=data)["round"]) == 6
+
+
+def test_a_seeded_run_says_all_of_it_to_everybody(tmp_path):
+    chosen = config().with_values({"privacy.noise": "seed"})
+    seeded = run(chosen, tmp_path / "seed", dataset=random_text(clients=60))
     assert np.isfinite(seeded["clients"]).all()
+    assert not (tmp_path / "seed" / "private").exists()
 
 
 def test_a_planted_client_proves_no_more_than_is_stated_unless_one_has_the_secret():

@@ -351,6 +351,20 @@ def lines_of_rounds(path: Path, run: str) -> Iterator[list[bytes]]:
             yield block
 
 
+PRIVATE = "private"
+"""The folder in a run's folder for what is exact of clients' data; for its owner alone."""
+
+
+def owners(path: Path) -> Path:
+    """The exact copy of a file of a run folder, where there is one that may be read; else the file.
+
+    Runs with `privacy.noise = "system"` have two of metrics and summary: one for others, and one
+    for their owner, whose `Results` and reports are made from it.
+    """
+    exact = path.parent / PRIVATE / path.name
+    return exact if os.access(exact, os.R_OK) else path
+
+
 def last_rounds(path: Path, enough: int = 1 << 16) -> list[bytes]:
     """The last complete lines of rounds in a run's metrics or timings, as `last_lines`
     finds them.

@@ -4,7 +4,7 @@ deploy, record.
 A round is a function of the state; nothing else crosses from one round to the next.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -141,8 +141,6 @@ def run_round(
 
     metrics = round_metrics(work.split, cohort, results, state, below, step.update)
     events = metrics["events"]
-    if work.step is not None:
-        metrics |= {name: None for name in _UNSAID if name in metrics}
     deployed, verdict = state.deployed, None
     deploys = number % phase.deploy_every == 0
     if deploys:
@@ -230,8 +228,16 @@ def _joined(results: list[ChunkResult], name: str) -> np.ndarray:
 
 
 _PERCENTS = (10, 25, 50, 75, 90)
-_UNSAID = ("clients", "events", "unclipped", "rejected", "sent_bytes")
-"""What counts a cohort or names its clients: not said where cohorts are secret."""
+_PUBLISHED = ("round", "clip_norm", "update_norm", "model_version", "epsilon", "epsilon_pld")
+
+
+def published(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What others may be told of a round, or of a run, whose noise and cohorts are secret.
+
+    What follows from the released models and the plan stays. All else is exact, and null: a mean
+    tells how many events it is over, and a count how many clients took part.
+    """
+    return {name: value if name in _PUBLISHED else None for name, value in metrics.items()}
 
 
 def round_metrics(

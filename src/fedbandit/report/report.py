@@ -22,6 +22,7 @@ from fedbandit import __version__
 from fedbandit.config import Config
 from fedbandit.core.errors import DataError, FedbanditError
 from fedbandit.core.files import write_text
+from fedbandit.core.identity import owners
 from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.core.progress import to_stderr
 from fedbandit.data import open_dataset
@@ -71,7 +72,7 @@ def write_report(
     runs, problems = RunReader().read(folders)
     columns: dict[Path, Arrays] = {}
     for run in runs:
-        metrics = MetricsFile(run.path / "metrics.jsonl")
+        metrics = MetricsFile(owners(run.path / "metrics.jsonl"))
         metrics.follow()
         if metrics.problem is None:
             found = metrics.columns

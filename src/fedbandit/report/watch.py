@@ -22,7 +22,7 @@ import numpy as np
 
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import object_in, to_json
-from fedbandit.core.identity import last_rounds
+from fedbandit.core.identity import PRIVATE, last_rounds, owners
 from fedbandit.report.report import asset
 from fedbandit.results.plots import MOST_CURVES, chart
 from fedbandit.results.reading import (
@@ -35,7 +35,6 @@ from fedbandit.results.reading import (
 )
 from fedbandit.runs.index import Problem, Run, RunGroup, RunReader, grouped
 
-_METRICS = "metrics.jsonl"
 _MOST_BYTES = 16_000_000  # of metrics that one look reads; a page is answered in about a second
 _EMPTY = {"title": "no runs", "series": [], "marks": []}
 _RECENT = 50  # rounds whose pace predicts the time left
@@ -49,6 +48,7 @@ _READ = (
     "error.json",
     "metrics.jsonl",
     "timings.jsonl",
+    *(PRIVATE, f"{PRIVATE}/metrics.jsonl", f"{PRIVATE}/summary.json"),
 )
 _ASSETS = {
     "/": ("watch.html", "text/html"),
@@ -136,7 +136,7 @@ class Watcher:
         }
         wanted = [run for runs in chosen.values() for run in runs]
         self._files = {
-            run.path: self._files.get(run.path) or MetricsFile(run.path / _METRICS)
+            run.path: self._files.get(run.path) or MetricsFile(owners(run.path / "metrics.jsonl"))
             for run in wanted
         }
         left = self._most

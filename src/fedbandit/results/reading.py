@@ -33,6 +33,7 @@ from fedbandit.core.identity import (
     MADE_FROM,
     WHERE_COMPUTED,
     lines_of_rounds,
+    owners,
     require_run,
     run_in,
 )
@@ -418,13 +419,13 @@ def read_record(path: Path, name: str) -> RunRecord:
         config = parse_toml(read_small(path / "config.toml"))
         if not all(type(config.get(name, 0)) is int for name in ("seed", "rounds")):
             raise ValueError("config.toml: seed and rounds should be whole numbers")
-        metrics = path / "metrics.jsonl"
+        metrics = owners(path / "metrics.jsonl")
         columns = read_columns(metrics, run) if metrics.exists() else {}
         rounds = columns.get("round", [None] if columns else [])
         for number, found in enumerate(rounds, start=1):
             if type(found) is not int or found != number:
                 raise ValueError(f"metrics.jsonl: line {number} is not of round {number}")
-        summary = read_summary(path / "summary.json")
+        summary = read_summary(owners(path / "summary.json"))
         if summary is not None:
             require_run(path / "summary.json", summary.get("run"), run)
             if summary["rounds"] != len(rounds):

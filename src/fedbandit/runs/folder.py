@@ -41,7 +41,9 @@ from fedbandit.core.files import (
     write_text,
 )
 from fedbandit.core.identity import (
+    PRIVATE,
     RESULTS,
+    owners,
     read_rounds,
     refuse_earlier,
     require_run,
@@ -53,10 +55,12 @@ from fedbandit.core.parts import resolve, with_defaults
 from fedbandit.core.randomness import Secret
 from fedbandit.federated.algorithm import Algorithm, remembers
 from fedbandit.federated.memory import Memory
+from fedbandit.federated.round import published
 from fedbandit.federated.state import DamagedState, State, load_marked, save_state
 from fedbandit.simulation import DAMAGED, note, setting_aside
 
 _SECRET = "secret.key"
+_EXACT = f"{PRIVATE}/metrics.jsonl"
 _PACKAGES = ("torch", "numpy", "numba", "safetensors")
 
 
@@ -339,9 +343,12 @@ class RunFolder:
             # The summary goes first: killed in between, the run is unfinished at its old length.
             (self.path / "summary.json").unlink(missing_ok=True)
             write_text(self.path / "config.toml", self.config.to_toml())
+        if self._drawn is not None:
+            (self.path / PRIVATE).mkdir(mode=0o700, exist_ok=True)
         for name, end in ends.items():
+            opener = None if self._drawn is None or name == "metrics.jsonl" else _for_its_owner
             # Open until close().
-            self._files[name] = open(self.path / name, "a", encoding="utf-8")  # noqa: SIM115
+            self._files[name] = open(self.path / name, "a", encoding="utf-8", opener=opener)  # noqa: SIM115
             self._files[name].truncate(end)
             if end == 0:
                 self._write(name, {"run": self.run})
@@ -349,8 +356,13 @@ class RunFolder:
         return state, memory
 
     def record(self, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        """One line a round in each of the two files; no times among the metrics."""
-        self._write("metrics.jsonl", metrics)
+        """One line a round in each of the files; no times among the metrics.
+
+        Where noise is secret, others' metrics are what may be published of the owner's.
+        """
+        self._write("metrics.jsonl", metrics if self._drawn is None else published(metrics))
+        if _EXACT in self._files:
+            self._write(_EXACT, metrics)
         self._write("timings.jsonl", timings)
         self.seconds += timings["seconds"]
         if time.monotonic() - self._flushed_at > _FLUSH_SECONDS:
@@ -391,7 +403,7 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         folder = self.path / "checkpoints"
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o777 if self._drawn is None else 0o700, exist_ok=True)
         save_state(
             state,
             folder / f"round-{state.round:06d}.safetensors",
@@ -404,6 +416,11 @@ class RunFolder:
     def finish(self, summary: dict[str, Any]) -> None:
         """Write the summary, which marks the run as complete."""
         marks = {"run": self.run, "metrics": self._metrics.hexdigest()}
+        if _EXACT in self._files:
+            write_json(self.path / PRIVATE / "summary.json", {**summary, **marks})
+        if self._drawn is not None:
+            figures = [name for name in summary if name.startswith(("running_", "test_"))]
+            summary = {**summary, **dict.fromkeys(figures)}
         write_json(self.path / "summary.json", {**summary, **marks})
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
@@ -432,6 +449,9 @@ class RunFolder:
         for line, seconds in _lines_of(self.path / "timings.jsonl", self.run, rounds, timed=True):
             self.seconds += seconds
             ends["timings.jsonl"] += len(line)
+        if self._drawn is not None and (rounds == 0 or (self.path / _EXACT).exists()):
+            lines = _lines_of(self.path / _EXACT, self.run, rounds)
+            ends[_EXACT] = sum(len(line) for line, _ in lines)
         return ends
 
     def _memory(self, rounds: int) -> Memory:
@@ -439,6 +459,8 @@ class RunFolder:
         path = self.path / "memory.sqlite"
         if path.exists():
             open_regular(path).close()  # SQLite would wait at a pipe
+        elif self._drawn is not None:
+            path.touch(mode=0o600)
         memory = Memory(path, self.run)
         try:
             memory.resume(rounds)
@@ -495,7 +517,7 @@ class RunFolder:
             read_summary,  # with pictures and tables, which no run needs
         )
 
-        if (found := read_summary(self.path / "summary.json")) is not None:
+        if (found := read_summary(owners(self.path / "summary.json"))) is not None:
             require_run(self.path / "summary.json", found.get("run"), self.run, _MADE_AGAIN)
         return found
 
@@ -509,7 +531,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run folder, one dictionary each; a torn last line of a running run is left
     out.
     """
-    return read_rounds(path / "metrics.jsonl", run_in(path))
+    return read_rounds(owners(path / "metrics.jsonl"), run_in(path))
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -544,8 +566,14 @@ def _ours(name: str) -> bool:
         "checkpoints",
         "error.json",
         _SECRET,
+        PRIVATE,
     )
     return name in known or name.endswith(".tmp") or name.startswith("memory.sqlite")
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """A file that nobody else may read."""
+    return os.open(path, flags, 0o600)
 
 
 def _round_of(checkpoint: Path) -> int:

@@ -24,7 +24,7 @@ from fedbandit.core.files import (
     read_object,
     read_small,
 )
-from fedbandit.core.identity import last_rounds, require_run, run_in
+from fedbandit.core.identity import last_rounds, owners, require_run, run_in
 from fedbandit.results import reading as labels
 from fedbandit.results.reading import read_summary, run_folders
 
@@ -140,8 +140,8 @@ class RunReader:
         """One run folder, as its files say; whatever does not belong together raises."""
         error = self._file(path / "error.json", read_json)
         found, config = self._file(path / "config.toml", _identified, required=True)
-        summary = self._file(path / "summary.json", read_summary)
-        last = self._file(path / "metrics.jsonl", _last_line) or {}
+        summary = self._file(owners(path / "summary.json"), read_summary)
+        last = self._file(owners(path / "metrics.jsonl"), _last_line) or {}
         for file, values in (("summary.json", summary), ("metrics.jsonl", last)):
             if values:
                 require_run(path / file, values.get("run"), found)

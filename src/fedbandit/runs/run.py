@@ -16,7 +16,7 @@ from fedbandit.config import Config, EnvironmentConfig
 from fedbandit.core.errors import DataError, Diverged, FedbanditError, Interrupted
 from fedbandit.core.process import Stopwatch, handling
 from fedbandit.data import FederatedDataset, open_dataset
-from fedbandit.federated.round import Engine
+from fedbandit.federated.round import Engine, published
 from fedbandit.federated.state import State
 from fedbandit.privacy.reporting import summary as privacy_summary
 from fedbandit.runs.folder import RunFolder, read_metrics
@@ -66,7 +66,8 @@ def run(
     A finished run is only read, or with more rounds extended (not a private one). Ctrl-C stops
     after the current round and raises `Interrupted`; with `until` the run pauses after that round.
     Callbacks are as in `simulate`, and are called again for rounds that are repeated after a crash;
-    with `privacy.noise = "system"` each round is kept before they see it, and none is repeated.
+    with `privacy.noise = "system"` each round is kept before they see it, none is repeated, and
+    they and the tracker are told what may be published; the exact figures are in `private/`.
     `progress=True` shows the progress on standard error. `tracker` is "tensorboard", "mlflow",
     "wandb", "my_module:MyTracker", or makes one from a folder and a `Config`.
 
@@ -163,7 +164,8 @@ def execute(
                 stack.enter_context(progress("round", experiment.rounds, simulation.state.round))
             )
         if tracker is not None:
-            followers.append(stack.enter_context(closing(tracker(out, config))))
+            tracking = stack.enter_context(closing(tracker(out, config)))
+            followers.append(tracking if experiment.secret is None else _Publishing(tracking))
         return _run_rounds(
             simulation,
             folder,
@@ -171,6 +173,16 @@ def execute(
             checkpoint_seconds,
             lambda number: stopping.is_set() or number == until,
         )
+
+
+@dataclass(frozen=True)
+class _Publishing:
+    """Tells a tracker what others may see of rounds whose noise is secret."""
+
+    tracker: Tracker
+
+    def update(self, metrics: dict[str, Any]) -> None:
+        self.tracker.update(published(metrics))
 
 
 def _misfit(experiment: Experiment, state: State) -> str | None:

@@ -22,6 +22,7 @@ from fedbandit.assembly.experiment import build_experiment
 from fedbandit.config import Config, read_toml
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.files import read_json, write_text
+from fedbandit.core.identity import owners
 from fedbandit.core.parts import counted, flatten, in_short, nearest
 from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.data import open_dataset
@@ -346,7 +347,7 @@ def rows_of(results: Sequence[Result], seeds: Sequence[int], out: Path) -> list[
                         "status": "stopped early" if status == "paused" else status,
                         "rounds_run": standing.rounds,
                         "running_reward": None if math.isnan(reward) else reward,
-                        **beside_reward(read_json(folder / "summary.json")),
+                        **beside_reward(read_json(owners(folder / "summary.json"))),
                         **flatten(
                             standing.candidate.config.with_values({"seed": seed}).model_dump()
                         ),
