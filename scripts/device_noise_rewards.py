@@ -1,10 +1,12 @@
-"""What noise from the devices earns beside noise of the server, with 2,560 clients a round.
+"""Rewards of noise from the devices, of noise of the server and of none, with 2,560 clients a round.
 
     python scripts/device_noise_rewards.py scripts/results/device_noise_rewards.json
 
-Both at the same epsilon; the devices' allows for 20% drop-out and 10% colluders. The data are drawn
-here: 5,120 clients with five contexts each, of 40 features, whose best of ten actions a linear
-teacher knows. All shares of a round's noise are drawn at once.
+Both kinds of noise at the same epsilon; the devices' allows for 20% drop-out and 10% colluders. At
+the first epsilon noise is cheap. At the second that of the server costs a part of the reward that
+cannot be overlooked, so that the devices' larger noise could show. The data are drawn here: 5,120
+clients with five contexts each, of 40 features, whose best of ten actions a linear teacher knows.
+All shares of a round's noise are drawn at once.
 """
 
 import argparse
@@ -16,8 +18,10 @@ import numpy as np
 from fedbandit import Config, simulate
 from fedbandit.core.ragged import Ragged
 from fedbandit.data.dataset import FederatedDataset, Header, Split
+from fedbandit.privacy.accounting import Ledger
 from fedbandit.privacy.reporting import towards_server
 
+EPSILONS = (2.0, 0.5)
 CLIENTS, EACH, FEATURES, ACTIONS = 5120, 5, 40, 10
 
 
@@ -36,8 +40,11 @@ def data() -> FederatedDataset:
     return FederatedDataset(header, Split(ids, offsets, contexts, labels))
 
 
-def config(noise: str, seed: int) -> Config:
-    """A run at epsilon 2, whose clients have a turn in every second round."""
+def config(noise: str | None, epsilon: float, seed: int) -> Config:
+    """A run whose clients have a turn in every second round; without noise where there is none."""
+    privacy = {"sampling": "min-separation", "separation": 2}
+    if noise is not None:
+        privacy |= {"mechanism": "dp-fedavg", "epsilon": epsilon, "noise": noise}
     return Config.build(
         {
             "scenario": "scratch",
@@ -49,13 +56,7 @@ def config(noise: str, seed: int) -> Config:
             "client": {"learning_rate": 0.5},
             "server": {"optimizer": "sgd", "learning_rate": 4.0},
             "clipping": {"norm": 0.5},
-            "privacy": {
-                "mechanism": "dp-fedavg",
-                "epsilon": 2.0,
-                "sampling": "min-separation",
-                "separation": 2,
-                "noise": noise,
-            },
+            "privacy": privacy,
         }
     )
 
@@ -63,23 +64,38 @@ def config(noise: str, seed: int) -> Config:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--epsilons", type=float, nargs="+", default=EPSILONS)
     given = parser.parse_args()
     dataset = data()
-    found: dict[str, object] = {}
-    for noise in ("system", "devices"):
-        rewards = []
+
+    def rewards(noise: str | None, epsilon: float = 0.0) -> tuple[list[float], Ledger | None]:
+        found = []
         for seed in range(given.seeds):
-            run = simulate(config(noise, seed), dataset)
-            rewards.append(list(run)[-1]["running_reward"])
-            print(noise, seed, rewards[-1], flush=True)
-        found[noise] = rewards
-        ledger = run.experiment.privacy
-    found["devices_of_system"] = float(np.mean(found["devices"]) / np.mean(found["system"]))
-    found["noise_multiplier"] = ledger.plan.noise_multiplier
-    found["towards_server"] = towards_server(ledger, ledger.plan.rounds)
-    given.out.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+            run = simulate(config(noise, epsilon, seed), dataset)
+            found.append(list(run)[-1]["running_reward"])
+            print(noise or "none", epsilon, seed, found[-1], flush=True)
+        return found, run.experiment.privacy
+
+    without, _ = rewards(None)
+    rows = []
+    for epsilon in given.epsilons:
+        (system, _), (devices, ledger) = rewards("system", epsilon), rewards("devices", epsilon)
+        assert ledger is not None
+        rows.append(
+            {
+                "epsilon": epsilon,
+                "system": system,
+                "devices": devices,
+                "system_of_none": float(np.mean(system) / np.mean(without)),
+                "devices_of_system": float(np.mean(devices) / np.mean(system)),
+                "noise_multiplier": ledger.plan.noise_multiplier,
+                "towards_server": towards_server(ledger, ledger.plan.rounds),
+            }
+        )
+    text = json.dumps({"clients_per_round": 2560, "none": without, "at": rows}, indent=1)
+    given.out.write_text(text + "\n")
+    print(text)
 
 
 if __name__ == "__main__":
