@@ -322,7 +322,15 @@ class Simulation:
         if self._evaluated is None or not np.array_equal(
             self._evaluated[0], weights
         ):  # an untrained model stays
-            found = held_out_metrics(predictor, weights, dataset.test, dataset.header.multilabel)
+            header, stage = (
+                dataset.header,
+                self.experiment.bandit.scenario.stage(max(1, self.state.round)),
+            )
+            found = held_out_metrics(
+                predictor, weights, dataset.test, header.multilabel, stage.environment
+            )
+            if "sampled" in header.source.get("candidates", ""):
+                found["test_sampled"] = 1.0  # hits among sampled candidates are easier
             self._evaluated = weights, found
         return dict(self._evaluated[1])
 

@@ -22,6 +22,7 @@ from fedbandit.data.embedded import gallery
 from fedbandit.data.info import describe
 from fedbandit.data.info import statistics as statistics_of
 from fedbandit.data.writer import DatasetWriter
+from fedbandit.environments import Met
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import AutogradLearner, ClientSettings
 from fedbandit.federated.learners.make_learner import Trainable
@@ -197,6 +198,31 @@ def test_a_gallery_is_learned(photos):
     rewards = results["reward"]
     assert rewards[-6:].mean() > rewards[:3].mean() + 0.1
     assert 0.4 < results["test_hit_rate"][-1] <= 1
+
+
+def test_the_share_of_the_best_candidates_reward_is_measured_where_it_is_known(photos):
+    by_label = simulate(config(photos), photos).collect()
+    np.testing.assert_allclose(by_label["test_reward_share"], by_label["test_hit_rate"])
+    chosen = config(photos, environment={"name": "linear", "noise": 0.0}, rounds=3)
+    with simulate(chosen, photos) as simulation:
+        list(simulation)
+        found, work = simulation.evaluate(), simulation.experiment.bandit.work
+        weights, split = simulation.state.weights, photos.test
+        met = Met.at_rows(split, np.arange(split.num_examples), 0)
+        means = simulation.experiment.bandit.scenario.expected(met)
+        mean = work.predictor.predict(weights, met.contexts).mean
+        ends = itertools.pairwise(met.bounds)
+        best = [(means[a + mean[a:b].argmax()], means[a:b].max()) for a, b in ends]
+        earned, possible = np.sum(best, axis=0, dtype=np.float64)
+    assert found["test_reward_share"] == pytest.approx(earned / possible, rel=1e-12)
+    assert found["test_reward_share"] < 1
+    assert "test_sampled" not in found
+
+
+def test_metrics_over_sampled_candidates_say_so(photos):
+    source = {"candidates": "the item that was picked and 4 sampled by popularity"}
+    sampled = replace(photos, header=replace(photos.header, source=source))
+    assert simulate(config(photos, rounds=3), sampled).collect()["test_sampled"][-1] == 1
 
 
 @pytest.mark.parametrize("objective", ["weighted-regression", "doubly-robust"])

@@ -6,19 +6,16 @@ Loads neither torch nor numba until a model needs them; knows nothing of rules, 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
-from fedbandit.core.contexts import Contexts, Features, rows_between
+from fedbandit.core.contexts import Contexts, Features, rows_between, unit_rows
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.models.base import Layout, Model
 from fedbandit.models.kernels import sparse_loops
-
-_SMALLEST_NORM = 1e-12  # torch's `normalize` divides by at least this
 
 
 class Predictor(Protocol):
@@ -131,7 +128,7 @@ class LinearPredictor:
             from fedbandit.models.kernels import dense_kernels
 
             for start in range(0, len(out), self.rows):
-                block = unit_features(rows_between(x, start, start + self.rows), weight.dtype)
+                block = unit_rows(rows_between(x, start, start + self.rows), weight.dtype)
                 to = out[start : start + self.rows]
                 dense_kernels.scores(_power(block, power), weight, bias, to)
 
@@ -142,7 +139,7 @@ def _plain_scores(x: Features, weight: np.ndarray, bias: np.ndarray, power: int)
         terms = _power(np.asarray(x.values, weight.dtype), power)[:, None] * weight[x.ids]
         # Adds row by row from the bias on, as the compiled loop does; `sum` may not.
         return np.asarray(np.add.accumulate(np.concatenate([bias[None], terms]))[-1])
-    return np.asarray(_power(unit_features(x, weight.dtype)[0], power) @ weight + bias)
+    return np.asarray(_power(unit_rows(x, weight.dtype)[0], power) @ weight + bias)
 
 
 def _power(x: np.ndarray, power: int) -> np.ndarray:
@@ -267,15 +264,6 @@ def model_input(contexts: Contexts, dtype: np.dtype, device: str = "cpu") -> Any
     if contexts.candidates is not None or isinstance(contexts.shared, Ragged):
         return contexts if contexts.candidates is not None else contexts.shared
     return torch.from_numpy(np.ascontiguousarray(contexts.shared, dtype)).to(device)
-
-
-def unit_features(features: Features, dtype: np.dtype) -> np.ndarray:
-    """Dense contexts scaled to length one: [n, features] of the weights' type."""
-    assert isinstance(features, np.ndarray)
-    x = np.ascontiguousarray(features.reshape(len(features), prod(features.shape[1:])), dtype)
-    with np.errstate(over="ignore"):
-        lengths = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
-    return np.asarray(x / np.maximum(lengths, dtype.type(_SMALLEST_NORM)))
 
 
 def _blocks(contexts: Contexts, rows: int) -> Iterator[Contexts]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedbandit.acting.predictors import unit_features
+from fedbandit.core.contexts import unit_rows
 from fedbandit.core.ragged import Ragged, SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.algorithm import Clients, RoundFacts
@@ -239,7 +239,7 @@ def _of_dense(
     params, counts = layout.split(weights), _weights(objective, own, weights.dtype)
     rows = np.concatenate([params["weight"], params["bias"][None]]).T  # [K, features + 1]
     x = np.ones((len(own), rows.shape[1]), weights.dtype)
-    x[:, :-1] = unit_features(own.contexts.shared, weights.dtype)
+    x[:, :-1] = unit_rows(own.contexts.shared, weights.dtype)
     if objective.supervised:
         assert own.targets is not None
         errors = np.einsum("nd,kd->nk", x, rows) - own.targets

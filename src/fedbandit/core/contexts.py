@@ -5,11 +5,14 @@ Arrays only; knows nothing of data sets, models or rules.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 import numpy as np
 
 from fedbandit.core.ragged import Ragged
+
+_LEAST = 1e-12  # torch's `normalize` divides by at least this
 
 Features = np.ndarray | Ragged
 """Dense float [n, *shape], or `Ragged` rows of (feature, value)."""
@@ -23,6 +26,23 @@ def rows_at(features: Features, rows: np.ndarray) -> Features:
 def rows_between(features: Features, start: int, stop: int) -> Features:
     """Rows start to stop; shares memory with the whole."""
     return features.slice(start, stop) if isinstance(features, Ragged) else features[start:stop]
+
+
+def unit_rows(features: Features, dtype: np.dtype | type = np.float64) -> np.ndarray:
+    """Dense rows scaled to length one: [n, features] of that type; rows of zeros stay zero.
+
+    Sparse ones: `Ragged.unit`.
+
+    Examples:
+        >>> unit_rows(np.array([[[3.0], [4.0]], [[0.0], [0.0]]]))
+        array([[0.6, 0.8],
+               [0. , 0. ]])
+    """
+    assert isinstance(features, np.ndarray)
+    x = np.ascontiguousarray(features.reshape(len(features), prod(features.shape[1:])), dtype)
+    with np.errstate(over="ignore"):
+        lengths = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
+    return np.asarray(x / np.maximum(lengths, x.dtype.type(_LEAST)))
 
 
 @dataclass(frozen=True)

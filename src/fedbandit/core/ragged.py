@@ -51,6 +51,19 @@ class Ragged:
             None if self.values is None else self.values.copy(),
         )
 
+    def unit(self, dtype: Any = np.float64) -> "Ragged":
+        """The rows scaled to length one, with values of that type; rows of zeros stay zero.
+
+        Examples:
+            >>> Ragged(np.array([0, 2]), np.array([5, 1]), np.array([3.0, 4.0])).unit().values
+            array([0.6, 0.8])
+        """
+        rows = self.row_of_entry()
+        values = np.ones(len(rows)) if self.values is None else self.values
+        squares = np.bincount(rows, values.astype(np.float64) ** 2, minlength=len(self))
+        scale = 1 / np.sqrt(np.where(squares > 0, squares, 1.0))
+        return Ragged(self.offsets, self.ids, (values * scale[rows]).astype(dtype))
+
     def row_of_entry(self) -> np.ndarray:
         """For each entry, the row it stands in: int64 [total]."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedbandit.core.contexts import unit_rows
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, generator, normals, uniforms
@@ -336,9 +337,9 @@ def _chosen_product(met: Met, theta: np.ndarray, actions: np.ndarray) -> np.ndar
     if met.contexts.candidates is not None:  # one θ, over the features of items
         x, columns = met.contexts.candidates.chosen(actions).features, np.zeros_like(actions)
     if isinstance(x, Ragged):
-        rows, values = _unit_entries(x)
+        rows, values = x.row_of_entry(), x.unit().values
         return np.bincount(rows, values * theta[x.ids, columns[rows]], minlength=len(x))
-    return np.asarray((_unit_rows(x) * theta.T[columns]).sum(axis=1))
+    return np.asarray((unit_rows(x) * theta.T[columns]).sum(axis=1))
 
 
 def _products(met: Met, theta: np.ndarray) -> np.ndarray:
@@ -346,28 +347,13 @@ def _products(met: Met, theta: np.ndarray) -> np.ndarray:
     shown = met.contexts.candidates
     x = met.contexts.shared if shown is None else shown.features
     if isinstance(x, Ragged):
-        rows, values = _unit_entries(x)
+        rows, values = x.row_of_entry(), x.unit().values
         found = np.empty((len(x), theta.shape[1]), np.float32)
         for action, column in enumerate(theta.T):
             found[:, action] = np.bincount(rows, values * column[x.ids], minlength=len(x))
     else:
-        found = np.asarray(_unit_rows(x) @ theta, np.float32)
+        found = np.asarray(unit_rows(x) @ theta, np.float32)
     return found.reshape(met.shape)
-
-
-def _unit_entries(contexts: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """The row and the value of each entry, rows scaled to length 1."""
-    rows = contexts.row_of_entry()
-    values = np.ones(len(rows)) if contexts.values is None else contexts.values.astype(np.float64)
-    squares = np.bincount(rows, values**2, minlength=len(contexts))
-    return rows, values / np.sqrt(np.where(squares > 0, squares, 1))[rows]
-
-
-def _unit_rows(contexts: np.ndarray) -> np.ndarray:
-    """Dense rows at length 1: float64 [n, features]."""
-    flat = contexts.reshape(len(contexts), -1).astype(np.float64)
-    lengths = np.sqrt((flat**2).sum(axis=1, keepdims=True))
-    return np.asarray(flat / np.where(lengths > 0, lengths, 1))
 
 
 def _theta(header: Header, seed: int) -> np.ndarray:

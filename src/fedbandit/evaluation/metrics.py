@@ -11,7 +11,7 @@ import numpy as np
 from fedbandit.acting import Predictor, explore
 from fedbandit.core import loops
 from fedbandit.core.errors import ConfigError
-from fedbandit.core.prediction import Prediction
+from fedbandit.core.prediction import Prediction, at_actions, best_action
 from fedbandit.data.dataset import Split
 from fedbandit.environments import Environment, Met
 from fedbandit.policies import Greedy, Policy, takes_contexts
@@ -23,16 +23,21 @@ _EVALUATION_ROWS = 4096
 
 
 def held_out_metrics(
-    predictor: Predictor, weights: np.ndarray, split: Split, multilabel: bool
+    predictor: Predictor,
+    weights: np.ndarray,
+    split: Split,
+    multilabel: bool,
+    environment: Environment | None = None,
 ) -> dict[str, float]:
     """Accuracy of the best-scored action, or micro-averaged recall of the best five of several
     labels.
 
     Over candidates: the share of decisions whose best-scored candidate is a right one, and the mean
-    of one over the rank of the first right one.
+    of one over the rank of the first right one; where the environment knows mean rewards, also
+    that of the best-scored candidate as a share of the best one's.
     """
     if split.candidates is not None:
-        return _ranking_metrics(predictor, weights, split)
+        return _ranking_metrics(predictor, weights, split, environment)
     hits = labels_seen = 0
     top = 5 if multilabel else 1
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
@@ -47,9 +52,13 @@ def held_out_metrics(
     return {name: hits / labels_seen} if labels_seen else {}
 
 
-def _ranking_metrics(predictor: Predictor, weights: np.ndarray, split: Split) -> dict[str, float]:
-    """Hit rate and mean reciprocal rank over the decisions that have a right candidate."""
-    ranks = []
+def _ranking_metrics(
+    predictor: Predictor, weights: np.ndarray, split: Split, environment: Environment | None
+) -> dict[str, float]:
+    """Hit rate and mean reciprocal rank over the decisions that have a right candidate, and the
+    share of the best reward over all.
+    """
+    ranks, earned, best = [], 0.0, 0.0
     for start in range(0, split.num_examples, _EVALUATION_ROWS):
         stop = min(start + _EVALUATION_ROWS, split.num_examples)
         contexts, labels = split.between(start, stop)
@@ -57,17 +66,22 @@ def _ranking_metrics(predictor: Predictor, weights: np.ndarray, split: Split) ->
         assert prediction.bounds is not None
         right = np.zeros(len(prediction.mean), bool)
         right[prediction.bounds[labels.row_of_entry()] + labels.ids] = True
+        met = Met.at_rows(split, np.arange(start, stop), 0)
+        means = None if environment is None else environment.expected(met)
         for _, at, block in prediction.blocks():
             order = np.argsort(-block.mean, axis=1, kind="stable")  # the lower place among equals
             ranked = np.take_along_axis(right[at], order, axis=1)
             ranks.append(1 + ranked[ranked.any(axis=1)].argmax(axis=1))
-    found = np.concatenate(ranks) if ranks else np.zeros(0)
-    if not len(found):
-        return {}
-    return {
-        "test_hit_rate": float((found == 1).mean()),
-        "test_reciprocal_rank": float((1 / found).mean()),
-    }
+            if means is not None:
+                earned += float(at_actions(means[at], order[:, 0]).sum(dtype=np.float64))
+                best += float(best_action(means[at]).sum(dtype=np.float64))
+    found, metrics = np.concatenate(ranks) if ranks else np.zeros(0), {}
+    if len(found):
+        metrics["test_hit_rate"] = float((found == 1).mean())
+        metrics["test_reciprocal_rank"] = float((1 / found).mean())
+    if best > 0:
+        metrics["test_reward_share"] = earned / best
+    return metrics
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import Purpose, bits, generator
 from fedbandit.models.base import DataSpec, Model, Params, Shapes, glorot_normal, glorot_uniform
-from fedbandit.models.candidates import PARTS, candidate_rows, unit_rows
+from fedbandit.models.candidates import PARTS, candidate_rows, unit_entries
 from fedbandit.models.kernels import sparse_loops
 from fedbandit.models.statistics import linear_statistics
 
@@ -183,14 +183,14 @@ def two_tower(data: DataSpec, size: int = 16) -> Model:
     def scores(params: Params, x: Any) -> Any:
         import torch
 
-        one, other = unit_rows(x.shared), unit_rows(x.candidates.features)
+        one, other = unit_entries(x.shared), unit_entries(x.candidates.features)
         owners = torch.as_tensor(np.repeat(np.arange(len(x)), x.candidates.counts))
         both = _products(params["user"], one)[owners] * _products(params["item"], other)
         return both.sum(dim=1) + _products(params["own"], other)[:, 0] + params["bias"]
 
     def predict(params: dict[str, np.ndarray], x: Contexts) -> Prediction:
         assert x.candidates is not None
-        one, other = unit_rows(x.shared), unit_rows(x.candidates.features)
+        one, other = unit_entries(x.shared), unit_entries(x.candidates.features)
         user, item, own = (
             _numpy_products(params[name], rows)
             for name, rows in (("user", one), ("item", other), ("own", other))

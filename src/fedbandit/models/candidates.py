@@ -51,7 +51,7 @@ def candidate_rows(
         shown = contexts.candidates
         assert shown is not None
         owners = np.repeat(np.arange(len(shown)), shown.counts)
-        things, people = unit_rows(shown.features), unit_rows(contexts.shared).take(owners)
+        things, people = unit_entries(shown.features), unit_entries(contexts.shared).take(owners)
         made = []
         for part in parts:
             found = {"item": things, "shared": people}.get(part)
@@ -62,19 +62,14 @@ def candidate_rows(
     return rows, width
 
 
-def unit_rows(features: Features) -> Ragged:
+def unit_entries(features: Features) -> Ragged:
     """Rows of (feature, value) of length one; dense features become rows of all of them."""
     if not isinstance(features, Ragged):
         n, width = len(features), prod(features.shape[1:])
         ids = np.tile(np.arange(width, dtype=np.int64), n)
         features = Ragged(np.arange(n + 1) * width, ids, features.reshape(-1).astype(np.float32))
-    owner = features.row_of_entry()
-    values = np.asarray(features.values, np.float32)
-    squares = np.bincount(owner, values.astype(np.float64) ** 2, minlength=len(features))
-    scale = 1 / np.sqrt(np.where(squares > 0, squares, 1.0))
-    return Ragged(
-        features.offsets, features.ids.astype(np.int64), (values * scale[owner]).astype(np.float32)
-    )
+    found = features.unit(np.float32)
+    return Ragged(found.offsets, found.ids.astype(np.int64), found.values)
 
 
 def _crossed(first: Ragged, second: Ragged, cross: Callable[..., np.ndarray]) -> Ragged:

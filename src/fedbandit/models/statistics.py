@@ -5,15 +5,13 @@ from math import prod
 
 import numpy as np
 
-from fedbandit.core.contexts import Contexts, Features
+from fedbandit.core.contexts import Contexts, Features, unit_rows
 from fedbandit.core.errors import ConfigError
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.ragged import Ragged
 from fedbandit.core.randomness import scramble
 from fedbandit.models.base import DataSpec, Model, Shapes
 from fedbandit.models.candidates import PARTS, candidate_rows
-
-_LEAST = 1e-12  # a context shorter than this is not stretched to length one, as in linear models
 
 
 class FeatureMap:
@@ -47,9 +45,7 @@ class FeatureMap:
                 values = np.where(hashed & np.uint64(1), values, -values)
             np.add.at(x, (features.row_of_entry(), places), values)
         else:
-            flat = features.reshape(len(features), -1).astype(np.float64)
-            lengths = np.sqrt(np.square(flat).sum(axis=1, keepdims=True))
-            x[:, :-1] = flat / np.maximum(lengths, _LEAST)
+            x[:, :-1] = unit_rows(features)
         return x
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedbandit import algorithms, objectives
 from fedbandit.acting import Actor, Predictor
-from fedbandit.acting.predictors import unit_features
+from fedbandit.core.contexts import unit_rows
 from fedbandit.core.errors import DataError, needing
 from fedbandit.core.files import pack, unpack, write_bytes
 from fedbandit.core.parts import construct, require_trust, resolve
@@ -259,6 +259,6 @@ def _rows_of(contexts: np.ndarray | Ragged, dtype: np.dtype) -> Ragged:
     """Contexts as rows of features; a dense one, scaled to length one, is a row of all of them."""
     if isinstance(contexts, Ragged):
         return contexts
-    x = unit_features(contexts, dtype)
+    x = unit_rows(contexts, dtype)
     n, width = x.shape
     return Ragged(np.arange(n + 1) * width, np.tile(np.arange(width), n), x.reshape(-1))

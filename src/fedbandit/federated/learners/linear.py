@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedbandit.acting.predictors import unit_features
+from fedbandit.core.contexts import unit_rows
 from fedbandit.core.ragged import Ragged, SparseVector
 from fedbandit.events import Events
 from fedbandit.federated.learners.base import (
@@ -240,7 +240,7 @@ class DenseLinearLearner(KernelLearner):
         norms = np.zeros(events.num_clients)
         if not self.objective.supervised:
             top = Top(self.layout, weights)
-            x = unit_features(events.contexts.shared, weights.dtype)
+            x = unit_rows(events.contexts.shared, weights.dtype)
             logged = logged_of(events, self.objective, weights.dtype)
             how = how_of(self.objective, self.settings, self._num_actions, weights.dtype)
             pulled = weights.dtype.type(self.settings.learning_rate * proximal)
@@ -261,7 +261,7 @@ class DenseLinearLearner(KernelLearner):
     def local(self, weights: np.ndarray, events: Events) -> Local:
         from fedbandit.models.kernels import dense_kernels
 
-        x = unit_features(events.contexts.shared, weights.dtype)
+        x = unit_rows(events.contexts.shared, weights.dtype)
         importance = logged_of(events, self.objective, weights.dtype)[2]
         rate = weights.dtype.type(self.settings.learning_rate)
 
