@@ -15,7 +15,12 @@ from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.deploy.device.log import EventLog, Outcome, Retention, Totals
 from fedbandit.deploy.device.log_arrays import Logged, logged_events, record
 from fedbandit.deploy.device.log_file import LogUnavailable, Reading, read_clocks
-from fedbandit.deploy.device.model_files import DeviceModel, ModelFiles, stamp_of
+from fedbandit.deploy.device.model_files import (
+    DeviceModel,
+    ModelFiles,
+    read_model_file,
+    stamp_of,
+)
 from fedbandit.deploy.device.model_in_use import ModelInUse, make_rule, open_model
 from fedbandit.deploy.private_files import make_private_folder
 from fedbandit.policies import Policy
@@ -194,10 +199,9 @@ class Agent:
         """
         if isinstance(model, DeviceModel):
             model = model.to_bytes()
-        payload = model if isinstance(model, bytes) else Path(model).read_bytes()
-        open_model(
-            DeviceModel.from_bytes(payload), self._policy, self._trusted
-        )  # refused before it is in use
+        payload = model if isinstance(model, bytes) else read_model_file(Path(model), "give a file")
+        # What cannot act is refused before it is in use.
+        open_model(DeviceModel.from_bytes(payload), self._policy, self._trusted)
         return self._models.install(payload, older=older)
 
     def use(self, version: int) -> None:

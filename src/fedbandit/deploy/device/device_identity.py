@@ -4,25 +4,23 @@ Kept before anything leaves the device, so that a crash can cost a turn in priva
 give one more. A damaged card is refused by name. Knows nothing of logs or of training.
 """
 
-import json
 import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from fedbandit.core.errors import DataError
-from fedbandit.core.files import write_json
+from fedbandit.core.files import read_object, write_json
 from fedbandit.deploy.messages import Count, Name, checked, first_problem, is_name
 from fedbandit.deploy.private_files import make_private
 from fedbandit.privacy.discrete import DeviceNoise, gaussian_epsilon
 
-_LARGEST_FILE = 1 << 20  # bytes; an honest card has a few hundred
 _COMPUTED = 1e-3  # epsilon is computed anew on each machine, and may come out a little different
 
 
@@ -215,21 +213,18 @@ _NEEDED: dict[str, None] = {"device": None, "counted": None}
 def read_card(path: Path) -> Card:
     """The card in the file; the first time, a new one, which is written before it is used."""
     try:
-        with open(path, "rb") as file:
-            kept: Any = json.loads(file.read(_LARGEST_FILE))
-        if isinstance(kept, dict):
-            if isinstance(account := kept.get("private"), Mapping):
-                kept["private"] = {"least": None, "taken": None, **account}
-            kept = {**_NEEDED, **kept}
-        return _CARD.validate_python(kept)
+        kept = read_object(path)
+        if isinstance(account := kept.get("private"), Mapping):
+            kept["private"] = {"least": None, "taken": None, **account}
+        return _CARD.validate_python({**_NEEDED, **kept})
     except FileNotFoundError:
         card = Card()
         write_card(path, card)
         return card
     except ValidationError as error:
         what = first_problem(error)
-    except (ValueError, RecursionError) as error:
-        what = str(error)[:100]
+    except (OSError, ValueError) as error:
+        what = (getattr(error, "strerror", None) or str(error))[:100]
     raise DataError(f"{path}: damaged ({what}); move it away, and the device joins as a new one")
 
 

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from fedbandit.core.contexts import Features, ItemSpec
 from fedbandit.core.errors import DataError, FedbanditError, MissingExtra, needing
-from fedbandit.core.files import pack, unpack, write_bytes
+from fedbandit.core.files import pack, read_packed, read_small, unpack, write_bytes
 from fedbandit.core.prediction import Progress
 from fedbandit.core.process import alone_in
 from fedbandit.core.ragged import Ragged
@@ -442,7 +442,20 @@ def stamp_of(path: Path) -> tuple[int, int] | None:
         status = path.stat()
     except FileNotFoundError:
         return None
+    except OSError:  # a link to itself: there, and whoever reads it says what is wrong
+        return 0, 0
     return status.st_ino, status.st_mtime_ns
+
+
+def read_model_file(path: Path, otherwise: str = "install a model again") -> bytes:
+    """The bytes of a model file; `DataError` where it is missing, is no file, or lies of its size."""
+    try:
+        return read_packed(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: missing; {otherwise}") from None
+    except (OSError, ValueError) as error:
+        what = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{path}: damaged ({what}); {otherwise}") from None
 
 
 def _digest(payload: bytes) -> str:
@@ -489,7 +502,7 @@ class ModelFiles:
 
     def _read_pointer(self) -> _Pointer | None:
         try:
-            return _Pointer.model_validate_json(self._pointer.read_bytes())
+            return _Pointer.model_validate_json(read_small(self._pointer))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -512,7 +525,9 @@ class ModelFiles:
         if current is not None and model.version < current["version"] and not older:
             return False
         path, digest = self._path(model.version), _digest(payload)
-        kept = _digest(path.read_bytes()) if path.exists() else None
+        kept = None
+        with suppress(DataError):  # what is missing or damaged is written again
+            kept = _digest(read_model_file(path))
         if current is not None and model.version == current["version"]:
             if current["sha256"] != digest:
                 said = "already in use with other weights; a new model needs a new version"
@@ -528,10 +543,8 @@ class ModelFiles:
         """Go back (or forward) to a version that is still on this device."""
         path = self._path(version)
         with alone_in(self.folder):
-            try:
-                payload = path.read_bytes()
-            except FileNotFoundError:
-                raise DataError(f"{path}: not on this device; it has {self.versions()}") from None
+            there = f"not on this device as it was; it has {self.versions()}"
+            payload = read_model_file(path, there)
             DeviceModel.from_bytes(payload, str(path))
             self._point_to(version, _digest(payload))
 
@@ -554,16 +567,13 @@ class ModelFiles:
         pointer = self._read_pointer()
         for version in reversed(self.versions()):
             if pointer is not None and version < pointer.version:
-                with suppress(OSError, DataError):
+                with suppress(DataError):
                     return self._load(version, pointer.digests.get(str(version)))
         raise DataError(f"{self.folder}: no earlier model to act with; install one")
 
     def _load(self, version: int, digest: str | None) -> DeviceModel:
         path = self._path(version)
-        try:
-            payload = path.read_bytes()
-        except FileNotFoundError:
-            raise DataError(f"{path}: missing; install a model again") from None
+        payload = read_model_file(path)
         if _digest(payload) != digest:
             raise DataError(f"{path}: damaged (its digest has changed); install a model again")
         return DeviceModel.from_bytes(payload, str(path))
@@ -572,12 +582,10 @@ class ModelFiles:
         """The catalogues of these digests that models on this device carry."""
         wanted, found = set(digests) - {None}, {}
         for version in self.versions() if wanted else []:
-            try:
-                model = DeviceModel.from_bytes(self._path(version).read_bytes())
-            except (OSError, DataError):
-                continue
-            if model.catalogue is not None and model.catalogue.digest in wanted:
-                found[model.catalogue.digest] = model.catalogue
+            with suppress(DataError):
+                carried = DeviceModel.from_bytes(read_model_file(self._path(version))).catalogue
+                if carried is not None and carried.digest in wanted:
+                    found[carried.digest] = carried
         return found
 
     def _path(self, version: int) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from fedbandit.core.errors import DataError
+from fedbandit.core.files import read_small
 from fedbandit.deploy.device.instructions import Instructions, Limits, read_instructions
 from fedbandit.deploy.masking import wire
 from fedbandit.deploy.masking.announcements import (
@@ -182,7 +183,8 @@ class SecureRounds:
     def _keep(self, token: str, kept: Announced | Shared | Held | Vouched) -> None:
         """For its owner alone, and not made to outlast a power cut: without it a device drops out."""
         path = self._file(token, _STAGES[type(kept)])
-        with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        path.unlink(missing_ok=True)
+        with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(kept.model_dump_json().encode())
 
     def _take(self, token: str, kind: type[Kept]) -> Kept:
@@ -196,11 +198,12 @@ class SecureRounds:
                 "this step of a secure sum is not due: it was taken before, or others come first"
             ) from None
         try:
-            return kind.model_validate_json(mine.read_bytes())
-        except ValueError:
+            return kind.model_validate_json(read_small(mine))
+        except (OSError, ValueError):
             raise DataError("what was kept for this step of a secure sum is damaged") from None
         finally:
-            mine.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder stays
+                mine.unlink(missing_ok=True)
 
     def _forget(self, token: str) -> None:
         """Clear away what other attempts have left; in this one another node may use the folder."""
@@ -217,6 +220,8 @@ def _short(token: str) -> str:
 
 def _contents(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_small(path)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(str(error)) from None

@@ -18,7 +18,7 @@ from fedbandit import algorithms, objectives
 from fedbandit.acting import Actor, Predictor
 from fedbandit.core.contexts import unit_rows
 from fedbandit.core.errors import DataError, needing
-from fedbandit.core.files import pack, unpack, write_bytes
+from fedbandit.core.files import pack, read_packed, unpack, write_bytes
 from fedbandit.core.parts import construct, require_trust, resolve
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.model_files import DeviceModel
@@ -140,7 +140,7 @@ class DeviceMemory:
 
     def _read(self) -> tuple[Any, dict[int, dict[str, np.ndarray]]]:
         try:
-            arrays, texts = unpack(self.path.read_bytes())
+            arrays, texts = unpack(read_packed(self.path))
             kept: dict[int, dict[str, np.ndarray]] = {}
             for key, array in arrays.items():
                 mark, _, name = key.partition("/")
@@ -148,7 +148,7 @@ class DeviceMemory:
             return json.loads(texts["told"]), kept
         except FileNotFoundError:
             return None, {}
-        except (ValueError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, RecursionError) as error:
             said = f"damaged ({str(error)[:100]}); move it away, and the device learns it again"
             raise DataError(f"{self.path}: {said}") from None
 
