@@ -296,7 +296,7 @@ class EventLog:
         try:
             if row is None or mark_of(row[:-1]) != row[-1]:
                 raise ValueError("its checksum does not match")
-            head, rules = _Head(*row[:-1]), _from_json(row[5])
+            head, rules = _Head(*row[:-1]), Retention(**json.loads(row[5]))
         except (TypeError, ValueError, RecursionError) as error:
             problem = f"{self._file.path}: damaged (its clock or rules: {str(error)[:100]})"
             raise DataError(f"{problem}; move it away to start a new one") from None
@@ -315,21 +315,22 @@ class EventLog:
         if self._ready:
             return
         if not self._file.exists():
-            self._file.create(_to_json(self._retention or Retention()), self._clocks())
+            self._file.create(json.dumps(asdict(self._retention or Retention())), self._clocks())
         with self._file.transaction(write=True) as db:
             if upgrade(db):
                 self._mark_all(db)
             # After a reboot the wall clock is asked once, here, and may be set as anyone likes then.
             head, _ = self._head(db)
             if self._retention is not None:
-                head.rules = _to_json(self._retention)
+                head.rules = json.dumps(asdict(self._retention))
             self._store(db, head)
         self._ready = True
 
     def _mark_all(self, db: sqlite3.Connection) -> None:
         """Take the rows of a log of format 1 as they are, and count and mark them."""
         head = _Head(*db.execute(f"SELECT {_OF_LOG} FROM log").fetchone())
-        head.last = _last_sequence(db)
+        given = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
+        head.last = 0 if given is None else int(given[0])
         for _, *values in db.execute(_SELECTED).fetchall():
             row = LogRow(*values)
             db.execute("UPDATE events SET mark = ? WHERE sequence = ?", (row.mark, row.sequence))
@@ -355,25 +356,9 @@ def _prune(db: sqlite3.Connection, head: _Head, rules: Retention) -> None:
             db.execute(f"DELETE FROM events WHERE {condition}", (limit,))
 
 
-def _last_sequence(db: sqlite3.Connection) -> int:
-    found = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'events'").fetchone()
-    return 0 if found is None else int(found[0])
-
-
 def _parse(event_id: str) -> tuple[int, int] | None:
     sequence, dash, nonce = event_id.partition("-")
     try:
         return (int(sequence), int(nonce, 16)) if dash and 0 < int(sequence) < 2**63 else None
     except ValueError:
         return None
-
-
-def _to_json(rules: Retention) -> str:
-    return json.dumps(asdict(rules))
-
-
-def _from_json(text: str) -> Retention:
-    values: Any = json.loads(text)
-    if not isinstance(values, dict):
-        raise ValueError(f"a {type(values).__name__} where rules were expected")
-    return Retention(**values)

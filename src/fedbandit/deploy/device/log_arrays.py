@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, prod
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -35,12 +35,10 @@ class Logged:
 
     events: "Events"
     sequence: np.ndarray  # int64 [n]: ascending, never used twice in a log
-    settled: (
-        np.ndarray
-    )  # int64 [n]: the order in which events became readable; the highest one marks this snapshot
-    available: (
-        np.ndarray | None
-    )  # bool [n, K]: the actions that could be chosen; None: always all of them
+    # int64 [n]: the order in which events became readable; the highest one marks this snapshot.
+    settled: np.ndarray
+    # bool [n, K]: the actions that could be chosen; None: always all of them.
+    available: np.ndarray | None
     left_out: int  # events whose contexts or actions mean something else than this model's
     damaged: int = 0  # events whose rows no agent can have written
 
@@ -130,7 +128,7 @@ def logged_events(
     """The rows that fit the model as arrays; those settled after `counted` are fresh.
 
     `last` is the highest sequence number that the log has given out; `catalogues` are those on the
-    device by their digest.
+    device by their digest. Damaged rows are left out, counted, and named in one warning.
     """
     from fedbandit.events import Events
 
@@ -142,19 +140,21 @@ def logged_events(
         fitting = [
             r for r in fitting if r.catalogue in (None, *known) or not isinstance(r.items, bytes)
         ]
-    sound, damaged = _sound(fitting, model, last, known)
+    sound, decisions, damaged = list[LogRow](), list[Contexts](), list[str]()
+    for row in fitting:
+        try:
+            decisions.append(_decision(row, model, last, known))
+            sound.append(row)
+        except ValueError as error:
+            damaged.append(f"event {row.sequence}: {error}")
+    if damaged:
+        more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+        said = f"{'; '.join(damaged[:_NAMED])}{more}"
+        _logger.warning("event log: %d of %d damaged: %s", len(damaged), len(fitting), said)
     settled = np.array([row.settled for row in sound], np.int64)
-    values = _joined([row.values for row in sound], "<f4").astype(np.float32)
-    shared: Features
-    if model.kind == "sparse":
-        lengths = [len(row.values) // 4 for row in sound]
-        ids = _joined([row.ids or b"" for row in sound], "<i4").astype(np.int32)
-        shared = Ragged(np.cumsum([0, *lengths]).astype(np.int64), ids, values)
-    else:
-        shared = values.reshape(len(sound), *model.shape)
     events = Events(
         bounds=np.array([0, len(sound)], np.int64),
-        contexts=Contexts(shared, _all_candidates(sound, model.items, known)),
+        contexts=_together(decisions, model),
         actions=np.array([row.action for row in sound], np.int64),
         rewards=np.array([row.reward for row in sound], np.float32),
         propensities=np.array([row.propensity for row in sound], np.float64),
@@ -167,110 +167,102 @@ def logged_events(
         settled=settled,
         available=_available(sound, model.num_actions),
         left_out=len(rows) - len(fitting),
-        damaged=damaged,
+        damaged=len(damaged),
     )
 
 
-def _all_candidates(
-    rows: Sequence[LogRow], items: ItemSpec | None, catalogues: Catalogues
-) -> Candidates | None:
-    """The candidates of all rows, one after the other; None for fixed actions."""
-    if items is None:
-        return None
-    each = [_candidates(row, items, catalogues) for row in rows]
-    bounds = np.cumsum([0, *(len(one.items) for one in each)])
-    if not each:
-        empty = np.zeros((0, *items.shape), np.float32)
-        blank = Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
-        return Candidates(bounds, bounds[1:], empty if items.kind == "dense" else blank)
-    features = stacked([one.features for one in each])
-    return Candidates(bounds, np.concatenate([one.items for one in each]), features)
+def _together(decisions: Sequence[Contexts], model: DeviceModel) -> Contexts:
+    """Contexts of one decision each, one after the other; of none at all, empty ones."""
+    shared = stacked(
+        [_no_rows(model.kind, model.shape), *(decision.shared for decision in decisions)]
+    )
+    if model.items is None:
+        return Contexts(shared)
+    shown = [decision.candidates for decision in decisions if decision.candidates is not None]
+    features = [_no_rows(model.items.kind, model.items.shape), *(one.features for one in shown)]
+    items = np.concatenate([np.zeros(0, np.int64), *(one.items for one in shown)])
+    bounds = np.cumsum([0, *(len(one.items) for one in shown)])
+    return Contexts(shared, Candidates(bounds, items, stacked(features)))
 
 
-def why_damaged(
-    row: LogRow, model: DeviceModel, last: int, catalogues: Catalogues | None = None
-) -> str | None:
-    """Why no agent with this model can have written the row, or None if one can; SQLite keeps any
-    type anywhere.
+def _no_rows(kind: str, shape: tuple[int, ...]) -> Features:
+    if kind == "dense":
+        return np.zeros((0, *shape), np.float32)
+    return Ragged(np.zeros(1, np.int64), np.zeros(0, np.int32), np.zeros(0, np.float32))
+
+
+def _decision(row: LogRow, model: DeviceModel, last: int, catalogues: Catalogues) -> Contexts:
+    """One row's context and candidates; `ValueError` says why no agent can have written the row.
+
+    SQLite keeps any type anywhere.
     """
-    k = model.num_actions
+    candidates, k = None, model.num_actions
     if model.items is not None:
         try:
-            k = len(_candidates(row, model.items, catalogues or {}).items)
+            candidates = _candidates(row, model.items, catalogues)
         except (ValueError, TypeError, IndexError, DataError) as error:
-            return f"candidates are not readable: {str(error)[:50]}"
-    if not (type(row.version) is int and row.version >= 0):
-        return "version is not a count"
-    if not (type(row.settled) is int and 0 < row.settled <= last):
-        return "settled is not a place in the order of events"
-    if not (type(row.action) is int and 0 <= row.action < k):
-        return f"action is not one of {k}"
-    if not (_is_number(row.propensity) and 0 < row.propensity <= 1):
-        return "propensity is not above 0 and at most 1"
-    if not (_is_number(row.reward) and abs(row.reward) <= _LARGEST):
-        return "reward is not a finite float32"
-    if row.available is not None:
-        if not (isinstance(row.available, bytes) and len(row.available) == (k + 7) // 8):
-            return f"available is not a bit for each of {k} actions"
-        if not row.available[row.action // 8] >> (7 - row.action % 8) & 1:
-            return "available does not include the action"
-    return _why_not_a_context(row, model) or (None if row.intact else "its checksum does not match")
+            raise ValueError(f"candidates are not readable: {str(error)[:50]}") from None
+        k = len(candidates.items)
+    bits, action = row.available, row.action
+    for fine, otherwise in (
+        (type(row.version) is int and row.version >= 0, "version is not a count"),
+        (
+            type(row.settled) is int and 0 < row.settled <= last,
+            "settled is not a place in the order of events",
+        ),
+        (type(action) is int and 0 <= action < k, f"action is not one of {k}"),
+        (
+            _is_number(row.propensity) and 0 < row.propensity <= 1,
+            "propensity is not above 0 and at most 1",
+        ),
+        (
+            _is_number(row.reward) and abs(row.reward) <= _LARGEST,
+            "reward is not a finite float32",
+        ),
+        (
+            bits is None or (isinstance(bits, bytes) and len(bits) == (k + 7) // 8),
+            f"available is not a bit for each of {k} actions",
+        ),
+    ):
+        if not fine:
+            raise ValueError(otherwise)
+    if bits is not None and not bits[action // 8] >> (7 - action % 8) & 1:
+        raise ValueError("available does not include the action")
+    shared = _shared(row, model)
+    if not row.intact:
+        raise ValueError("its checksum does not match")
+    return Contexts(shared, candidates)
 
 
-def _why_not_a_context(row: LogRow, model: DeviceModel) -> str | None:
-    if not isinstance(row.values, bytes) or len(row.values) % 4:
-        return "values are not float32"
-    if not np.isfinite(np.frombuffer(row.values, "<f4")).all():
-        return "values are not finite"
+def _shared(row: LogRow, model: DeviceModel) -> Features:
+    """The features of a row's context; `ValueError` where they are not of the model's shape."""
+    values = _numbers(row.values, "<f4", "values").astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("values are not finite")
     if model.kind == "dense":
         if row.ids is not None:
-            return "word ids where the model has dense features"
-        size = prod(model.shape)
-        return (
-            None
-            if len(row.values) == 4 * size
-            else f"values are {len(row.values) // 4}, the model has {size}"
-        )
-    if not isinstance(row.ids, bytes) or len(row.ids) % 4:
-        return "word ids are not int32"
-    ids = np.frombuffer(row.ids, "<i4")
-    if len(ids) and (ids[0] < 0 or ids[-1] >= model.shape[0] or (ids[1:] <= ids[:-1]).any()):
-        return f"word ids do not ascend from 0 to {model.shape[0] - 1}"
-    if len(row.ids) == len(row.values):
-        return None
-    shorter = "word ids" if len(row.ids) < len(row.values) else "values"
-    return f"{shorter} are missing: {len(ids)} word ids, {len(row.values) // 4} values"
+            raise ValueError("word ids where the model has dense features")
+        if len(values) != prod(model.shape):
+            raise ValueError(f"values are {len(values)}, the model has {prod(model.shape)}")
+        return values.reshape(1, *model.shape)
+    ids, most = _numbers(row.ids, "<i4", "word ids").astype(np.int32), model.shape[0] - 1
+    inside = not len(ids) or (ids[0] >= 0 and ids[-1] <= most)
+    if not inside or (np.diff(ids) <= 0).any() or len(ids) < len(values):
+        raise ValueError(f"word ids do not ascend from 0 to {most}, one for each value")
+    if len(values) < len(ids):
+        raise ValueError(f"values are missing: {len(ids)} word ids, {len(values)} values")
+    return Ragged(np.array([0, len(ids)], np.int64), ids, values)
 
 
-def _sound(
-    rows: list[LogRow], model: DeviceModel, last: int, catalogues: Catalogues
-) -> tuple[list[LogRow], int]:
-    """The rows that can be trained on, and how many are damaged; these are named in one warning."""
-    sound, named = [], []
-    for row in rows:
-        reason = why_damaged(row, model, last, catalogues)
-        if reason is None:
-            sound.append(row)
-        else:
-            named.append(f"event {row.sequence}: {reason}")
-    if named:
-        more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-        _logger.warning(
-            "event log: %d of %d damaged: %s%s",
-            len(named),
-            len(rows),
-            "; ".join(named[:_NAMED]),
-            more,
-        )
-    return sound, len(named)
+def _numbers(payload: Any, kind: str, what: str) -> np.ndarray:
+    """The numbers in a column's bytes; `ValueError` where it holds anything else."""
+    if not isinstance(payload, bytes) or len(payload) % 4:
+        raise ValueError(f"{what} are not numbers of 4 bytes each")
+    return np.frombuffer(payload, kind)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and isfinite(value)
-
-
-def _joined(parts: list[bytes], dtype: str) -> np.ndarray:
-    return np.frombuffer(b"".join(parts), dtype)
 
 
 def _available(rows: list[LogRow], num_actions: int) -> np.ndarray | None:

@@ -495,12 +495,8 @@ class ModelFiles:
         )
         return sorted(int(number) for number in found if number.isascii() and number.isdigit())
 
-    def current(self) -> dict[str, Any] | None:
+    def current(self) -> _Pointer | None:
         """Version and digest of the model in use; None before the first."""
-        pointer = self._read_pointer()
-        return None if pointer is None else pointer.model_dump(include={"version", "sha256"})
-
-    def _read_pointer(self) -> _Pointer | None:
         try:
             return _Pointer.model_validate_json(read_small(self._pointer))
         except FileNotFoundError:
@@ -513,30 +509,25 @@ class ModelFiles:
         """Check a model, keep it and use it; an older one than that in use is left alone unless
         `older` is set.
         """
-        model = DeviceModel.from_bytes(payload)
+        model, digest = DeviceModel.from_bytes(payload), _digest(payload)
+        path = self._path(model.version)
         with alone_in(self.folder):
-            return self._install(model, payload, older)
-
-    def _install(self, model: DeviceModel, payload: bytes, older: bool) -> bool:
-        try:
-            current = self.current()
-        except DataError:  # damaged; to install a model is what mends it
-            current = None
-        if current is not None and model.version < current["version"] and not older:
-            return False
-        path, digest = self._path(model.version), _digest(payload)
-        kept = None
-        with suppress(DataError):  # what is missing or damaged is written again
-            kept = _digest(read_model_file(path))
-        if current is not None and model.version == current["version"]:
-            if current["sha256"] != digest:
-                said = "already in use with other weights; a new model needs a new version"
-                raise DataError(f"model {model.version}: {said}")
-            if kept == digest:
+            kept = current = None
+            with suppress(DataError):  # damaged; to install a model is what mends it
+                current = self.current()
+            if current is not None and model.version < current.version and not older:
                 return False
-        if kept != digest:
-            self._write(path, payload)
-        self._point_to(model.version, digest)
+            with suppress(DataError):  # missing or damaged, and written again
+                kept = _digest(read_model_file(path))
+            if current is not None and model.version == current.version:
+                if current.sha256 != digest:
+                    said = "already in use with other weights; a new model needs a new version"
+                    raise DataError(f"model {model.version}: {said}")
+                if kept == digest:
+                    return False
+            if kept != digest:
+                self._write(path, payload)
+            self._point_to(model.version, digest, current)
         return True
 
     def use(self, version: int) -> None:
@@ -546,17 +537,20 @@ class ModelFiles:
             there = f"not on this device as it was; it has {self.versions()}"
             payload = read_model_file(path, there)
             DeviceModel.from_bytes(payload, str(path))
-            self._point_to(version, _digest(payload))
+            current = None
+            with suppress(DataError):
+                current = self.current()
+            self._point_to(version, _digest(payload), current)
 
     def load_current(self) -> DeviceModel:
         """The model in use, checked against the digest under which it was installed."""
-        pointer = self._read_pointer()
+        pointer = self.current()
         if pointer is None:
             raise DataError(f"{self.folder}: no model yet; install one first")
         try:
             return self._load(pointer.version, pointer.sha256)
         except DataError:
-            if pointer == self._read_pointer():
+            if pointer == self.current():
                 raise
             return self.load_current()  # newer versions came and cleared this one away meanwhile
 
@@ -564,7 +558,7 @@ class ModelFiles:
         """The newest older version on this device that still has the digest under which it was
         installed.
         """
-        pointer = self._read_pointer()
+        pointer = self.current()
         for version in reversed(self.versions()):
             if pointer is not None and version < pointer.version:
                 with suppress(DataError):
@@ -591,11 +585,8 @@ class ModelFiles:
     def _path(self, version: int) -> Path:
         return self.folder / f"model-{version}.safetensors"
 
-    def _point_to(self, version: int, digest: str) -> None:
-        try:
-            before = self._read_pointer()
-        except DataError:
-            before = None
+    def _point_to(self, version: int, digest: str, before: _Pointer | None) -> None:
+        """Have the version in use, and forget the oldest beyond those that are kept."""
         there = self.versions()
         outdated = {other for other in there[: -self.keep] if other != version}
         kept = {str(other) for other in there if other not in outdated}

@@ -27,6 +27,7 @@ from typing import IO, Any
 from fedbandit.core.errors import ConfigError, FedbanditError, MissingExtra, needing
 from fedbandit.core.files import last_lines, object_in
 from fedbandit.core.logs import rotating
+from fedbandit.core.process import handling
 from fedbandit.deploy.private_files import held_alone
 
 with needing("a deployment over Flower"):
@@ -131,29 +132,15 @@ def alone(home: Path, what: str) -> Iterator[None]:
 def ended_by_signals() -> AbstractContextManager[None]:
     """SIGTERM and a closed terminal end the block as Ctrl-C does: what was started is ended."""
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(number: int) -> None:
         raise SystemExit(128 + number)
 
-    return _signals_go_to(end, signal.SIGTERM, signal.SIGHUP)
+    return handling(end, (signal.SIGTERM, signal.SIGHUP))
 
 
 def uninterrupted() -> AbstractContextManager[None]:
     """A block that signals do not interrupt; for ending what was started."""
-    return _signals_go_to(signal.SIG_IGN, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
-
-@contextmanager
-def _signals_go_to(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
-    """Handle signals so while the block runs; only a main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, own in before.items():
-            signal.signal(number, own)
+    return handling(lambda number: None, (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))
 
 
 def end_leftovers(home: Path, say: Callable[[str], None], patience: float = 5.0) -> None:
