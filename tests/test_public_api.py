@@ -15,7 +15,15 @@ import fedbandit
 ROOT = Path(__file__).parent.parent
 NAMES = [name for name in fedbandit.__all__ if name != "__version__"]
 PACKAGES = list(fedbandit._PACKAGES)
-MODULES = ["data.importers.columns", "data.text", "results.differences", "studies.search"]
+MODULES = [
+    "data.importers.columns",
+    "data.text",
+    "deploy.device.log",
+    "deploy.masking.primitives",
+    "deploy.secure_sums",
+    "results.differences",
+    "studies.search",
+]
 MODULE_EXAMPLES = ["environments", "ope", "privacy", "theory"]
 EXAMPLES = [*(name for name in NAMES if name not in PACKAGES), *MODULE_EXAMPLES]
 REFERENCE = "\n".join(

@@ -1,4 +1,4 @@
-"""What server and devices say to each other, and asking many devices at once with a deadline.
+"""Messages between server and devices, and asking many devices at once with a deadline.
 
 Knows no transport: a transport carries `Request` and `Reply` and never waits for a device.
 """

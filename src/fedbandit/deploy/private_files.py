@@ -42,13 +42,12 @@ def check_format(
     if found[0] != application or found[1] < 1:
         raise DataError(f"{path}: {otherwise}")
     if found[1] > newest:
-        raise DataError(
-            f"{path}: made by a newer fedbandit, format {found[1]}; this one reads formats up to {newest}"
-        )
+        newer = f"made by a newer fedbandit, format {found[1]}"
+        raise DataError(f"{path}: {newer}; this one reads formats up to {newest}")
 
 
 def check_structure(connection: sqlite3.Connection) -> str | None:
-    """What SQLite finds wrong with the file, in one line; None if nothing."""
+    """The first thing that SQLite finds wrong with the file, in one line; None if nothing."""
     problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     return None if problem == "ok" else first_line(problem)
 

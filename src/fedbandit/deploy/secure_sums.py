@@ -1,6 +1,7 @@
-"""What a device puts into a secure sum, and what the server reads out of it: numbers between -1 and 1, on a fixed grid.
+"""The entries of a secure sum: a device's numbers between -1 and 1 on a fixed grid, and back again.
 
-Each entry is rounded to a neighbouring point of the grid by chance. Knows nothing of masks or of messages.
+Each entry is rounded to a neighbouring point of the grid by chance. Knows nothing of masks or of
+messages.
 """
 
 from dataclasses import dataclass
@@ -76,15 +77,16 @@ def length(parameters: int) -> int:
 
 
 def clip_share(parameters: int) -> float:
-    """How long an update may be before it is rounded, as part of the clip norm, so that it is no longer after.
+    """The part of the clip norm that an update may have before it is rounded, so that it has at
+    most the whole of it after.
 
-    Rounding moves each entry by less than a step. A little more is left for errors of floating point.
+    Rounding moves each entry by less than a step. A little more is left for errors of floating
+    point.
     """
     share = 1 - STEP / RANGE * sqrt(parameters) - 2.0**-32
     if share <= 0:
-        raise ValueError(
-            f"{parameters} parameters are too many for the grid: rounding alone exceeds the clip norm"
-        )
+        what = "too many for the grid: rounding alone exceeds the clip norm"
+        raise ValueError(f"{parameters} parameters are {what}")
     return share
 
 
@@ -96,8 +98,17 @@ def encode(
 ) -> np.ndarray:
     """One device's figures as points of the grid, int64 [P + 5]; counts are exact.
 
-    The update is clipped once more, so that what its entries are rounded to is no longer than the clip norm.
-    What `generator` decides is which neighbouring point an entry becomes; by default the operating system seeds it.
+    The update is clipped once more, so that what its entries are rounded to is no longer than the
+    clip norm. `generator` decides which neighbouring point an entry becomes; by default the
+    operating system seeds it.
+
+    Examples:
+        >>> bounds = ReportBounds(events=100, reward=1.0)
+        >>> own = Figures(np.array([0.3, -0.4]), 1, 10, 4.0, 5.0)
+        >>> levels = encode(own, 1.0, bounds) + encode(own, 1.0, bounds)  # of two devices
+        >>> found = decode(levels, 2, 1.0, bounds)
+        >>> found.events, found.devices, bool(abs(found.update[0] - 0.6) < 2 * STEP)
+        (20, 2, True)
     """
     update = own.update.astype(np.float64)
     vector = np.empty(length(update.size))
@@ -116,7 +127,9 @@ def encode(
 
 
 def to_grid(vector: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Entries between -RANGE and RANGE as int64 levels from 0 to LEVELS: the point below or above, without bias."""
+    """Entries between -RANGE and RANGE as int64 levels from 0 to LEVELS: the point below or above,
+    without bias.
+    """
     exact = (np.clip(vector, -RANGE, RANGE) + RANGE) / STEP
     below = np.floor(exact)
     levels: np.ndarray = (below + (generator.random(exact.shape) < exact - below)).astype(np.int64)
@@ -138,15 +151,16 @@ def decode(levels: np.ndarray, devices: int, clip_norm: float, bounds: ReportBou
 
 
 def nothing(parameters: int) -> Figures:
-    """What a device without anything to train on puts into a private sum: zeros, and it is not counted."""
+    """Zeros, for a device in a private sum that has nothing to train on; it is not counted."""
     return Figures(np.zeros(parameters, np.int64), 0, 0, 0.0, 0.0, devices=0)
 
 
 def decode_private(levels: np.ndarray, devices: int, bounds: ReportBounds) -> Figures:
-    """The figures of a private sum, which is never refused for what is in it: one device could decide that.
+    """The figures of a private sum, which is never refused for what is in it: one device could
+    decide that.
 
-    The update is whole steps modulo MODULUS, int64 [P], and the rest is as it adds up: noise comes first, whatever
-    bounds it comes after.
+    The update is whole steps modulo MODULUS, int64 [P], and the rest is as it adds up: noise comes
+    first, bounds after.
     """
     steps = (levels - devices * (LEVELS // 2)) % MODULUS
     unclipped, events, rewards, propensities, present = (
@@ -168,18 +182,18 @@ def figure_steps(bounds: ReportBounds) -> np.ndarray:
 
 
 def figures_modulo(bounds: ReportBounds) -> tuple[float, float, float]:
-    """What the events, rewards and propensities of a sum are known modulo, each in its own unit."""
+    """The moduli of the events, rewards and propensities of a sum, each in its own unit."""
     events = MODULUS * STEP * bounds.events
     return float(MODULUS), events * bounds.reward, events
 
 
 def update_error(devices: int, clip_norm: float) -> float:
-    """By how much, at most, rounding can change an entry of the summed update; counts are not changed at all."""
+    """The most by which rounding can change an entry of the summed update; counts stay exact."""
     return devices * clip_norm * STEP / RANGE
 
 
 def reward_error(devices: int, bounds: ReportBounds) -> float:
-    """By how much, at most, rounding can change the sum of rewards."""
+    """The most by which rounding can change the sum of rewards."""
     return devices * bounds.events * bounds.reward * STEP / RANGE
 
 

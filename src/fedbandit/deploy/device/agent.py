@@ -60,7 +60,7 @@ _logger = logging.getLogger("fedbandit.deploy")
 
 @dataclass(frozen=True)
 class Decision:
-    """What the agent chose. Show `action`, keep `event_id` until the reward is known."""
+    """The agent's choice. Show `action`, keep `event_id` until the reward is known."""
 
     action: int
     name: str

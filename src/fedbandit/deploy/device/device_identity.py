@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -24,9 +24,9 @@ from fedbandit.privacy.discrete import DeviceNoise, gaussian_epsilon
 _COMPUTED = 1e-3  # epsilon is computed anew on each machine, and may come out a little different
 
 
-def _is_epsilon(value: object) -> bool:
+def _is_epsilon(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value is None or (number and isfinite(value) and value >= 0)  # type: ignore[arg-type, operator]
+    return value is None or (number and isfinite(value) and value >= 0)
 
 
 _Whole = Annotated[
@@ -80,13 +80,13 @@ class Terms:
 
     @property
     def tolerance(self) -> DeviceNoise | None:
-        """What the noise that this device adds itself has to allow for; None: it adds none."""
+        """Drop-outs and colluders that this device's own noise allows for; None: it adds none."""
         if self.noise is None:
             return None
         return DeviceNoise(self.dropout or 0.0, self.colluders or 0.0)
 
     def beyond(self, agreed: "Terms") -> str | None:
-        """What these terms ask for beyond those that were agreed to; None if nothing."""
+        """The first thing that these terms ask for beyond those agreed to; None if nothing."""
         for name in ("rounds", "turns", "delta"):
             if getattr(self, name) > getattr(agreed, name):
                 return f"{name} {getattr(self, name):g}, agreed were {getattr(agreed, name):g}"

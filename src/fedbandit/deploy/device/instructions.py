@@ -68,7 +68,7 @@ _LimitedInt = Annotated[int, BeforeValidator(_within_limit)]
 
 
 class _Client(BaseModel):
-    """How to step; what is left out has the defaults of this device."""
+    """Settings of local steps; those left out have the defaults of this device."""
 
     learning_rate: _Limited
     batch_size: _LimitedInt = 0
@@ -83,7 +83,7 @@ class _Named(BaseModel):
 
 
 class _Learning(BaseModel):
-    """How to train, in values that can be compared and built from."""
+    """Settings of training, in values that can be compared and built from."""
 
     client: _Client
     objective: StrictStr
@@ -100,7 +100,7 @@ class _Bounds(BaseModel):
 
 
 class Instructions(BaseModel):
-    """What any request may say: of a private server the round and the terms it promises to keep."""
+    """Facts of any request: of a private server the round, and the terms it promises to keep."""
 
     round: Count | None = None
     privacy: Terms | None = None
@@ -114,7 +114,9 @@ class Instructions(BaseModel):
 
     @property
     def tolerance(self) -> DeviceNoise | None:
-        """What the noise of devices allows for, where they add it themselves."""
+        """Drop-outs and colluders that the noise of devices allows for, where they add it
+        themselves.
+        """
         return None if self.privacy is None else self.privacy.tolerance
 
 
@@ -136,7 +138,7 @@ class Work(Instructions):
 
     @property
     def training(self) -> dict[str, Any]:
-        """What this device understands of how to train."""
+        """The settings of training that this device understands."""
         return self.learning.model_dump(exclude_unset=True)
 
     @property

@@ -35,8 +35,14 @@ LARGEST_REWARD = 3.4028234663852886e38  # of float32, in which devices train
 
 @dataclass(frozen=True)
 class Retention:
-    """How long events live. The log remembers it, so that an app and a training process keep the
-    same rules.
+    """Rules for how long events live, and what a missing reward means.
+
+    The log remembers them, so that an app and a training process keep the same rules.
+
+    Examples:
+        >>> rules = Retention(max_events=500, reward_within=3600.0, without_reward="zero")
+        >>> rules.max_age / 86400
+        30.0
     """
 
     max_events: int = 1024  # the paper's M: only the newest are kept
@@ -63,7 +69,7 @@ class Retention:
 
 
 class Outcome(StrEnum):
-    """What became of a reward."""
+    """The fate of a reward that an app has given."""
 
     RECORDED = "recorded"
     DUPLICATE = "duplicate"  # the event has its reward; the first one stays
@@ -249,7 +255,9 @@ class EventLog:
         return found
 
     def missing(self) -> int:
-        """How many events are gone that nothing here deleted, or were put in; 0 in a sound log."""
+        """Count events that are gone though nothing here deleted them, or were put in; 0 in a sound
+        log.
+        """
         with self._reading() as (db, head, _):
             held, total = db.execute(
                 "SELECT count(*), coalesce(sum(mark), 0) FROM events"
@@ -259,7 +267,7 @@ class EventLog:
         return max(1, abs(head.held - int(held)))
 
     def totals(self) -> Totals:
-        """What the log has seen and what it holds."""
+        """Count what the log has seen and what it holds."""
         with self._reading() as (db, head, _):
             held, settled = db.execute("SELECT count(*), count(reward) FROM events").fetchone()
             return Totals(head.last, head.rewarded, held, held - settled)
@@ -319,7 +327,7 @@ class EventLog:
         with self._file.transaction(write=True) as db:
             if upgrade(db):
                 self._mark_all(db)
-            # After a reboot the wall clock is asked once, here, and may be set as anyone likes then.
+            # After a reboot the wall clock is asked once, here; later it may be set at will.
             head, _ = self._head(db)
             if self._retention is not None:
                 head.rules = json.dumps(asdict(self._retention))

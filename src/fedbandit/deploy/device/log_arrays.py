@@ -7,7 +7,7 @@ Learners behind it trust what they are given. Runs on the device: contexts go no
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedbandit.core.errors import DataError
 from fedbandit.core.ragged import Ragged
 from fedbandit.deploy.device.log import LogRow, Record
 from fedbandit.deploy.device.model_files import DeviceModel, ItemCatalogue, check_features
-from fedbandit.deploy.device.model_in_use import Shown, stacked
+from fedbandit.deploy.device.model_in_use import Shown, dense, sparse, stacked
 
 if TYPE_CHECKING:
     from fedbandit.events import Events
@@ -236,22 +236,12 @@ def _decision(row: LogRow, model: DeviceModel, last: int, catalogues: Catalogues
 
 def _shared(row: LogRow, model: DeviceModel) -> Features:
     """The features of a row's context; `ValueError` where they are not of the model's shape."""
-    values = _numbers(row.values, "<f4", "values").astype(np.float32)
-    if not np.isfinite(values).all():
-        raise ValueError("values are not finite")
-    if model.kind == "dense":
-        if row.ids is not None:
-            raise ValueError("word ids where the model has dense features")
-        if len(values) != prod(model.shape):
-            raise ValueError(f"values are {len(values)}, the model has {prod(model.shape)}")
-        return values.reshape(1, *model.shape)
-    ids, most = _numbers(row.ids, "<i4", "word ids").astype(np.int32), model.shape[0] - 1
-    inside = not len(ids) or (ids[0] >= 0 and ids[-1] <= most)
-    if not inside or (np.diff(ids) <= 0).any() or len(ids) < len(values):
-        raise ValueError(f"word ids do not ascend from 0 to {most}, one for each value")
-    if len(values) < len(ids):
-        raise ValueError(f"values are missing: {len(ids)} word ids, {len(values)} values")
-    return Ragged(np.array([0, len(ids)], np.int64), ids, values)
+    values = _numbers(row.values, "<f4", "values")
+    if model.kind == "sparse":
+        return sparse(_numbers(row.ids, "<i4", "word ids"), values, model.shape[0])
+    if row.ids is not None:
+        raise ValueError("word ids where the model has dense features")
+    return dense(values, model.shape)
 
 
 def _numbers(payload: Any, kind: str, what: str) -> np.ndarray:

@@ -44,7 +44,7 @@ def read_clocks() -> Reading:
 
 
 def seconds_between(before: Reading, now: Reading) -> float:
-    """How much time has passed: by the steady clock within a boot, by the wall clock across one,
+    """Seconds that have passed: by the steady clock within a boot, by the wall clock across one,
     never less than 0.
     """
     if before.boot == now.boot:
@@ -68,8 +68,8 @@ _FORMAT = 2
 _LONGEST = 30.0  # seconds of one transaction: no honest log takes longer
 _STEPS = 100_000  # of SQLite's machine between two looks at the clock
 # `made` and `settled` count in the log's own time and order, never in a clock's. Large columns come
-# last, so that looking at the others does not read them. `mark` is a row's checksum; the row of `log`
-# has how many events there are, the sum of their marks, and a mark of its own.
+# last, so that looking at the others does not read them. `mark` is a row's checksum; the row of
+# `log` has how many events there are, the sum of their marks, and a mark of its own.
 _ADDED = {
     "events": ("catalogue TEXT", "items BLOB", "own BLOB", "mark INTEGER NOT NULL DEFAULT 0"),
     "log": tuple(
@@ -151,9 +151,8 @@ class LogFile:
         ).exists()  # looked at first: the log appears before it
         there = self.path.exists()
         if waiting and not there:
-            raise DataError(
-                f"{self.path}-wal: its log {self.path.name} is gone; move both away to start a new log"
-            )
+            said = f"its log {self.path.name} is gone; move both away to start a new log"
+            raise DataError(f"{self.path}-wal: {said}")
         return there
 
     def create(self, rules: str, now: Reading) -> None:
@@ -256,7 +255,9 @@ def mark_of(row: Iterable[Any]) -> int:
 
 
 def _other_parts(connection: sqlite3.Connection) -> str | None:
-    """What is in the file that no log has: a view or trigger could say anything, and never end."""
+    """A part of the file that no log has, or lacks: a view or trigger could say anything, and never
+    end.
+    """
     found = connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall()
     for name, kind, sql in found:
         plain = sql is None or str(sql).upper().startswith(("CREATE TABLE", "CREATE INDEX"))

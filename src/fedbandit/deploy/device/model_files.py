@@ -73,7 +73,7 @@ _Shape = Annotated[tuple[_Size, ...], Field(min_length=1, max_length=8), AfterVa
 
 
 class _ItemFacts(BaseModel):
-    """What a file says of the candidates' features."""
+    """The section of a model file about the candidates' features."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     kind: Literal["dense", "sparse"]
@@ -85,7 +85,7 @@ class _ItemFacts(BaseModel):
 
 
 class _Facts(BaseModel):
-    """What a model file says beside its arrays; its defaults are those of optional facts."""
+    """The JSON of a model file, beside its arrays; its defaults are those of optional facts."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     format: Literal["fedbandit-model"]
@@ -194,7 +194,7 @@ def _are_rows(features: Ragged, width: int) -> bool:
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """What a device needs to act: weights, what they are for, and the policy that explores with
+    """A model as devices act with it: weights, what they are for, and the policy that explores with
     them.
 
     With `actions` it chooses among fixed ones. With `items` it chooses among candidates, by their

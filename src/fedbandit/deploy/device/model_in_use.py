@@ -5,6 +5,7 @@ Linear models need numpy alone.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,15 @@ _TRUSTED = "it to the app's `trusted`:"
 def text(context: object, bags: BagOfWords[str] | None, words: int) -> Ragged:
     """A raw text, a list of its words, or a pair of (word ids, values)."""
     if isinstance(context, tuple) and len(context) == 2 and not isinstance(context[0], str):
-        return _sparse_row(context[0], context[1], words)
+        return sparse(np.asarray(context[0], np.int64), np.asarray(context[1], np.float32), words)
     if bags is None:
-        raise ValueError(
-            "context: this model carries no vocabulary; give a pair of (word ids, values)"
-        )
+        raise ValueError("this model carries no vocabulary; give a pair of (word ids, values)")
     if isinstance(context, str):
         return bags.encode([tokenise(context)])
     if isinstance(context, Sequence) and all(isinstance(word, str) for word in context):
         return bags.encode([context])
     raise ValueError(
-        f"context: expected a text, a list of words or (word ids, values), got {type(context).__name__}"
+        f"expected a text, a list of words or (word ids, values), got {type(context).__name__}"
     )
 
 
@@ -59,37 +58,34 @@ def encoded(
         return encoder.sparse(None if bags is None else bags.encode([tokenise(words)]), cells)
     if encoder is not None and not isinstance(value, tuple) and kind == "sparse":
         raise ValueError(f"context: expected its columns by name, got {type(value).__name__}")
-    return text(value, bags, shape[0]) if kind == "sparse" else dense(value, shape)
+    try:
+        if kind == "sparse":
+            return text(value, bags, shape[0])
+        return dense(np.asarray(value, np.float32), shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"context: {error}") from None
 
 
-def dense(context: object, shape: tuple[int, ...]) -> np.ndarray:
-    """Features of the model's shape, or the same number of them in a flat list."""
-    values = np.asarray(context, np.float32)
-    if values.shape != shape and values.shape != (int(np.prod(shape)),):
-        raise ValueError(f"context: expected shape {shape}, got {values.shape}")
+def dense(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """One row [1, *shape], from features of that shape or the same number of them in a flat list."""
+    if values.shape not in (shape, (prod(shape),)):
+        raise ValueError(f"values: expected shape {shape}, got {values.shape}")
     if not np.isfinite(values).all():
-        raise ValueError("context: not all features are finite")
-    return values.reshape(1, *shape)
+        raise ValueError("values are not all finite")
+    return values.astype(np.float32).reshape(1, *shape)
 
 
-def _sparse_row(ids: object, values: object, words: int) -> Ragged:
-    id_array, value_array = np.asarray(ids, np.int64), np.asarray(values, np.float32)
-    if id_array.ndim != 1 or id_array.shape != value_array.shape:
-        raise ValueError(
-            f"context: {id_array.shape} word ids do not go with {value_array.shape} values"
-        )
-    if len(id_array) and (
-        id_array[0] < 0 or id_array[-1] >= words or (np.diff(id_array) <= 0).any()
-    ):
-        raise ValueError(f"context: word ids must ascend, each once, from 0 to {words - 1}")
-    if not np.isfinite(value_array).all():
-        raise ValueError("context: not all values are finite")
-    return _row(id_array.astype(np.int32), value_array)
-
-
-def _row(ids: np.ndarray, values: np.ndarray) -> Ragged:
-    """One decision's sparse context."""
-    return Ragged(np.array([0, len(ids)], np.int64), ids, values)
+def sparse(ids: np.ndarray, values: np.ndarray, words: int) -> Ragged:
+    """One row of word ids below `words` and their values, each [n]."""
+    if not np.isfinite(values).all():
+        raise ValueError("values are not all finite")
+    outside = ids.ndim != 1 or (len(ids) and (ids[0] < 0 or ids[-1] >= words))
+    if outside or (np.diff(ids) <= 0).any() or len(ids) < values.size:
+        raise ValueError(f"word ids must ascend from 0 to {words - 1}, one for each value")
+    if values.shape != ids.shape:
+        raise ValueError(f"values are missing: {len(ids)} word ids, {values.size} values")
+    bounds = np.array([0, len(ids)], np.int64)
+    return Ragged(bounds, ids.astype(np.int32), values.astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -237,7 +233,7 @@ def _probes(data: DataSpec) -> list[Contexts]:
     def rows(kind: str, shape: tuple[int, ...], value: int) -> Features:
         if kind == "dense":
             return np.full((1, *shape), value, np.float32)
-        return _row(np.arange(value, dtype=np.int32), np.ones(value, np.float32))
+        return sparse(np.arange(value), np.ones(value), value)
 
     shared = [rows(data.kind, data.shape, value) for value in (0, 1)]
     if data.items is None:

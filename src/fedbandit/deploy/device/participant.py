@@ -264,7 +264,7 @@ class Participant:
         return vector
 
     def _work(self, task: Task, arrays: Mapping[str, np.ndarray]) -> "_Work":
-        """What a request to train is about, if it and the server's weights fit this device."""
+        """Build what a request to train names, if it and the server's weights fit this device."""
         model = self._model(task.space)
         training = self._training(model, task)
         return _Work(model, training, _fitting(arrays, training.received))
@@ -345,7 +345,7 @@ class Participant:
         return replace(logged.events, weights=counts)
 
     def _training(self, model: DeviceModel, asked: Work) -> Training:
-        """What trains and predicts as the server asks for."""
+        """Build what trains and predicts as the server asks for."""
         return build_training(described(model, asked.training), self._trusted)
 
     def _model(self, space: str) -> DeviceModel:
@@ -394,7 +394,7 @@ def _gain_sums(
 
 @dataclass(frozen=True)
 class _Work:
-    """What a request to train is about: the model in use, what trains it, and from which weights."""
+    """A request to train, ready to run: the model in use, what trains it, and from which weights."""
 
     model: DeviceModel
     training: Training
@@ -405,7 +405,7 @@ class _Work:
         return zeros_to_send(self.training.algorithm.sends, self.weights)
 
     def joined(self, sent: Vectors) -> np.ndarray:
-        """What is sent as one vector."""
+        """The named parts as one vector, as it is sent."""
         return join_sent(sent, self.training.algorithm.sends)
 
 
@@ -442,7 +442,7 @@ class _Report:
         )
 
     def figures(self) -> Figures:
-        """What goes into a secure sum."""
+        """The figures that go into a secure sum."""
         rewards, propensities = self.reward_sum, self.propensity_sum
         return Figures(self.update, int(self.unclipped), self.events, rewards, propensities)
 

@@ -1,7 +1,8 @@
 """A device's part in secure sums, step by step. What it keeps in between is in its folder.
 
-A step takes what it needs out of the folder before it answers, so that no request is answered twice: two vectors
-under the same masks, or two answers about one neighbour, would tell the server what the protocol hides.
+A step takes what it needs out of the folder before it answers, so that no request is answered
+twice: two vectors under the same masks, or two answers about one neighbour, would tell the server
+what the protocol hides.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -44,20 +45,12 @@ from fedbandit.deploy.masking.masked_sum import (
 from fedbandit.deploy.masking.primitives import SECRET, SHARE, TAG
 from fedbandit.deploy.secure_sums import SecureMinimum
 
+if TYPE_CHECKING:
+    from fedbandit.deploy.device.participant import Participant
+
 _logger = logging.getLogger("fedbandit.deploy")
 Kept = TypeVar("Kept", Announced, Shared, Held, Vouched)
-_STAGES = {Announced: "announced", Shared: "shared", Held: "held", Vouched: "vouched"}
 _PACKET = 2 * SHARE + TAG
-
-
-class Contributor(Protocol):
-    """The device behind the protocol: its log, and its account of what it has released."""
-
-    def contribute(
-        self, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray], cohort: int
-    ) -> np.ndarray: ...
-
-    def release(self, token: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ class SecureRounds:
         facts: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
         said: wire.Said,
-        device: Contributor,
+        device: "Participant",
     ) -> wire.Said:
         """The answer to a step; raises where it is refused."""
         step = said.get(wire.STEP)
@@ -154,7 +147,7 @@ class SecureRounds:
         facts: Mapping[str, Any],
         arrays: Mapping[str, np.ndarray],
         said: wire.Said,
-        device: Contributor,
+        device: "Participant",
     ) -> wire.Said:
         shared = self._take(token, Shared)
         both = wire.read_parcels(said, _PACKET + STATEMENT)
@@ -170,26 +163,27 @@ class SecureRounds:
         self._keep(token, held)
         return {wire.MASKED: vector}
 
-    def _vouch(self, token: str, said: wire.Said, device: Contributor) -> wire.Said:
+    def _vouch(self, token: str, said: wire.Said, device: "Participant") -> wire.Said:
         held = self._take(token, Held)
         vouched, signed = vouch(held, wire.read_bytes(said, wire.SURVIVORS))
         device.release(token)  # on record before anybody can count on this device's word
         self._keep(token, vouched)
         return {wire.STATEMENT: signed}
 
-    def _file(self, token: str, stage: str) -> Path:
+    def _file(self, token: str, kind: type[Any]) -> Path:
+        stage = kind.__name__.lower()
         return self._folder / f"secure-{_short(token)}-{self._node}-{stage}.json"
 
     def _keep(self, token: str, kept: Announced | Shared | Held | Vouched) -> None:
         """For its owner alone, and not made to outlast a power cut: without it a device drops out."""
-        path = self._file(token, _STAGES[type(kept)])
+        path = self._file(token, type(kept))
         path.unlink(missing_ok=True)
         with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(kept.model_dump_json().encode())
 
     def _take(self, token: str, kind: type[Kept]) -> Kept:
-        """What was kept for a step, which then is not there for any other process."""
-        path = self._file(token, _STAGES[kind])
+        """Take what was kept for a step, which then is not there for any other process."""
+        path = self._file(token, kind)
         mine = path.with_name(f"{path.stem}-{uuid.uuid4().hex}.json")
         try:
             path.rename(mine)

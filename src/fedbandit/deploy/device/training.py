@@ -42,7 +42,7 @@ from fedbandit.objectives import Objective, Pointwise
 
 @dataclass(frozen=True)
 class Training:
-    """What a device makes of what its model file and a server name.
+    """The parts that a model file and a server name, built on a device.
 
     `whole` and `received` are examples of the vectors that fit: one like what is deployed, one like
     what a server sends to train from.
@@ -107,7 +107,7 @@ def build_training(what: str, trusted: frozenset[str]) -> Training:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What an algorithm has this device remember: a file beside the log, which is never sent.
+    """An algorithm's memory on this device: a file beside the log, which is never sent.
 
     It holds the last two memories, each with the mark of the log up to which its events are
     counted. A server that asks again from the earlier mark finds the earlier memory, so that no
@@ -134,7 +134,7 @@ class DeviceMemory:
         make_private(self.path)
 
     def latest(self) -> tuple[Any, Memories]:
-        """What was told with the newest memory, and the memory."""
+        """The newest memory, behind what was told with it."""
         told, kept = self._read()
         return told, kept[max(kept)] if kept else {}
 
@@ -169,7 +169,7 @@ def personal_actor(actor: Actor, model: DeviceModel, path: Path, trusted: frozen
 
 
 def described(model: DeviceModel, learning: Mapping[str, Any]) -> str:
-    """What `build_training` takes: the data and the model of a file, and how to train."""
+    """The JSON that `build_training` takes: data and model of a file, and how to train."""
     return json.dumps([asdict(model.data), model.model, learning])
 
 

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from fedbandit.core.errors import ConfigError, FedbanditError
-from fedbandit.core.files import object_in
+from fedbandit.core.files import lines_in, object_in, open_regular, read_small
 from fedbandit.deploy.device.device_identity import name_user
 from fedbandit.deploy.flower.processes import (
     CONNECTION,
@@ -64,13 +64,13 @@ deployment = ""
 """
 
 
-def write_bundle(folder: Path, *, client: str = CLIENT, server: str = SERVER) -> Path:
+def write_bundle(folder: Path, *, client: str = CLIENT) -> Path:
     """Write the bundle; `client` is the text of a module with a client app of your own."""
     package = folder / "fedbandit_apps"
     package.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(_PROJECT, encoding="utf-8")
     (package / "__init__.py").write_text('"""Apps for Flower."""\n', encoding="utf-8")
-    (package / "server.py").write_text(server, encoding="utf-8")
+    (package / "server.py").write_text(SERVER, encoding="utf-8")
     (package / "client.py").write_text(client, encoding="utf-8")
     return folder
 
@@ -149,7 +149,8 @@ def serve(
                     time.sleep(pause)
                     seen.forget()
                     run, since = submit(bundle, home, toml), time.monotonic()
-                problem = f"the SuperLink ended with code {link.returncode}: {reason_in(folder / 'superlink.log')}"
+                said = reason_in(folder / "superlink.log")
+                problem = f"the SuperLink ended with code {link.returncode}: {said}"
             except (
                 FedbanditError
             ) as error:  # of a SuperLink that did not start, or ended before it took the run
@@ -189,7 +190,7 @@ def _end_of_run(link: subprocess.Popen[bytes], home: Path, run: int, seen: "Seen
 
 
 class Seen:
-    """What the console has said of a deployment: each round once, and what it waits for whenever
+    """Says on the console how a deployment goes: each round once, and what it waits for whenever
     that changes.
     """
 
@@ -232,15 +233,12 @@ class Seen:
         self._doing = live["doing"] if waits else ""
 
     def _new_lines(self) -> list[bytes]:
-        try:
-            with open(self._folder / "metrics.jsonl", "rb") as file:
-                file.seek(self._offset)
-                whole = file.read()
-        except FileNotFoundError:
-            return []
-        whole = whole[: whole.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
+        lines = list[bytes]()
+        with suppress(OSError, ValueError), open_regular(self._folder / "metrics.jsonl") as file:
+            file.seek(self._offset)
+            lines += lines_in(file)
+        self._offset += sum(map(len, lines))
+        return lines
 
 
 def take_part(
@@ -273,7 +271,8 @@ def take_part(
         )
     if unsigned:
         say(
-            "secure sums with unsigned keys: the server could pose as all other devices; beyond trials use --roster"
+            "secure sums with unsigned keys: the server could pose as all other devices;"
+            " beyond trials use --roster"
         )
     agent.mkdir(parents=True, exist_ok=True)
     if user is not None:
@@ -284,9 +283,8 @@ def take_part(
         while True:
             if (problem := why_unreachable(host, port)) is not None:
                 delay = min(2 * delay, _PATIENCE)
-                say(
-                    f"cannot reach the server at {superlink}: {problem}; trying again in {delay:.0f} s"
-                )
+                said = f"cannot reach the server at {superlink}: {problem}"
+                say(f"{said}; trying again in {delay:.0f} s")
                 time.sleep(delay)
                 continue
             started = time.monotonic()
@@ -298,16 +296,15 @@ def take_part(
                 with uninterrupted():
                     stop(node, home)
             delay = 1.0 if time.monotonic() - started > _PATIENCE else min(2 * delay, _PATIENCE)
-            say(
-                f"the node ended with code {node.returncode}: {reason_in(log)}; again in {delay:.0f} s"
-            )
+            said = f"the node ended with code {node.returncode}: {reason_in(log)}"
+            say(f"{said}; again in {delay:.0f} s")
             time.sleep(delay)
 
 
 def _secure_settings(
     security: Security, sums_only: bool, roster: Path | None, unsigned: bool
 ) -> str:
-    """What the node's configuration says of secure sums."""
+    """The part of a node's configuration that is about secure sums, as `flower-supernode` takes it."""
     if unsigned and roster is not None:
         raise ConfigError("--unsigned-keys: cannot be combined with --roster")
     if sums_only and roster is None and not unsigned:
@@ -375,11 +372,7 @@ def unregister_node(state: Path, node: str) -> bool:
     from fedbandit.deploy.server.operator import remove_node
 
     home, config = state / "flower", state / "flower" / "config.toml"
-    if (
-        not node.isdigit()
-        or not config.exists()
-        or "root-certificates" not in config.read_text(encoding="utf-8")
-    ):
+    if not node.isdigit() or not config.exists() or b"root-certificates" not in read_small(config):
         return False
     problem = f"{node}: is not asked any more, but not unregistered"
     ask_flwr(home, problem, "supernode", "unregister", node, CONNECTION)

@@ -299,14 +299,17 @@ def wait_for_port(
 
 
 def write_connection(home: Path, address: str, security: Security) -> None:
-    """What `flwr` needs to know about the SuperLink."""
+    """Tell `flwr`, in its own configuration, how to reach the SuperLink."""
     home.mkdir(parents=True, exist_ok=True)
     trust = (
         "insecure = true"
         if security.ca is None
         else f"root-certificates = {json.dumps(str(security.ca.resolve()))}"
     )
-    text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\naddress = "{address}"\n{trust}\n'
+    text = (
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n'
+        f'[superlink.{CONNECTION}]\naddress = "{address}"\n{trust}\n'
+    )
     (home / "config.toml").write_text(text, encoding="utf-8")
 
 
@@ -325,7 +328,10 @@ def run_status(home: Path, run_id: int) -> str:
 
 
 def ask_flwr(home: Path, problem: str, *arguments: str) -> dict[str, Any]:
-    """What `flwr` answers in JSON, if it does; an error is in its own words, behind `problem`."""
+    """Run `flwr` and return its answer in JSON, empty if it gives none.
+
+    An error is in its own words, behind `problem`.
+    """
     try:
         done = subprocess.run(
             [_program("flwr"), *arguments],

@@ -1,5 +1,5 @@
-"""What devices of a secure sum sign: their keys for one attempt, the common task, and who is in the
-sum.
+"""Signed statements of the devices of a secure sum: keys for one attempt, the common task, and who
+is in the sum.
 
 Keys are signed with the node's own key, which stands on a roster. The roster is installed on
 devices: if servers relayed it, they could invent neighbours. A server that gives devices different
@@ -176,9 +176,8 @@ class Roster:
             elif words[0] == _KIND and len(words) > 1:
                 keys.add(f"{words[0]} {words[1]}")
             else:
-                raise DataError(
-                    f"{where}: line {number}: not a public key of the kind {_KIND}, nor {_AUTHORITY}"
-                )
+                what = f"not a public key of the kind {_KIND}, nor {_AUTHORITY}"
+                raise DataError(f"{where}: line {number}: {what}")
         if not keys | authorities:
             raise DataError(f"{where}: no public keys in it")
         return cls(frozenset(keys), frozenset(authorities))
@@ -224,8 +223,8 @@ def roster_line(public_key: bytes, comment: str, where: str) -> str:
 
 
 def signer_of(private_key: bytes, where: str, certificate: bytes | None = None) -> Signer:
-    """What a node signs with, from the contents of its key's file and of the certificate's, if it
-    has one.
+    """A node's signer from the contents of its key's file, and of the certificate's if it has one;
+    errors name `where`.
     """
     try:
         key = load_ssh_private_key(private_key, None)

@@ -124,7 +124,7 @@ def announce(token: str, node: int, signer: Signer | None) -> tuple[Announced, A
 
 
 def commitment(token: str, node: int, seed: bytes) -> bytes:
-    """What holds a device to the seed of its own mask."""
+    """A digest that holds a device to the seed of its own mask."""
     return digest_of(b"commitment", token.encode(), node.to_bytes(8, "big"), seed)
 
 
@@ -135,7 +135,8 @@ def share(
     roster: Roster | None,
     least: SecureMinimum,
 ) -> tuple[Shared, dict[int, bytes], bytes]:
-    """What to keep, a packet for each neighbour, and the signed digest of the common task.
+    """Share its secrets: the value to keep, a packet for each neighbour, and the signed digest of
+    the common task.
 
     A packet holds a share of the key for masks and one of the seed. Without a roster the server's
     word is taken for who the neighbours are.
@@ -241,8 +242,8 @@ def vouch(held: Held, survivors: bytes) -> tuple[Vouched, bytes]:
         raise DataError("asked as if this device had dropped out")
     if len(there) < held.least:
         raise DataError(
-            f"{len(there)} devices are in the sum: the noise of fewer than {held.least} is less than"
-            " this device agreed to"
+            f"{len(there)} devices are in the sum: the noise of fewer than {held.least} is less"
+            " than this device agreed to"
         )
     active = sorted(there & (held.shares.keys() | {held.node}))
     _check_enough(len(active), held.threshold)
@@ -274,12 +275,12 @@ def reveal(vouched: Vouched, signed: Mapping[int, bytes]) -> dict[int, bytes]:
 
 
 def own_mask_seed(common: bytes, node: int, seed: bytes) -> bytes:
-    """What a device's own mask is made from."""
+    """The seed of the keystream that is a device's own mask."""
     return derived(seed, b"own mask", common, node.to_bytes(8, "big"))
 
 
 def pair_mask_seed(common: bytes, private: bytes, public: bytes) -> bytes:
-    """What the mask between two devices is made from: the same for both under one common task."""
+    """The seed of the mask between two devices: the same for both under one common task."""
     keys = sorted([public_of(private), public])
     return derived(agreed(private, public), b"pair mask", common, *keys)
 

@@ -1,4 +1,4 @@
-"""What masks are made of: agreed keys, keystreams, sealed packets, signatures and shares of a
+"""Building blocks of masks: agreed keys, keystreams, sealed packets, signatures and shares of a
 secret.
 
 All of it comes from the library `cryptography` except the sharing, which it has not. Knows no
@@ -131,8 +131,9 @@ def unpacked(payload: bytes) -> np.ndarray:
 
 
 def sealed(key: bytes, content: bytes, context: bytes) -> bytes:
-    """What only somebody with the key can read, and nobody can change; the nonce is zero: a key
-    seals one packet.
+    """Encrypt content for whoever has the key; nobody can change it.
+
+    The nonce is zero because a key seals one packet.
     """
     return ChaCha20Poly1305(key).encrypt(bytes(12), content, context)
 
@@ -150,6 +151,12 @@ def opened(key: bytes, packet: bytes, context: bytes) -> bytes:
 def shares_of(secret: bytes, number: int, threshold: int) -> list[bytes]:
     """Shares 1 to `number` of a secret of 32 bytes (Shamir): `threshold` of them recover it, fewer
     tell nothing.
+
+    Examples:
+        >>> secret = bytes(range(32))
+        >>> first, second, third = shares_of(secret, 3, threshold=2)
+        >>> recovered({1: first, 3: third}) == secret, recovered({1: first}) == secret
+        (True, False)
     """
     assert len(secret) == SECRET
     assert 0 < threshold <= number
