@@ -27,10 +27,10 @@ def test_side_by_side_gives_the_same_files(tiny_text, tmp_path):
         run_members(
             members,
             [0, 1],
-            lambda label, seed, o=out: o / f"{label}{seed}",
+            out.joinpath,
             runner=LocalRunner(workers),
         )
-    for label in ("a0", "a1", "b0", "b1"):
+    for label in ("a/seed-0", "a/seed-1", "b/seed-0", "b/seed-1"):
         assert (
             len({(tmp_path / workers / label / "metrics.jsonl").read_bytes() for workers in "123"})
             == 1

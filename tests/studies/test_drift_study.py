@@ -87,9 +87,7 @@ def test_a_policy_that_diverges_is_counted_and_the_others_are_told(
     monkeypatch.setattr(
         drift, "members", lambda study: {**tame, "greedy": tame["greedy"].with_values(wild)}
     )
-    greedy, softmax = outcomes = run_study(
-        study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1)
-    )
+    greedy, softmax = outcomes = run_study(study, tmp_path.joinpath, runner=LocalRunner(1))
     assert (greedy.diverged, softmax.diverged) == ((0, 1), ())
     assert len(softmax.recovered) == 2
     text = table(study, outcomes)
@@ -99,7 +97,7 @@ def test_a_policy_that_diverges_is_counted_and_the_others_are_told(
         drift, "members", lambda study: {"greedy": tame["greedy"].with_values(wild)}
     )
     with pytest.raises(Diverged, match="every run"):
-        run_study(study, lambda policy, seed: tmp_path / f"{policy}-{seed}", runner=LocalRunner(1))
+        run_study(study, tmp_path.joinpath, runner=LocalRunner(1))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_spent_privacy_budget_ends_runs_of_races_and_comparisons(tiny_text, tm
     curves = run_members(
         {"a": config},
         [0, 1],
-        lambda label, seed: tmp_path / f"{label}{seed}",
+        tmp_path.joinpath,
         runner=LocalRunner(1),
     )
     assert curves["a"].running_reward.shape == (2, last)
@@ -66,9 +66,7 @@ def test_members_that_all_diverged_have_no_final_reward(tiny_text, tmp_path):
     wild = small_config(
         data__source=str(tiny_text), client__learning_rate=1e30, clipping__enabled=False
     )
-    curves = run_members(
-        {"wild": wild}, [0], lambda label, seed: tmp_path / label, runner=LocalRunner(1)
-    )
+    curves = run_members({"wild": wild}, [0], tmp_path.joinpath, runner=LocalRunner(1))
     np.testing.assert_array_equal(curves["wild"].final, [])
     assert curves["wild"].diverged == (0,)
 

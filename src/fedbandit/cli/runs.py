@@ -318,12 +318,12 @@ def compare(
     from fedbandit.config import parse_settings
     from fedbandit.core.progress import to_stderr
     from fedbandit.runs.ray_runner import runner_of
-    from fedbandit.studies.compare import check_comparison, run_comparison, telling
+    from fedbandit.studies.compare import check_comparison, run_comparison
 
     members, labels = check_comparison(configurations, parse_settings(settings), against)
     say = to_stderr().say
     with runner_of(engine, ray_address, workers) as runner:
-        results = run_comparison(members, seeds, out, runner, labels, telling(say), say)
+        results = run_comparison(members, seeds, out, runner, labels, say)
     return comparison(results, out, against=against)
 
 

@@ -24,7 +24,7 @@ from fedbandit.paper.records import RULES, page, read_figures, text_of
 from fedbandit.results.differences import standard_error
 from fedbandit.results.plots import draw_curves
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.compare import Curves, run_members, telling
+from fedbandit.studies.compare import Curves, run_members
 from fedbandit.studies.search import effort, scaled, tune
 
 
@@ -100,14 +100,12 @@ def make_figure(
         )
         members = {label: tuned[keys[label]] for label in members}
 
-    def folder(label: str, seed: int) -> Path:
+    def folder(label: str) -> Path:
         kind = "published" if members[label] == published[label] else "tuned"
-        return place / kind / keys[label] / f"seed-{seed}"
+        return place / kind / keys[label]
 
     say(f"{wanted.name}: {wanted.title}")
-    curves = run_members(
-        members, range(request.seeds), folder, runner=request.runner, on_end=telling(say)
-    )
+    curves = run_members(members, range(request.seeds), folder, runner=request.runner, say=say)
     config = next(iter(members.values()))
     rates = "tuned here" if request.tune_minutes is not None else "published rates"
     if wanted.family == "emnist" and config.scenario != "scratch":
@@ -122,7 +120,7 @@ def make_figure(
         _draw(wanted, members, curves, stem.with_suffix(suffix), note)
         for suffix in (".svg", ".png")
     )
-    epsilons = {label: _epsilon(folder(label, 0)) for label in members}
+    epsilons = {label: _epsilon(folder(label) / "seed-0") for label in members}
     efforts = {}
     if request.tune_minutes is not None:
         before = {keys[label]: config for label, config in published.items()}

@@ -241,11 +241,7 @@ def _parameters(held: Contest, verdict: AdviceVerdict, config: Config) -> str:
 def _period(held: Contest) -> tuple[int, str]:
     """The usual period, unless another is shown to be better; and what to say of it."""
     usual = held.plan.deploy_every
-    rewards = {
-        str(every): dict(zip(c.seeds, c.final.tolist(), strict=True))
-        for every, c in sorted(held.periods.items())
-        if len(c.final)
-    }
+    rewards = {str(every): c.by_seed for every, c in sorted(held.periods.items()) if len(c.final)}
     if len(rewards) < 2:
         return usual, f"Every {usual} rounds, as tried; nothing that is recommended depends on it."
     gaps = {

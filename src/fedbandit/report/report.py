@@ -523,9 +523,9 @@ def demo(out: Path, say: Callable[[str], None] = print) -> Path:
     curves = run_members(
         members(),
         SEEDS,
-        lambda label, seed: out / "runs" / label / f"seed-{seed}",
+        (out / "runs").joinpath,
         runner=LocalRunner(progress=to_stderr()),
-        on_end=lambda label, seed, ended: say(f"  {label}, seed {seed}"),
+        say=say,
     )
     picture = draw_curves(
         {label: member.running_reward for label, member in curves.items()},

@@ -25,7 +25,6 @@ from fedbandit.engines.threads import usable_cores
 from fedbandit.evaluation.metrics import expected_rewards
 from fedbandit.presets import preset
 from fedbandit.results.differences import Differences, differences, paired
-from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
 from fedbandit.studies.bakeoff import pace_of
 from fedbandit.studies.compare import Curves, folder_name, run_members
@@ -114,10 +113,7 @@ class Contest:
 
     def rewards(self) -> dict[str, dict[int, float]]:
         """The final rewards of stage 2 by seed; what needs no model earns the same with each."""
-        found = {
-            label: dict(zip(c.seeds, c.final.tolist(), strict=True))
-            for label, c in self.curves.items()
-        }
+        found = {label: curves.by_seed for label, curves in self.curves.items()}
         every = range(self.plan.seeds)
         return {**found, **{k: dict.fromkeys(every, v) for k, v in self.constants.items()}}
 
@@ -349,7 +345,7 @@ def run_contest(
         f" {plan.longer * plan.rounds} rounds"
     )
     curves = _run(finalists, plan, out / "stage-2", runner)
-    name, held_out = _held_out(out / "stage-2", curves)
+    name, held_out = _held_out(curves)
     held = Contest(
         dataset, plan, choices, finalists, curves, constants, held_out, name,
         left_out, {}, {}, "", visits_per_example(finalists[UNTOUCHED], experiment),
@@ -371,7 +367,7 @@ def _run(
     return run_members(
         members,
         range(plan.seeds),
-        lambda name, seed: out / folder_name(name) / f"seed-{seed}",
+        lambda name: out / folder_name(name),
         runner=runner,
     )
 
@@ -432,17 +428,17 @@ def visits_per_example(config: Config, experiment: Experiment) -> float:
     return float(config.rounds * config.clients_per_round * seen.mean() / max(1, sizes.sum()))
 
 
-def _held_out(out: Path, curves: Mapping[str, Curves]) -> tuple[str, dict[str, dict[int, float]]]:
+def _held_out(curves: Mapping[str, Curves]) -> tuple[str, dict[str, dict[int, float]]]:
     """The first held-out metric of the last models: its name, and a value for each seed."""
     found: dict[str, dict[int, float]] = {}
     name = ""
     for label, member in curves.items():
-        place = out / folder_name(label)
-        lines = {seed: read_metrics(place / f"seed-{seed}")[-1] for seed in member.seeds}
-        known = [key for line in lines.values() for key in line if key.startswith("test_")]
-        if known and all(line.get(known[0]) is not None for line in lines.values()):
+        last = [lines[-1] for lines in member.metrics()]
+        known = [key for line in last for key in line if key.startswith("test_")]
+        if known and all(line.get(known[0]) is not None for line in last):
             name = known[0]
-            found[label] = {seed: float(line[name]) for seed, line in lines.items()}
+            values = [float(line[name]) for line in last]
+            found[label] = dict(zip(member.seeds, values, strict=True))
     return name, found
 
 
@@ -479,8 +475,7 @@ def _under_privacy(
     """
     if epsilon is None:
         return {}, ""
-    place = out / "stage-2" / folder_name(name)
-    runs = [read_metrics(place / f"seed-{seed}") for seed in held.curves[name].seeds]
+    runs = held.curves[name].metrics()
     norms = [n for lines in runs for line in lines if (n := line["client_norm_median"])]
     settings: dict[str, Any] = {
         "clipping.norm": float(f"{np.median(norms):.2g}") if norms else 1.0,

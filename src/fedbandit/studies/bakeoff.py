@@ -247,7 +247,7 @@ def run_bakeoff(
         run_members(
             members,
             range(spec.seeds),
-            lambda name, seed: out / "runs" / name / f"seed-{seed}",
+            (out / "runs").joinpath,
             runner=runner,
         )
         for cell in here:

@@ -24,20 +24,11 @@ from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, OnEnd, Runner
 from fedbandit.runs.reporting import no_model_acts
 
-OnRunEnd = Callable[[str, int, Ended], None]  # of the member with this label, with this seed
+Say = Callable[[str], None]  # takes a line for the user
 
 
-def nobody(label: str, seed: int, ended: Ended) -> None:
-    """Listens to no end of a run."""
-
-
-def telling(say: Callable[[str], None]) -> OnRunEnd:
-    """Listens to every end of a run, and says it in a line."""
-
-    def tell(label: str, seed: int, ended: Ended) -> None:
-        say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
-
-    return tell
+def quiet(text: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,7 @@ class Curves:
     propensity: np.ndarray
     seeds: tuple[int, ...]
     diverged: tuple[int, ...] = ()
+    folders: tuple[Path, ...] = ()  # of the seeds' runs
 
     @property
     def final(self) -> np.ndarray:
@@ -58,41 +50,53 @@ class Curves:
         # Seeds that all diverged have not even a last round.
         return self.running_reward[:, -1:].ravel()
 
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """The final rewards by seed."""
+        return dict(zip(self.seeds, self.final.tolist(), strict=True))
+
+    def metrics(self) -> list[list[dict[str, Any]]]:
+        """The lines of every seed's metrics, as its run wrote them."""
+        return [read_metrics(folder) for folder in self.folders]
+
     def minus(self, other: "Curves") -> Difference:
         """The difference of its final rewards and the other's, over the seeds that both have: these
         share clients and examples.
         """
-        ours, theirs = (dict(zip(c.seeds, c.final.tolist(), strict=True)) for c in (self, other))
+        ours, theirs = self.by_seed, other.by_seed
         return from_zero(np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs]))
 
 
 def run_members(
     members: Mapping[str, Config],
     seeds: Sequence[int],
-    folders: Callable[[str, int], Path],
+    folder: Callable[[str], Path],
     *,
     runner: Runner = HERE,
-    on_end: OnRunEnd = nobody,
+    say: Say = quiet,
 ) -> dict[str, Curves]:
-    """Run every member with every seed into `folders(label, seed)`; the curves of each by label.
+    """Run every member with every seed into `folder(label)/seed-N`; the curves of each by label.
 
-    A seed that diverged is left out of the curves and counted. `on_end` hears of every run that was
+    A seed that diverged is left out of the curves and counted. `say` hears of every run that was
     run now.
     """
-    places = {folders(label, seed): (label, seed) for label in members for seed in seeds}
+    places = {folder(label) / f"seed-{seed}": (label, seed) for label in members for seed in seeds}
+
+    def tell(job: Job, ended: Ended) -> None:
+        label, seed = places[job.folder]
+        say(f"  {label}, seed {seed}: {ended.message or ended.status} ({ended.seconds:.0f} s)")
+
     jobs = [
-        Job(members[label].with_values({"seed": seed}), folder)
-        for folder, (label, seed) in places.items()
+        Job(members[label].with_values({"seed": seed}), place)
+        for place, (label, seed) in places.items()
     ]
-    ended = run_jobs(jobs, runner, on_end=lambda job, end: on_end(*places[job.folder], end))
-    good = [
-        one for one, end in zip(places.values(), ended, strict=True) if end.status == "finished"
-    ]
+    ended = run_jobs(jobs, runner, on_end=tell)
+    good = [place for place, end in zip(places, ended, strict=True) if end.status == "finished"]
     result = {}
     for label in members:
-        own = tuple(seed for seed in seeds if (label, seed) in good)
+        own = {places[place][1]: place for place in good if places[place][0] == label}
         lost = tuple(seed for seed in seeds if seed not in own)
-        result[label] = read_curves([folders(label, seed) for seed in own], own, lost)
+        result[label] = read_curves(list(own.values()), tuple(own), lost)
     return result
 
 
@@ -154,9 +158,8 @@ def read_curves(
     def array(key: str) -> np.ndarray:
         return np.array([[line[key] for line in lines] for lines in runs], float).reshape(shape)
 
-    return Curves(
-        array("running_reward"), array("propensity"), seeds or tuple(range(len(runs))), diverged
-    )
+    known = seeds or tuple(range(len(runs)))
+    return Curves(array("running_reward"), array("propensity"), known, diverged, tuple(folders))
 
 
 def table(curves: Mapping[str, Curves], first: str = "policy") -> str:
@@ -226,16 +229,13 @@ def run_comparison(
     out: Path,
     runner: Runner,
     labels: Mapping[str, str],
-    on_end: OnRunEnd = nobody,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = quiet,
 ) -> Results:
     """Run what is missing, and read all of it; `labels` has what each member is called."""
     seeds = seeds_of(seeds)
     if hint := no_model_acts({labels[name]: config for name, config in members.items()}):
         say(hint)
-    run_members(
-        members, seeds, lambda name, seed: out / name / f"seed-{seed}", runner=runner, on_end=on_end
-    )
+    run_members(members, seeds, out.joinpath, runner=runner, say=say)
     return read_members(labels, seeds, out)
 
 

@@ -21,9 +21,8 @@ from fedbandit.evaluation.metrics import Recovery, recoveries
 from fedbandit.presets import preset
 from fedbandit.results.differences import text_table
 from fedbandit.results.plots import draw_curves, require_picture
-from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.local_runner import HERE, Runner
-from fedbandit.studies.compare import OnRunEnd, nobody, run_members, telling
+from fedbandit.studies.compare import Say, quiet, run_members
 from fedbandit.studies.sweeps import name_of
 
 _OWN = {
@@ -131,19 +130,20 @@ def _member(family: str, described: str) -> Config:
 
 def run_study(
     study: DriftStudy,
-    folders: Callable[[str, int], Path],
+    folder: Callable[[str], Path],
     *,
     runner: Runner = HERE,
-    on_end: OnRunEnd = nobody,
+    say: Say = quiet,
 ) -> list[DriftOutcome]:
-    """Run what is missing of every policy and seed into `folders(policy, seed)`, and read off what
-    the changes did.
+    """Run what is missing of every policy and seed into `folder(policy)`, and read off what the
+    changes did.
     """
     outcomes = []
-    for policy, curves in run_members(
-        members(study), range(study.seeds), folders, runner=runner, on_end=on_end
-    ).items():
-        rewards = np.array([_rewards(folders(policy, seed)) for seed in curves.seeds], float)
+    found = run_members(members(study), range(study.seeds), folder, runner=runner, say=say)
+    for policy, curves in found.items():
+        rewards = np.array(
+            [[line["reward"] for line in lines] for lines in curves.metrics()], float
+        )
         recovered = [recoveries(curve, study.at, window=study.window) for curve in rewards]
         outcomes.append(DriftOutcome(policy, rewards, recovered, curves.diverged))
     if not any(outcome.recovered for outcome in outcomes):
@@ -179,7 +179,7 @@ _TITLES = {
 
 
 def publish(
-    study: DriftStudy, out: Path, *, runner: Runner = HERE, say: Callable[[str], None] = print
+    study: DriftStudy, out: Path, *, runner: Runner = HERE, say: Say = print
 ) -> tuple[str, list[dict[str, Any]]]:
     """Run the study with its runs beside the picture `out`; draw it, write its numbers, and return
     it as text and as rows.
@@ -187,12 +187,7 @@ def publish(
     require_picture(out)
     names = {policy: name_of(policy, config) for policy, config in members(study).items()}
     runs = out.with_name(f"{out.stem}-runs")
-    outcomes = run_study(
-        study,
-        lambda policy, seed: runs / names[policy] / f"seed-{seed}",
-        runner=runner,
-        on_end=telling(say),
-    )
+    outcomes = run_study(study, lambda policy: runs / names[policy], runner=runner, say=say)
     where = f"({open_dataset(study.data).header.name}, {study.seeds} seeds)"
     title = f"{_TITLES.get(study.kind, study.kind)} {where}"
     numbers = write_numbers(study, outcomes, out.with_suffix(".json"), title)
@@ -240,10 +235,6 @@ def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title:
         ylabel=f"reward, mean of {study.window} rounds",
         changes=study.at,
     )
-
-
-def _rewards(folder: Path) -> list[float]:
-    return [np.nan if line["reward"] is None else line["reward"] for line in read_metrics(folder)]
 
 
 def _smooth(rewards: np.ndarray, window: int) -> np.ndarray:

@@ -314,9 +314,7 @@ def check(
     named = {folder_name(one.label): one for one in tuned.candidates}
     members = {name: config.with_values(one.settings) for name, one in named.items()}
     place = out / "runs"
-    curves = run_members(
-        members, seeds, lambda name, seed: place / name / f"seed-{seed}", runner=runner
-    )
+    curves = run_members(members, seeds, place.joinpath, runner=runner)
     rewards = np.zeros((len(members), len(seeds)))  # a run that diverged earns nothing
     for row, own in zip(rewards, curves.values(), strict=True):
         row[[seeds.index(seed) for seed in own.seeds]] = own.final
