@@ -153,7 +153,7 @@ def test_the_plain_report_says_what_a_person_needs(table):
             ConfigError,
             "floor: is of logged propensities",
         ),
-        (("--switch", "-1"), ConfigError, "switch: limit must be positive"),
+        (("--switch", "-1"), ConfigError, "switch: must be positive"),
         (("--split", "train"), ConfigError, "split: a table is not split"),
         (
             ("--target", "elsewhere", "--policy", "uniform"),

@@ -40,6 +40,19 @@ class ConfigError(FedbanditError):
     """
 
 
+def refuse(*checks: tuple[bool, str]) -> None:
+    """Raise a `ConfigError` with the message of the first check that holds; without one, do nothing.
+
+    Examples:
+        >>> refuse((1 > 2, "rounds: too few"), (3 > 2, "seeds: too many"))
+        Traceback (most recent call last):
+        fedbandit.core.errors.ConfigError: seeds: too many
+    """
+    for wrong, message in checks:
+        if wrong:
+            raise ConfigError(message)
+
+
 class DataError(FedbanditError):
     """Data that cannot be read or does not fit; the message names the file, and the client and row
     where known.

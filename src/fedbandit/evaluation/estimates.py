@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.evaluation.estimators import (
     Bootstrap,
     Estimator,
@@ -75,11 +75,14 @@ class Range:
     floor: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.low < self.high and isfinite(self.low) and isfinite(self.high)):
-            ends = f"{self.low:g},{self.high:g}"
-            raise ConfigError(f"reward_range: must be low,high with low below high, not {ends}")
-        if self.floor is not None and not 0 < self.floor <= 1:
-            raise ConfigError(f"floor: a propensity is above 0 and at most 1, not {self.floor:g}")
+        floor = 1.0 if self.floor is None else self.floor
+        refuse(
+            (
+                not -inf < self.low < self.high < inf,
+                f"reward_range: must be low,high with low below high, not {self.low:g},{self.high:g}",
+            ),
+            (not 0 < floor <= 1, f"floor: a propensity is above 0 and at most 1, not {floor:g}"),
+        )
 
     def check(self, records: Records) -> None:
         """Refuse records that leave the range; rounding is allowed for."""
@@ -89,17 +92,21 @@ class Range:
             "predicted rewards": records.predicted,
             "expected rewards": records.expected,
         }
-        for name, column in columns.items():
-            if (
-                column is not None
-                and ((column < self.low - room) | (column > self.high + room)).any()
-            ):
-                ends = f"[{self.low:g}, {self.high:g}]"
-                raise ConfigError(
-                    f"interval: {name} leave the range {ends} that the interval is for"
+        ends, floor = f"[{self.low:g}, {self.high:g}]", self.floor or 0.0
+        refuse(
+            *(
+                (
+                    bool(((column < self.low - room) | (column > self.high + room)).any()),
+                    f"interval: {name} leave the range {ends} that the interval is for",
                 )
-        if self.floor is not None and (records.propensities < self.floor * (1 - 1e-6)).any():
-            raise ConfigError(f"floor: the log has propensities below {self.floor:g}")
+                for name, column in columns.items()
+                if column is not None
+            ),
+            (
+                bool((records.propensities < floor * (1 - 1e-6)).any()),
+                f"floor: the log has propensities below {floor:g}",
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,8 @@ def choose_estimator(
     if not bottom.all():
         return None
     truth, losses = top / bottom, {}
-    for name in sorted(estimators if among is None else among, key=_rank):
+    named = estimators if among is None else among
+    for name in sorted(named, key=lambda name: [*_PREFERRED, name].index(name)):
         own = folded(estimators[name], weighting(importance))
         rest = own.sum(axis=1, keepdims=True) - own
         if rest[1].all():
@@ -208,10 +216,6 @@ def choose_estimator(
     if among is None:
         return alike[0]
     return min(alike, key=lambda name: among[name].interval.high - among[name].interval.low)
-
-
-def _rank(name: str) -> int:
-    return _PREFERRED.index(name) if name in _PREFERRED else len(_PREFERRED)
 
 
 def _distrusted(sums: Sums) -> bool:
@@ -307,6 +311,8 @@ def _bootstrap(
     a standard error: then the log holds only a few of the events that decide, and how few is not in
     it.
     """
+    from scipy.special import stdtrit
+
     value, error = sums.value, sums.standard_error
     lowest, highest = _limits(estimator, value, known)
     if sums.clients < _FEWEST or not 0 < error < inf:
@@ -315,14 +321,11 @@ def _bootstrap(
         return None
     tail = (1 - confidence) / 2
     below, above = _studentised(sums, value, tail)
-    student = _student(sums.clients - 1, 1 - tail)
+    student = float(stdtrit(sums.clients - 1, 1 - tail))
     wider = error * sqrt(1 + _WIDENING / sums.effective_clients)
     low, high = value - max(above, student) * wider, value + max(-below, student) * wider
-    return (
-        Interval(low, high, confidence, "bootstrap over clients")
-        if isfinite(low) and isfinite(high)
-        else None
-    )
+    known_ends = isfinite(low) and isfinite(high)
+    return Interval(low, high, confidence, "bootstrap over clients") if known_ends else None
 
 
 def _studentised(sums: Sums, value: float, tail: float) -> tuple[float, float]:
@@ -343,12 +346,6 @@ def _studentised(sums: Sums, value: float, tail: float) -> tuple[float, float]:
     lower, upper = np.sort(np.where(lost, -inf, distances)), np.sort(np.where(lost, inf, distances))
     first = min(int(tail * count), count - 1)
     return float(lower[first]), float(upper[count - 1 - first])
-
-
-def _student(freedom: float, probability: float) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, probability))
 
 
 def _limits(estimator: Estimator, value: float, known: _Known) -> tuple[float, float]:

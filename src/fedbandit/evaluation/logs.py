@@ -413,19 +413,15 @@ class LogColumns:
     separator: str = "|"
 
 
-@dataclass(frozen=True)
-class LogTable:
-    """A logged split without contexts, the names of its actions, and the target column where one
-    was named.
-    """
-
-    split: Split
-    actions: tuple[str, ...]
-    target: np.ndarray | None  # float64 [n], in the order of the split
+LogTable = tuple[Split, tuple[str, ...], np.ndarray | None]
 
 
 def read_log_table(table: Table, columns: LogColumns) -> LogTable:
-    """The logged decisions of a file or a frame, grouped by client."""
+    """The logged decisions of a file or a frame, grouped by client.
+
+    A split without contexts, the names of its actions, and the target column, float64 [n], where
+    one was named.
+    """
     texts = [
         name for name in (columns.action, columns.client, columns.available) if name is not None
     ]
@@ -443,10 +439,12 @@ def read_log_table(table: Table, columns: LogColumns) -> LogTable:
     if not cells[columns.action]:
         raise DataError(f"{table.label}: the table has no rows")
     values = {name: np.concatenate(parts) for name, parts in figures.items()}
-    if columns.propensity is not None:
-        _check(table.label, "propensity", columns.propensity, values[columns.propensity], above=0.0)
-    if columns.target is not None:
-        _check(table.label, "probability", columns.target, values[columns.target], above=-1e-12)
+    limits = {"propensity": (columns.propensity, 0.0), "probability": (columns.target, -1e-12)}
+    for what, (column, above) in limits.items():
+        found = np.ones(1) if column is None else values[column]
+        if len(bad := np.flatnonzero(~((found > above) & (found <= 1)))):
+            place = f"{table.label}: column {column}, row {int(bad[0])}"
+            raise DataError(f"{place}: a {what} cannot be {found[bad[0]]:g}")
     return _grouped(table.label, columns, cells, values)
 
 
@@ -489,7 +487,7 @@ def _grouped(
         names_of_clients, offsets, np.empty((len(taken), 0), np.float32), no_labels, log=log
     )
     target = None if columns.target is None else values[columns.target][order]
-    return LogTable(split, tuple(actions), target)
+    return split, tuple(actions), target
 
 
 def _available(
@@ -504,10 +502,3 @@ def _available(
                 f"{column}, row {number}: the action that was taken is not among the available ones"
             )
     return Ragged.from_rows(rows)
-
-
-def _check(label: str, what: str, column: str, values: np.ndarray, above: float) -> None:
-    bad = np.flatnonzero(~((values > above) & (values <= 1)))
-    if len(bad):
-        row = int(bad[0])
-        raise DataError(f"{label}: column {column}, row {row}: a {what} cannot be {values[row]:g}")

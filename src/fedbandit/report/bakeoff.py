@@ -197,8 +197,8 @@ def _cost(found: Bakeoff, cell: Cell) -> dict[str, Any]:
     return {
         **cell.situation,
         **cell.contender,
-        "cpu_seconds_a_round": found.cost.round_seconds[name],
-        "cpu_seconds_to_start": found.cost.start_seconds[name],
+        "cpu_seconds_a_round": found.cost.seconds[name][0],
+        "cpu_seconds_to_start": found.cost.seconds[name][1],
     }
 
 

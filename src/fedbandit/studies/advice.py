@@ -8,7 +8,7 @@ What is run is decided once, in rounds, and kept in `plan.json`. `fedbandit.repo
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -357,7 +357,7 @@ def run_contest(
     private, note = _under_privacy(
         held, chosen, first[chosen], grids[chosen], out, epsilon, runner, say
     )
-    return Contest(**{**vars(held), "periods": periods, "private": private, "private_note": note})
+    return replace(held, periods=periods, private=private, private_note=note)
 
 
 def _run(

@@ -109,10 +109,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a bake-off takes: CPU seconds of a round and of starting a run, by cell, and the sum."""
+    """Cost of a bake-off: by cell the CPU seconds of a round and of a start, and the sums."""
 
-    round_seconds: Mapping[str, float]
-    start_seconds: Mapping[str, float]
+    seconds: Mapping[str, Sequence[float]]
     rounds: int
     runs: int
     core_hours: float
@@ -148,11 +147,10 @@ def cells_of(spec: BakeoffSpec) -> list[Cell]:
         cells.append(_cell(spec, axes, values))
     if not cells:
         raise ConfigError("cross: no contender is left")
-    labels = {cell.who for cell in cells}
-    if spec.against is not None and spec.against not in labels:
-        raise ConfigError(f"against: no contender {spec.against!r}{nearest(spec.against, labels)}")
-    if spec.along is not None and spec.along not in spec.situations:
-        raise ConfigError(f"along: no such axis{nearest(spec.along, spec.situations)}")
+    known = {"against": {cell.who for cell in cells}, "along": set(spec.situations)}
+    for key, names in known.items():
+        if (named := getattr(spec, key)) is not None and named not in names:
+            raise ConfigError(f"{key}: there is no {named!r}{nearest(named, names)}")
     return cells
 
 
@@ -298,13 +296,7 @@ def _planned(
         rounds, runs = rounds + own, runs + tries + spec.seeds
         a_round, a_start = paces[cell.name]
         seconds += own * a_round + (tries + spec.seeds) * a_start
-    return Cost(
-        {name: pace[0] for name, pace in paces.items()},
-        {name: pace[1] for name, pace in paces.items()},
-        rounds,
-        runs,
-        seconds / 3600,
-    )
+    return Cost(paces, rounds, runs, seconds / 3600)
 
 
 def _paces(cells: Sequence[Cell]) -> Iterator[tuple[str, tuple[float, float]]]:

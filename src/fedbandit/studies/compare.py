@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from fedbandit.config import Config, parse_settings, read_toml
-from fedbandit.core.errors import ConfigError, DataError, Interrupted
+from fedbandit.core.errors import ConfigError, DataError, Interrupted, refuse
 from fedbandit.core.parts import counted, flatten, nearest
 from fedbandit.core.progress import SILENT, to_stderr
 from fedbandit.presets import load
 from fedbandit.results import Results
 from fedbandit.results.differences import Difference, from_zero, standard_error, text_table
 from fedbandit.runs.folder import read_metrics
-from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, OnEnd, Runner
+from fedbandit.runs.local_runner import HERE, Ended, Job, LocalRunner, OnEnd, Runner, nobody
 from fedbandit.runs.reporting import no_model_acts
 
 Say = Callable[[str], None]  # takes a line for the user
@@ -108,7 +108,7 @@ def run_jobs(
     runner: Runner,
     *,
     deadline: float | None = None,
-    on_end: OnEnd = lambda job, ended: None,
+    on_end: OnEnd = nobody,
 ) -> list[Ended]:
     """Run what is missing of many runs, and return how each ended: the one way of all studies.
 
@@ -303,12 +303,14 @@ def check_comparison(
     members = members_of(given, changes)
     labels = labels_of(members, given)
     known = list(labels.values())
-    if len(known) < 2:
-        raise ConfigError("compare: name at least two configurations")
-    if against is not None and against not in known:
-        raise ConfigError(
-            f"--against: no configuration is called {against!r}{nearest(against, known)}"
-        )
+    near = nearest(against or "", known)
+    refuse(
+        (len(known) < 2, "compare: name at least two configurations"),
+        (
+            against is not None and against not in known,
+            f"--against: no configuration is called {against!r}{near}",
+        ),
+    )
     return members, labels
 
 

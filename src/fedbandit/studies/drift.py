@@ -190,7 +190,8 @@ def publish(
     outcomes = run_study(study, lambda policy: runs / names[policy], runner=runner, say=say)
     where = f"({open_dataset(study.data).header.name}, {study.seeds} seeds)"
     title = f"{_TITLES.get(study.kind, study.kind)} {where}"
-    numbers = write_numbers(study, outcomes, out.with_suffix(".json"), title)
+    numbers = out.with_suffix(".json")
+    write_numbers(study, outcomes, numbers, title)
     files = f"{draw(study, outcomes, out, title)}; numbers: {numbers}; runs: {runs}"
     rows = [row for outcome in outcomes for row in outcome.rows()]
     return f"{table(study, outcomes)}\n{files}", rows
@@ -198,7 +199,7 @@ def publish(
 
 def write_numbers(
     study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str
-) -> Path:
+) -> None:
     """Write falls and recoveries of every seed as JSON, by which `fedbandit gallery` shows the
     picture beside it.
     """
@@ -217,7 +218,6 @@ def write_numbers(
         "diverged": {o.policy: list(o.diverged) for o in outcomes if o.diverged},
     }
     write_json(path, numbers)
-    return path
 
 
 def draw(study: DriftStudy, outcomes: Sequence[DriftOutcome], path: Path, title: str) -> Path:

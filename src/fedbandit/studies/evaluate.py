@@ -3,14 +3,15 @@
 Knows nothing of the terminal.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
-from fedbandit.core.errors import ConfigError, DataError
+from fedbandit.core.errors import ConfigError, DataError, refuse
 from fedbandit.core.parts import nearest, resolve
 from fedbandit.data.dataset import FederatedDataset, Log, Split
 from fedbandit.data.importers.columns import Table
@@ -92,36 +93,28 @@ class EvaluationRequest(LogColumns):
             return self.policy
         if self.policy_name != "constant":
             return make_policy(self.policy_name, self.parameters)
-        if not actions:
-            raise ConfigError("policy.name: constant takes a fixed action; here are candidates")
-        if unknown := [key for key in self.parameters if key != "action"]:
-            raise ConfigError(f"policy.{unknown[0]}: unknown key; constant takes only action")
-        if "action" not in self.parameters:
-            raise ConfigError("policy.action: missing; for example --set action=" + actions[0])
-        named = str(self.parameters["action"])
-        if named not in actions:
-            raise ConfigError(f"policy.action: no action called {named!r}{nearest(named, actions)}")
+        named, example = str(self.parameters.get("action")), "".join(actions[:1])
+        unknown = "".join([key for key in self.parameters if key != "action"][:1])
+        refuse(
+            (not actions, "policy.name: constant takes a fixed action; here are candidates"),
+            (unknown != "", f"policy.{unknown}: unknown key; constant takes only action"),
+            (
+                "action" not in self.parameters,
+                f"policy.action: missing; for example --set action={example}",
+            ),
+            (
+                named not in actions,
+                f"policy.action: no action called {named!r}{nearest(named, actions)}",
+            ),
+        )
         return Constant(actions.index(named))
 
     @property
     def weighting(self) -> Weighting:
         """What is done to importance weights: nothing, clipping, or shrinkage."""
-        if self.clip is not None and self.shrink is not None:
-            raise ConfigError("clip, shrink: give one of them")
         if self.shrink is not None:
-            return _made("shrink", Shrunk, self.shrink)
-        return Plain() if self.clip is None else _made("clip", Clipped, self.clip)
-
-
-Part = TypeVar("Part")
-
-
-def _made(option: str, kind: Callable[[float], Part], value: float) -> Part:
-    """A part of one number; a wrong number names the option."""
-    try:
-        return kind(value)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {error}") from None
+            return Shrunk(self.shrink)
+        return Plain() if self.clip is None else Clipped(self.clip)
 
 
 @dataclass(frozen=True, repr=False)
@@ -301,30 +294,49 @@ def _hull(found: Sequence[Estimate]) -> Estimate:
 
 def _refuse_unused(request: EvaluationRequest, of_table: bool) -> None:
     """Refuse options that do not fit what is evaluated: the answer would be taken for another's."""
-    if of_table and request.split is not None:
-        raise ConfigError(
-            "split: a table is not split; `fedbandit data import logged --test-fraction` splits it"
-        )
     named = [one.name for one in fields(LogColumns) if getattr(request, one.name) != one.default]
-    if not of_table and named:
-        raise ConfigError(
-            f"{named[0]}: names a column of a table; a data set folder has its columns already"
-        )
     beside = {
         "policy": request.policy is not None,
         "set": bool(request.parameters),
         "model": request.model is not None,
         "reward_model": request.reward_model != "auto",
     }
-    if request.target is not None and any(beside.values()):
-        name = next(name for name, given in beside.items() if given)
-        says = f"the column {request.target} says what the policy does"
-        raise ConfigError(f"{name}: {says}; give one of the two")
-    if request.target is None and request.model is not None and not request.scored:
-        blind = f"{request.policy_name} looks at no scores"
-        raise ConfigError(f"model: {blind}; name a policy that does, with --policy")
-    if request.estimate_propensities and request.floor is not None:
-        raise ConfigError("floor: is of logged propensities; estimated ones have none")
+    refuse(
+        (
+            of_table and request.split is not None,
+            "split: a table is not split; `fedbandit data import logged --test-fraction` splits it",
+        ),
+        *(
+            (not of_table, f"{name}: names a column of a table; a data set folder has its own")
+            for name in named
+        ),
+        *(
+            (
+                request.target is not None and given,
+                f"{name}: the column {request.target} says what the policy does; give one of the"
+                " two",
+            )
+            for name, given in beside.items()
+        ),
+        (
+            request.target is None and request.model is not None and not request.scored,
+            f"model: {request.policy_name} looks at no scores; name a policy that does, with"
+            " --policy",
+        ),
+        (
+            request.estimate_propensities and request.floor is not None,
+            "floor: is of logged propensities; estimated ones have none",
+        ),
+        (
+            request.clip is not None and request.shrink is not None,
+            "clip, shrink: give one of them",
+        ),
+        *(
+            (not 0 < value < inf, f"{name}: must be positive and finite, not {value:g}")
+            for name in ("clip", "shrink", "switch")
+            if (value := getattr(request, name)) is not None
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -342,8 +354,8 @@ class _Opened:
 def _of_table(source: Table, request: EvaluationRequest) -> _Opened:
     """A log without contexts, with the target column where one was named."""
     columns = replace(request, propensity=None) if request.estimate_propensities else request
-    table = read_log_table(source, columns)
-    return _Opened(table.split, table.actions, target=table.target)
+    split, actions, target = read_log_table(source, columns)
+    return _Opened(split, actions, target=target)
 
 
 def _of_dataset(dataset: FederatedDataset, request: EvaluationRequest) -> _Opened:
@@ -424,7 +436,7 @@ def _estimators(request: EvaluationRequest, records: Records) -> dict[str, Estim
     """The estimators asked for, or all that the records have enough for."""
     can_model, known = records.predicted is not None, dict(BUILT_IN)
     if request.switch is not None:
-        known["switch"] = _made("switch", Switch, request.switch)
+        known["switch"] = Switch(request.switch)
     names = request.estimators or [n for n, e in known.items() if can_model or not e.needs_model]
     found = {name: resolve("estimators", name, known) for name in names}
     for name, estimator in found.items():

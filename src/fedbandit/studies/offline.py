@@ -15,7 +15,7 @@ from fedbandit import objectives
 from fedbandit.acting import Chosen
 from fedbandit.assembly.experiment import Experiment, build_experiment
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import ConfigError, refuse
 from fedbandit.core.parts import resolve
 from fedbandit.core.prediction import Prediction
 from fedbandit.core.process import Stopwatch
@@ -48,36 +48,32 @@ class LoggedWork(ClientWork):
         says so.
         """
         with (watch or Stopwatch())("data"):
-            return self._logged(clients, broadcast)
-
-    def _logged(self, clients: np.ndarray, broadcast: Broadcast) -> Events:
-        """The events that the log has for this round's visits."""
-        visits = self.plan.visits(self.split, clients, broadcast.round)
-        log = log_of(self.split)
-        actions = np.asarray(log.actions[visits.rows], np.int64)
-        rewards = np.asarray(log.rewards[visits.rows], np.float32)
-        propensities = np.asarray(
-            log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype
-        )
-        targets, contexts = None, self.split.contexts(visits.rows)
-        if self.estimator is not None:
-            assert self.predicted is not None
-            shown = contexts.candidates
-            bounds = None if shown is None else shown.bounds
-            prediction = Prediction(self.predicted(visits.rows), bounds=bounds)
-            chosen = Chosen(prediction, actions, propensities)
-            targets = self._targets(self.estimator, chosen, rewards)
-        return Events(
-            bounds=visits.bounds,
-            contexts=contexts,
-            actions=actions,
-            rewards=rewards,
-            propensities=propensities,
-            versions=visits.versions,
-            fresh=visits.fresh,
-            targets=targets,
-            weights=self._counts(visits, None, broadcast),
-        )
+            visits = self.plan.visits(self.split, clients, broadcast.round)
+            log = log_of(self.split)
+            actions = np.asarray(log.actions[visits.rows], np.int64)
+            rewards = np.asarray(log.rewards[visits.rows], np.float32)
+            propensities = np.asarray(
+                log.propensities[visits.rows], next(iter(broadcast.received.values())).dtype
+            )
+            targets, contexts = None, self.split.contexts(visits.rows)
+            if self.estimator is not None:
+                assert self.predicted is not None
+                shown = contexts.candidates
+                bounds = None if shown is None else shown.bounds
+                prediction = Prediction(self.predicted(visits.rows), bounds=bounds)
+                chosen = Chosen(prediction, actions, propensities)
+                targets = self._targets(self.estimator, chosen, rewards)
+            return Events(
+                bounds=visits.bounds,
+                contexts=contexts,
+                actions=actions,
+                rewards=rewards,
+                propensities=propensities,
+                versions=visits.versions,
+                fresh=visits.fresh,
+                targets=targets,
+                weights=self._counts(visits, None, broadcast),
+            )
 
 
 @dataclass(frozen=True)
@@ -145,18 +141,19 @@ def _experiment(config: Config, dataset: FederatedDataset) -> Experiment:
     labelled = replace(dataset, header=replace(dataset.header, logged=False))
     experiment = build_experiment(config.with_values(settings), labelled)
     lowest, highest = float(np.min(log.rewards)), float(np.max(log.rewards))
-    if (
-        issubclass(kind, objectives.Pointwise)
-        and kind.logistic
-        and not (lowest >= 0 and highest <= 1)
-    ):
-        raise ConfigError(
-            f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to {highest:.3g}"
-        )
-    if experiment.privacy is not None and experiment.bandit.work.estimator is not None:
-        raise ConfigError(
-            f"objective.name: the reward model of {config.objective.name} would be trained without noise"
-        )
+    logistic = issubclass(kind, objectives.Pointwise) and kind.logistic
+    refuse(
+        (
+            logistic and not (lowest >= 0 and highest <= 1),
+            f"objective.name: cross-entropy needs rewards in [0, 1]; here {lowest:.3g} to"
+            f" {highest:.3g}",
+        ),
+        (
+            experiment.privacy is not None and experiment.bandit.work.estimator is not None,
+            f"objective.name: the reward model of {config.objective.name} would be trained without"
+            " noise",
+        ),
+    )
     work = LoggedWork(
         **{**vars(experiment.bandit.work), "recipe": None, "per_version_importance": False}
     )
@@ -171,8 +168,8 @@ def _cross_fitted(
     """
     if len(pool) < 2:
         raise ConfigError(
-            f"objective.name: {config.objective.name} needs two clients at least, to predict one from"
-            " the other"
+            f"objective.name: {config.objective.name} needs two clients at least, to predict one"
+            " from the other"
         )
     middle = pool.start + len(pool) // 2
     plain = config.with_values({"objective.name": "regression"})

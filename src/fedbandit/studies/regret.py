@@ -19,7 +19,7 @@ from fedbandit.algorithms import FedAvg
 from fedbandit.assembly.experiment import Experiment
 from fedbandit.assembly.parts import build_optimizer
 from fedbandit.config import Config
-from fedbandit.core.errors import ConfigError
+from fedbandit.core.errors import refuse
 from fedbandit.core.process import Stopwatch
 from fedbandit.core.progress import SILENT, ProgressReporter
 from fedbandit.data.embedded.realizable import RealizableEnvironment, features_of, realizable
@@ -44,7 +44,6 @@ from fedbandit.theory import (
     epsilon_greedy_per_event,
     falcon_per_event,
     federated_regret,
-    is_vacuous,
     longest_useful_period,
 )
 
@@ -89,10 +88,11 @@ def best_in_class(
 
     All of its `rounds` are in the world as it is in the experiment's round `round_number`.
     """
-    if rounds < 1:
-        raise ConfigError(f"rounds: must be at least 1, not {rounds}")
-    if client_learning_rate is not None and not 0 < client_learning_rate < inf:
-        raise ConfigError(f"learning_rate: must be positive, not {client_learning_rate:g}")
+    rate = 1.0 if client_learning_rate is None else client_learning_rate
+    refuse(
+        (rounds < 1, f"rounds: must be at least 1, not {rounds}"),
+        (not 0 < rate < inf, f"learning_rate: must be positive, not {rate:g}"),
+    )
     phase = _full_information(experiment, round_number, client_learning_rate)
     stage, clients = phase.scenario.stage(1), phase.cohorts.pool
     rewards = expected_rewards(
@@ -342,12 +342,11 @@ class PolicyRegret:
 class RegretBounds:
     """What theory says of one deployment period, per event and in reward."""
 
-    federated: float  # eq. 9 over the run, of ε-greedy
+    federated: float  # eq. 9 over the run, of ε-greedy; it says nothing from 1 on
     centralised: float  # eq. 10
     last: Mapping[
         str, float
     ]  # for the model deployed last, by policy; NaN where none was ever trained
-    vacuous: bool  # eq. 9
 
 
 @dataclass(frozen=True)
@@ -453,9 +452,7 @@ def _bounds(
         for policy, bound in _PER_EVENT.items()
     }
     centralised = centralised_regret(setting, samples, periods)
-    return RegretBounds(
-        federated / events, centralised / events, last, is_vacuous(federated, samples, periods)
-    )
+    return RegretBounds(federated / events, centralised / events, last)
 
 
 def draw(study: DelayStudy, rows: Sequence[DelayRow], path: Path) -> Path:

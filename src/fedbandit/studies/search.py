@@ -27,8 +27,8 @@ from fedbandit.core.parts import counted, flatten, in_short
 from fedbandit.core.randomness import Purpose, uniforms
 from fedbandit.runs.folder import read_metrics
 from fedbandit.runs.index import ELIMINATED
-from fedbandit.runs.local_runner import HERE, Ended, Job, OnEnd, Runner
-from fedbandit.studies.compare import run_jobs
+from fedbandit.runs.local_runner import HERE, Ended, Job, OnEnd, Runner, nobody
+from fedbandit.studies.compare import Say, quiet, run_jobs
 
 Grid = Mapping[str, Sequence[Any]]
 TUNING_SEED = 1_000_000  # of searches; what is reported has the seeds 0, 1, 2 and so on
@@ -170,8 +170,8 @@ def races(
     *,
     runner: Runner = HERE,
     deadline: float | None = None,
-    say: Callable[[str], None] = lambda text: None,
-    on_end: OnEnd = lambda job, ended: None,
+    say: Say = quiet,
+    on_end: OnEnd = nobody,
 ) -> dict[str, list[Standing]]:
     """Run races side by side, step by step, so that many workers have something to do.
 
@@ -433,13 +433,12 @@ def _raced(
         name: Race(every, [TUNING_SEED], partial(_place, search, name), search_steps(members[name]))
         for name, every in entrants.items()
     }
-    if len(running) != 1:
-        return races(running, runner=search.runner)
+    alone = len(running) == 1
     return races(
         running,
         runner=search.runner,
-        deadline=search.deadline,
-        say=lambda text: search.say(f"  {text}"),
+        deadline=search.deadline if alone else None,
+        say=(lambda text: search.say(f"  {text}")) if alone else quiet,
     )
 
 

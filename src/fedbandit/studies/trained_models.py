@@ -69,10 +69,7 @@ def load_scorer(path: Path | str, header: Header) -> Scorer:
     """The newest training model of a run folder, or a model file (.safetensors), for data of this
     header.
     """
-    path = Path(path)
-    if path.is_dir():
-        return _from_run(path, header)
-    return _from_file(path, header)
+    return (_from_run if Path(path).is_dir() else _from_file)(Path(path), header)
 
 
 def newest_state(run: Path) -> State:
@@ -126,11 +123,12 @@ def _from_file(path: Path, header: Header) -> Scorer:
 def _model_file(path: Path) -> DeviceModel:
     """The model of a file, which is read only where it is a file of the size that it says."""
     try:
-        payload = read_packed(path)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"{path}: neither a run folder nor a model file: {why}") from None
-    return DeviceModel.from_bytes(payload, str(path))
+        return DeviceModel.from_bytes(read_packed(path), str(path))
+    except OSError as error:
+        reason = f"neither a run folder nor a model file: {error.strerror}"
+    except ValueError as error:
+        reason = f"not a fedbandit model: {error}"
+    raise DataError(f"{path}: {reason}")
 
 
 def _scorer(

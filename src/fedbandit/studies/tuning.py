@@ -46,7 +46,7 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
         raise ValueError(
             f"{rounds} rounds after round {state.round} reach beyond the deployment period"
         )
-    clients, rows, actions, rewards, propensities = [], [], [], [], []
+    parts = []
     for number in range(state.round + 1, state.round + rounds + 1):
         if phase.scenario.stage(number).available is not None:
             raise ConfigError(
@@ -56,20 +56,16 @@ def collect_logs(experiment: Experiment, state: State, rounds: int) -> Federated
         if events.missing is not None or phase.scenario.delay:
             raise ConfigError("environment.name: logs whose rewards may miss are not collected")
         visits = phase.work.plan.visits(split, phase.cohorts.draw(number), number)
-        fresh = events.fresh
-        clients.append(visits.clients[fresh])
-        rows.append(visits.rows[fresh])
-        actions.append(events.actions[fresh])
-        rewards.append(events.rewards[fresh])
-        propensities.append(events.propensities[fresh])
-    owner = np.concatenate(clients)
+        seen = (visits.clients, visits.rows, events.actions, events.rewards, events.propensities)
+        parts.append([column[events.fresh] for column in seen])
+    owner, rows, actions, rewards, propensities = map(np.concatenate, zip(*parts, strict=True))
     order = np.argsort(owner, kind="stable")
     present, counts = np.unique(owner, return_counts=True)
-    chosen = np.concatenate(rows)[order]
+    chosen = rows[order]
     log = Log(
-        np.concatenate(actions)[order].astype(np.int32),
-        np.concatenate(rewards)[order].astype(np.float32),
-        np.concatenate(propensities)[order].astype(np.float32),
+        actions[order].astype(np.int32),
+        rewards[order].astype(np.float32),
+        propensities[order].astype(np.float32),
     )
     no_labels = Ragged(np.zeros(len(chosen) + 1, np.int64), np.empty(0, np.int32))
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -264,7 +260,7 @@ def _influence(records: Records, estimator: Estimator) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Check:
-    """What simulation says of the candidates, each by its mean reward over the same rounds."""
+    """A simulation of the candidates, each with its mean reward over the same rounds."""
 
     runs: np.ndarray  # [candidates, seeds], in the order of the candidates
     position: int  # of the choice
